@@ -1,4 +1,5 @@
-//! What a directory costs: bytes a sample, time of a lookup, time to open; against a `BTreeMap`.
+//! The cost of a directory, compared with a `BTreeMap`: bytes per sample, lookup time, opening
+//! time.
 
 mod support;
 
@@ -105,7 +106,7 @@ fn lookups(samples: u64) {
     );
 }
 
-/// The directory as a reader has it: from its snapshot, in the memory of a large buffer.
+/// The directory as a reader has it: opened from its snapshot, in one large buffer.
 fn opened(directory: &Directory) -> Directory {
     let snapshot = directory.snapshot().expect("it has its names");
     let mut bytes = IoBuf::zeroed(snapshot.len_bytes() as usize);
@@ -113,8 +114,8 @@ fn opened(directory: &Directory) -> Directory {
     Directory::from_snapshot(bytes).expect("a snapshot just made")
 }
 
-/// Nanoseconds of `lookup` for one of `keys`, each of which it must find. Of processor time, as
-/// everywhere here: nothing waits, and so others at work on the machine count less.
+/// Nanoseconds per `lookup` of one of `keys`, each of which must be found. Processor time, as
+/// everywhere here: nothing waits, so other work on the machine counts less.
 fn time<K, T>(keys: &[K], lookup: impl Fn(&K) -> Option<T>) -> f64 {
     let start = Stopwatch::start();
     for key in keys {

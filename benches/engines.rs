@@ -1,4 +1,5 @@
-//! How fast one thread reads through each engine, without a network: I/Os and bytes a second.
+//! The speed of one thread that reads through each engine, without a network: I/Os and bytes per
+//! second.
 
 mod support;
 
@@ -65,7 +66,7 @@ fn main() {
     }
 }
 
-/// Pages that were never written are all one page, which every cache holds.
+/// Pages that were never written are all the same page, which every cache holds.
 fn fill(memory: &MemNamespace) {
     let mut io = Blocking::new(memory.queue_pair().expect("a queue pair")).expect("a poll group");
     for offset in (0..memory.namespace().len_bytes()).step_by(1 << 20) {
@@ -93,7 +94,7 @@ fn open_file(path: &Path, calls: FileCalls, direct: Direct) -> Option<Box<dyn De
     }
 }
 
-/// Reads a second and processor time a read in microseconds.
+/// Reads per second, and processor time per read in microseconds.
 fn random_reads(
     device: &dyn Device,
     len: usize,
@@ -110,12 +111,12 @@ fn random_reads(
     let mut group = PollGroup::new().expect("a group");
     group.add(device.queue_pair().expect("a queue pair"));
     let blocks = (len / 4096) as u64;
-    let places = device.namespace().num_blocks / blocks;
+    let positions = device.namespace().num_blocks / blocks;
     let mut state = seed;
     let mut place = || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        Lba((((state >> 32) * places) >> 32) * blocks)
+        Lba((((state >> 32) * positions) >> 32) * blocks)
     };
     let io = |buf, slba| Io { op: IoOp::Read, slba, buf, tag: 0 };
     let mut pending: VecDeque<Io> =

@@ -1,5 +1,5 @@
-//! Importing onto a remote namespace, against raw writes of the same engine and against reading the
-//! source alone, in one run.
+//! Importing onto a remote namespace, compared with raw writes of the same engine and with reading
+//! the source alone, in one run.
 
 mod support;
 
@@ -100,8 +100,8 @@ fn run(options: &Options) {
     }
 }
 
-/// What a round came to: import over raw writes, over reading the source, over the smaller of both, and
-/// over what one processor can do that reads and sends by turns.
+/// The result of a round: import over raw writes, over reading the source, over the smaller of
+/// both, and over what one processor achieves that alternates between reading and sending.
 struct Ratios {
     of_raw: f64,
     of_source: f64,
@@ -118,7 +118,7 @@ fn one_round(
     target: &Side,
 ) -> Ratios {
     let (mut imported, mut raw, mut read) = (None, None, None);
-    // 0 1 2, 2 1 0, 1 2 0, ... so that none always follows the same other.
+    // 0 1 2, 2 1 0, 1 2 0, ... so that none always follows the same other one.
     const ORDERS: [[u8; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]];
     for what in ORDERS[round as usize % ORDERS.len()] {
         match what {
@@ -169,11 +169,11 @@ struct Rate {
     cpu: (f64, f64),
 }
 
-/// Files of one length in a folder, and the tar of them where it comes through a pipe.
+/// Files of one length in a folder, and a tar of them if it comes through a pipe.
 struct Source {
     folder: PathBuf,
     files: Vec<PathBuf>,
-    /// Files are read alone in an order like that of their placement: shuffled.
+    /// The baseline reads the files in shuffled order, like an import.
     order: Vec<usize>,
     tar: Option<PathBuf>,
     len: usize,
@@ -204,7 +204,7 @@ impl Source {
         source
     }
 
-    /// The path to import, and who feeds it.
+    /// The path to import, and the process that feeds it.
     fn open(&self) -> (PathBuf, Option<Feeder>) {
         match &self.tar {
             None => (self.folder.clone(), None),
@@ -233,7 +233,7 @@ impl Source {
     }
 
     fn remove(&self) {
-        let _ = std::fs::remove_dir_all(&self.folder); // the temporary folder goes at the end anyway
+        let _ = std::fs::remove_dir_all(&self.folder); // the temporary folder is removed at the end anyway
         if let Some(tar) = &self.tar {
             let _ = std::fs::remove_file(tar);
         }
@@ -253,7 +253,7 @@ impl Feeder {
         let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo is installed");
         assert!(made.success(), "mkfifo failed");
         let script = r#"exec cat "$1" > "$2""#;
-        // Wherever there is time: it stands for a source on another machine.
+        // On any processor: it stands for a source on another machine.
         bind(&[0, 1]);
         let child = Command::new("sh").args(["-c", script, "sh"]).arg(tar).arg(&pipe).spawn();
         bind(&[1]);
@@ -267,7 +267,7 @@ impl Drop for Feeder {
     }
 }
 
-/// Notes when chunks began and ended to be written.
+/// Records when chunks began and ended to be written.
 struct Stages<'a> {
     target: &'a Side,
     writing: Option<(Stopwatch, f64)>,
@@ -354,7 +354,7 @@ fn write_raw(options: &Options, bytes: u64, address: &Address, target: &Side) ->
     Rate { mb_s, whole_mb_s: mb_s, cpu: (cpu / gb, (target.cpu_seconds() - other) / gb) }
 }
 
-/// The target's side: prints its address and serves until its standard input ends.
+/// The target's side: prints its address and serves until its standard input closes.
 fn serve_forever(region: u64) {
     std::thread::spawn(|| {
         support::wait_for_end_of_input();
@@ -375,8 +375,7 @@ fn serve_forever(region: u64) {
     }
 }
 
-/// Binds this thread, and those that it starts, to processors: whatever the thread that started this
-/// process was bound to.
+/// Binds this thread, and those that it starts, to processors, whatever the parent was bound to.
 fn bind(cpus: &[usize]) {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));

@@ -5,8 +5,8 @@
 //! cargo bench --bench import_vs_tar                                # 100,000 files of 4 KiB, 5 pairs
 //! cargo bench --bench import_vs_tar -- FILES BYTES PAIRS DIR
 //! ```
-//! The two take turns, after a `sync` each; the folder is read once before, so that it is warm. The
-//! import's own peak of memory is printed too: VmHWM of this process.
+//! The two alternate, after a `sync` each; the folder is read once before, so that it is warm. Also
+//! prints the import's peak memory: VmHWM of this process.
 
 #[path = "support/results.rs"]
 mod results;
@@ -31,7 +31,7 @@ fn main() {
         (dir.path().join("source"), dir.path().join("a.tar"), dir.path().join("a.dlfs"));
     make(&source, files, bytes);
     println!("{files} files of {bytes} bytes in {}", source.display());
-    // GNU tar reads nothing when it writes to /dev/null itself.
+    // GNU tar reads nothing if it writes to /dev/null directly.
     let warm = r#"tar cf - -C "$1" . | cat > /dev/null"#;
     run("sh", &["-c", warm, "sh", &source.to_string_lossy()]);
     let (mut tar_times, mut import_times) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ fn import_to(source: &Path, image: &Path) {
     import(&[source.to_path_buf()], &image, &options, &connect, &mut ()).expect("the import works");
 }
 
-/// Files in a hundred class folders, no two alike.
+/// Files in a hundred class folders, all different.
 fn make(root: &Path, files: usize, bytes: usize) {
     let mut content = vec![0; bytes];
     for i in 0..files {
@@ -85,9 +85,9 @@ fn make(root: &Path, files: usize, bytes: usize) {
     }
 }
 
-/// Times `work`, which makes `file`, on a quiet disk.
+/// Times `work`, which creates `file`, on an idle disk.
 fn timed(file: &Path, work: impl FnOnce()) -> Duration {
-    // Nothing is there the first time.
+    // The file does not exist the first time.
     let _ = std::fs::remove_file(file);
     run("sync", &[]);
     let began = Instant::now();

@@ -1,12 +1,12 @@
-//! One data set on 64 namespaces of 8 subsystems, and on one namespace: what a poller asks of its sockets,
-//! and what many connections cost.
+//! One data set on 64 namespaces of 8 subsystems, compared with one namespace: the cost of checking
+//! sockets, and of many connections.
 //!
-//! `cargo bench --bench many_namespaces`; `-- --shapes 1x1,8x8,8x1,1x8,1x64` tells what connections cost from
-//! what targets do, each of which has a poller of its own, and `--shapes 8x8,8x128` what 1,024 namespaces
-//! cost beside 64. The namespaces of a target share a controller. The targets of a shape are a process of this
-//! program, on the first processor; the loader is on the second. The data are in the targets' memory, and
-//! the window is too small to keep chunks between epochs. Each round reads every shape once, so a ratio
-//! is that of neighbours in time.
+//! `cargo bench --bench many_namespaces`. `-- --shapes 1x1,8x8,8x1,1x8,1x64` separates the cost of
+//! connections from that of targets, each of which has its own poller; `--shapes 8x8,8x128`
+//! compares 1,024 namespaces with 64. The namespaces of a target share a controller. The targets of
+//! a shape are one process of this program on the first processor; the loader is on the second. The
+//! data are in the targets' memory, and the window is too small to keep chunks between epochs. Each
+//! round reads every shape once, so a ratio compares measurements that are close in time.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -56,7 +56,7 @@ fn main() -> dlfs::Result<()> {
     Ok(())
 }
 
-/// Reads epochs of every shape in turn, and prints what came of it.
+/// Reads epochs of every shape in turn, and prints the results.
 fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
     let count = DATA_BYTES / len;
     println!("\n{count} samples of {len} bytes\n");
@@ -83,7 +83,7 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
         };
         let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
         for round in 0..options.number("rounds") {
-            // Each goes first in its turn.
+            // Each shape is the first one in turn.
             for turn in 0..sides.len() {
                 let side = (turn + round as usize) % sides.len();
                 let run = sides[side].read(kind, round, options.number("epochs"))?;
@@ -97,15 +97,15 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
     Ok(())
 }
 
-/// What one turn of a side was like.
+/// The result of one epoch of a side.
 struct Run {
     samples_per_s: f64,
-    /// Microseconds of processor time a sample, of this process and of the targets'.
+    /// Microseconds of processor time per sample, of this process and of the targets'.
     host_us: f64,
     target_us: f64,
     receives: u64,
     empty: u64,
-    /// Bytes read for each byte of the samples: less than 1 where chunks were still here.
+    /// Bytes read per byte of the samples: less than 1 if chunks were still in the window.
     read_share: f64,
 }
 
@@ -125,13 +125,13 @@ fn report(runs: &[Run], first: &[Run]) -> String {
     )
 }
 
-/// The least, the median and the most.
+/// The minimum, the median and the maximum.
 fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
     figures.sort_by(f64::total_cmp);
     (figures[0], figures[figures.len() / 2], figures[figures.len() - 1])
 }
 
-/// Targets in a process of their own, and the image on them.
+/// Targets in their own process, and the image on them.
 struct Side {
     /// One namespace of each target: namespaces of one controller share their counters.
     controllers: Vec<Arc<TcpNamespace>>,
@@ -162,7 +162,7 @@ impl Side {
         Ok(Side { controllers, image, process, sample_len: len, opened_in: began.elapsed() })
     }
 
-    /// How long opening took, and what a loader costs that has all that it may read ahead.
+    /// How long opening took, and the cost of an idle loader with a full window.
     fn idle(&self, lasts: Duration) -> dlfs::Result<String> {
         let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
         let options =
@@ -178,14 +178,14 @@ impl Side {
         Ok(format!("{opened_in:.0} | {:.2} | {:.2}", share(host.as_secs_f64()), share(target)))
     }
 
-    /// Reads some epochs; what comes before the first batch does not count.
+    /// Reads some epochs; the time before the first batch does not count.
     fn read(&self, kind: OrderKind, seed: u64, epochs: u64) -> dlfs::Result<Run> {
         let options = LoaderOptions {
             window_bytes: WINDOW_BYTES,
             ..LoaderOptions::new(OrderSpec { kind, seed }, 128, epochs)
         };
         let mut loader = std::thread::scope(|scope| {
-            // The loader's threads are where the one is that starts them.
+            // The loader's threads run where the thread runs that starts them.
             let start = || {
                 pin(1);
                 self.image.prefetcher(options)
@@ -213,7 +213,7 @@ impl Side {
         })
     }
 
-    /// Calls that asked a socket for bytes, and those of them that brought none.
+    /// Receive calls, and how many of them returned no bytes.
     fn receives(&self) -> (u64, u64) {
         let stats = self.controllers.iter().map(|device| device.stats());
         stats.fold((0, 0), |(calls, empty), stats| {
@@ -222,7 +222,8 @@ impl Side {
     }
 }
 
-/// Serves a data set in memory from `targets` targets of `each` namespaces until standard input ends.
+/// Serves a data set in memory from `targets` targets of `each` namespaces until standard input
+/// closes.
 fn serve(targets: usize, each: usize, count: usize, len: usize) -> dlfs::Result<()> {
     pin(0);
     let folder = tempfile::tempdir()?;
@@ -257,9 +258,9 @@ fn serve(targets: usize, each: usize, count: usize, len: usize) -> dlfs::Result<
 const HEAD: &str = "| order | subsystems x namespaces | samples/s | beside the first | host, us of CPU a sample \
                     | targets | bytes read a byte | receives for each that brings bytes |\n\
                     |---|---|---|---|---|---|---|---|";
-/// Bytes of the samples together.
+/// The total length of the samples.
 const DATA_BYTES: usize = 160 << 20;
-/// After this the window is full.
+/// The window is full after this time.
 const FILLS_WITHIN: Duration = Duration::from_secs(1);
-/// So little that a chunk is gone before the next epoch wants it.
+/// So small that a chunk is evicted before the next epoch needs it.
 const WINDOW_BYTES: usize = 64 << 20;

@@ -1,4 +1,4 @@
-//! What a training job does without dlfs: one thread opens, reads and closes each file of a folder, in
+//! A training job without dlfs: one thread opens, reads and closes each file of a folder, in
 //! shuffled order.
 
 mod support;

@@ -83,7 +83,7 @@ fn main() {
     );
 }
 
-/// What the process had in memory at most so far.
+/// The peak memory of the process so far.
 fn peak_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

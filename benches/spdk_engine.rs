@@ -1,21 +1,22 @@
-//! SPDK beside dlfs, all on SPDK's target or read by SPDK's programs: the engine by SPDK against the least C
-//! loop over the same SPDK calls, our TCP host against that loop, our target against SPDK's.
+//! SPDK compared with dlfs, on SPDK's target or read by SPDK's programs: the SPDK engine against a
+//! minimal C loop over the same SPDK calls, our TCP host against that loop, and our target against
+//! SPDK's.
 //!
 //! ```text
 //! SPDK_DIR=... cargo bench --features spdk --bench spdk_engine [-- ROUNDS [SECONDS [ROWS]]]
 //! ```
-//! Targets have processor 0, readers processor 1; a target that nobody reads from sleeps. Each row's sides run
-//! in turn, ROUNDS times (5) for SECONDS (1) each, every other round the other way round. A row is the median
-//! of the rounds' ratios with its 90 % bootstrap interval. ROWS: parts of names, with commas. Other work on
-//! the machine makes all of it worthless.
+//! Targets run on processor 0, readers on processor 1; an idle target is stopped. The sides of a
+//! row run in turn, ROUNDS times (5) for SECONDS (1) each, in alternating order. A row is the
+//! median of the rounds' ratios with its 90 % bootstrap interval. ROWS: parts of names, separated
+//! by commas. Other work on the machine invalidates the results.
 
 #[path = "../tests/support/nvmf_tgt.rs"]
-#[allow(dead_code, unreachable_pub)] // what the tests need beside
+#[allow(dead_code, unreachable_pub)] // the rest is for tests
 mod nvmf_tgt;
 #[path = "support/results.rs"]
 mod results;
 #[path = "side_by_side/stats.rs"]
-#[allow(dead_code, unreachable_pub)] // what side_by_side needs beside
+#[allow(dead_code, unreachable_pub)] // the rest is for side_by_side
 mod stats;
 
 use std::collections::VecDeque;
@@ -53,7 +54,7 @@ fn main() {
     }
 }
 
-/// Who reads from what.
+/// A reader, and what it reads from.
 enum Side {
     /// This program, through the engine that the address chooses.
     Ours(Address),
@@ -117,7 +118,7 @@ fn compare(rounds: usize, seconds: usize, wanted: &str) {
     drop(ours);
 }
 
-/// Where the programs are.
+/// The paths of the programs.
 struct Programs {
     this: PathBuf,
     c_loop: PathBuf,
@@ -125,7 +126,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Reads a second by one side, on processor 1; SPDK's target is awake if it is the one.
+    /// Reads per second of one side, on processor 1; SPDK's target runs only if it is used.
     fn run(&self, side: &Side, spdks: &NvmfTgt, shape: &[String; 3]) -> f64 {
         let [io_bytes, depth, seconds] = shape;
         let mut command = Command::new("taskset");
@@ -167,7 +168,7 @@ impl Programs {
     }
 }
 
-/// Our target as a process of its own on processor 0, ended on drop.
+/// Our target as a process on processor 0, killed on drop.
 struct OurTarget(Child);
 
 impl Drop for OurTarget {
@@ -188,8 +189,8 @@ fn our_target() -> (OurTarget, Address) {
     (child, line.trim().parse().expect("an address"))
 }
 
-/// Serves memory every page of which has been written: pages that never were are all one page, which every
-/// cache holds.
+/// Serves memory of which every page has been written: pages that never were are all the same page,
+/// which every cache holds.
 fn serve() {
     let device = MemNamespace::new(REGION_MIB << 20, 4096).expect("memory");
     let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
@@ -204,7 +205,7 @@ fn serve() {
     }
 }
 
-/// An address as SPDK writes it.
+/// An address in SPDK's form.
 fn trid(address: &Address) -> String {
     match address {
         Address::Spdk(SpdkAddress::VfioUser { traddr, .. }) => {
@@ -220,7 +221,7 @@ fn trid(address: &Address) -> String {
     }
 }
 
-/// The C loop beside this program, linked as `vendor/spdk-sys` links; made when its source is newer.
+/// The C loop beside this program, linked as in `vendor/spdk-sys`; rebuilt if its source is newer.
 fn compile() -> PathBuf {
     let program = std::env::current_exe().expect("this program").with_file_name("spdk_loop");
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/spdk_loop.c"));
@@ -241,7 +242,7 @@ fn compile() -> PathBuf {
     program
 }
 
-/// Random reads of one size at one depth through one queue pair, never sleeping.
+/// Random reads of one size at one depth through one queue pair, spinning.
 fn reads_a_second(address: &str, io_bytes: usize, depth: usize, seconds: u64) -> f64 {
     let address: Address = address.parse().expect("an address");
     let options = ConnectOptions { queue_size: depth as u16 + 1, ..ConnectOptions::default() };

@@ -1,8 +1,8 @@
-//! What tiers bring: Monarch's counts of opens, bytes and reads; and what they cost where they bring
-//! nothing.
+//! The benefit of tiers: Monarch's counts of opens, bytes and reads; and their cost without a
+//! benefit.
 //!
-//! `cargo bench --bench tiers`. A throttled origin against the bound that no cache can beat, which the
-//! simulator says, is `cargo bench -p dlfs-sim --bench measured`.
+//! `cargo bench --bench tiers`. `cargo bench -p dlfs-sim --bench measured` compares a throttled
+//! origin with the simulator's bound, which no cache can beat.
 
 #[path = "support/origin.rs"]
 mod origin;
@@ -70,7 +70,7 @@ fn small_files() -> dlfs::Result<()> {
     Ok(())
 }
 
-/// Files of 128 MiB read from begin to end in pieces of 256 KiB, 55 % kept, three epochs: reads.
+/// Files of 128 MiB, read sequentially in pieces of 256 KiB, 55 % kept, three epochs: reads.
 fn large_files() -> dlfs::Result<()> {
     let folder = tempfile::tempdir()?;
     let (count, len, piece) = (9_u64, 128 << 20, 256 << 10);
@@ -93,7 +93,7 @@ fn large_files() -> dlfs::Result<()> {
                 let file = offsets[((at * 5 + epoch) % count) as usize];
                 for skip in (0..len).step_by(piece) {
                     drop(io.read(file + skip, piece)?);
-                    std::thread::sleep(Duration::from_micros(100)); // what decoding would take
+                    std::thread::sleep(Duration::from_micros(100)); // emulates decoding
                 }
             }
             settle(image.tiers());

@@ -1,4 +1,4 @@
-//! The read path allocates nothing once it is warm: counted, engine by engine.
+//! The read path does not allocate once it is warm: counted for each engine.
 
 #[path = "support/counting_alloc.rs"]
 mod counting_alloc;
@@ -28,7 +28,7 @@ static ALLOCATOR: CountingAlloc = CountingAlloc;
 
 const SLOT: usize = 64 << 10;
 
-/// One test at a time, where the allocations of all threads are counted.
+/// One test at a time, since allocations of all threads are counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn pool(num_slots: usize) -> Pool {
@@ -92,8 +92,8 @@ fn a_warm_tcp_engine_reads_without_allocating() {
     reads_without_allocating(&*open(&address, &ConnectOptions::default()).unwrap());
 }
 
-/// What grows while it is new has grown after some epochs; from then on neither a batch nor the begin
-/// of an epoch allocates.
+/// After some epochs all lists have their final size; from then on neither a batch nor the start of
+/// an epoch allocates.
 #[test]
 fn a_warm_loader_goes_from_epoch_to_epoch_without_allocating() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -109,7 +109,7 @@ fn a_warm_loader_goes_from_epoch_to_epoch_without_allocating() {
     }
 }
 
-/// What an allocator is asked for by the megabyte, in varying lengths, it keeps: 12 epochs grew by 170 MiB.
+/// An allocator keeps large blocks of varying lengths: without reuse, 12 epochs grew by 170 MiB.
 #[test]
 fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -134,7 +134,7 @@ fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
     assert!(peak < 2 << 20, "{peak} bytes of the heap for a batch of {}", batch.len_bytes());
 }
 
-/// Where all chunks fit the window nothing but its own limit stops the poller from planning.
+/// If all chunks fit the window, only the poller's own limit stops it from planning.
 #[test]
 fn no_more_is_planned_ahead_than_can_be_of_use() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -152,7 +152,7 @@ fn no_more_is_planned_ahead_than_can_be_of_use() {
     assert!(peak < 16 << 20, "{peak} bytes of the heap");
 }
 
-/// An image of 600 samples, 13 of them a chunk.
+/// An image of 600 samples, 13 per chunk.
 fn small_image(at: &Path) -> Address {
     image(at, 600, 4096, 64 << 10)
 }
@@ -191,21 +191,22 @@ fn epochs_without_allocating(address: &Address, kind: OrderKind) {
     settle();
     let (count, batches) = allocations_of_all_during(|| take(EPOCHS));
     println!("{count} allocations in {batches} batches of {EPOCHS} epochs, {kind:?}, {address}");
-    // A burst deeper than any before still grows some list, once; an epoch that made its order anew
-    // would allocate some twenty times.
+    // A burst deeper than any before still grows a list once; an epoch that rebuilt its order would
+    // allocate about twenty times.
     assert!(count < EPOCHS / 2, "{count} allocations in {batches} batches, {kind:?}, {address}");
 }
 
-/// Waits until the poller has planned ahead as far as it will.
+/// Waits until the poller has planned as far ahead as it will.
 fn settle() {
     let pause = || std::thread::sleep(Duration::from_millis(50));
     let rests = (0..100).any(|_| allocations_of_all_during(pause).0 == 0);
     assert!(rests, "something allocates without an end");
 }
 
-/// Reads at depth 32, buffers from a pool: the first rounds may allocate, the later ones not.
+/// Reads at depth 32 with buffers from a pool: the first rounds may allocate, the later ones must
+/// not.
 ///
-/// Nor do the other threads of the way (of a target, of a keeper) but for a few when they sleep.
+/// Other threads (of a target, of a keeper) must not either, except a few times when they sleep.
 fn reads_without_allocating(device: &dyn Device) {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut group = PollGroup::new().unwrap();

@@ -1,5 +1,5 @@
-//! Namespaces of one subsystem share one controller, and in each poller one I/O queue. Also: what an address
-//! without `?ns=` means.
+//! Namespaces of one subsystem share one controller, and in each poller one I/O queue. Also the
+//! meaning of an address without `?ns=`.
 
 mod import_support;
 mod support;

@@ -1,4 +1,5 @@
-//! The layer that bindings share: many threads, interrupted waits, forks, states, batches that stay.
+//! The layer below all bindings: many threads, interrupted calls, forks, states, and batches that
+//! outlive their loader.
 
 mod support;
 
@@ -28,7 +29,8 @@ const GLOBAL: OrderKind = OrderKind::Global;
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 2, group: 2 };
 const BY_ID: OrderKind = OrderKind::Sequential { by: SequentialBy::Id };
 
-/// Held to fork, shared to import: a child would keep the lock of an importer's file while it lives.
+/// Exclusive to fork, shared to import: a child would hold the file lock of an importer for as long
+/// as it lives.
 static FORKS: RwLock<()> = RwLock::new(());
 
 /// A folder of 3 classes of 60 files, its image, and what each sample must be.
@@ -104,7 +106,7 @@ impl Source {
 }
 
 fn options(kind: OrderKind, batch_size: usize, epochs: u64) -> LoaderOptions {
-    // A small window, so that the run is not read ahead as a whole.
+    // A small window, so that the run is not read ahead completely.
     let order = OrderSpec { kind, seed: 4 };
     LoaderOptions { window_bytes: 512 << 10, ..LoaderOptions::new(order, batch_size, epochs) }
 }
@@ -118,19 +120,19 @@ fn ids(ids: &[u64]) -> Vec<SampleId> {
     ids.iter().copied().map(SampleId).collect()
 }
 
-/// Ends a call when it is asked for the first time, and says when that was.
-struct Impatient {
+/// Ends a call at the first opportunity, and records when that was.
+struct EndsCall {
     since: Instant,
     asked_after: Option<Duration>,
 }
 
-impl Impatient {
-    fn new() -> Impatient {
-        Impatient { since: Instant::now(), asked_after: None }
+impl EndsCall {
+    fn new() -> EndsCall {
+        EndsCall { since: Instant::now(), asked_after: None }
     }
 }
 
-impl Watch for Impatient {
+impl Watch for EndsCall {
     fn goes_on(&mut self) -> bool {
         self.asked_after = Some(self.since.elapsed());
         false
@@ -230,7 +232,7 @@ fn a_damaged_sample_is_an_error_or_left_out_or_blank_and_the_loader_starts_anew_
     assert_eq!(until_error(), ErrorKind::Corrupt);
     let (at, failed) = (loader.state(), loader.next(&mut ()).unwrap_err());
     assert_eq!(failed.kind(), ErrorKind::Corrupt, "it stays");
-    bytes[extent.offset_bytes as usize + 50] ^= 1; // mended, as another copy would be
+    bytes[extent.offset_bytes as usize + 50] ^= 1; // later repaired, as by another copy
     fs::write(&path, &bytes).unwrap();
     loader.set_state(&at).unwrap();
     let rest = source.drain(&loader);
@@ -451,22 +453,22 @@ fn a_wait_for_a_target_that_says_nothing_asks_its_watch_and_ends_when_told() {
     let loader = dataset.loader(options(GLOBAL, 180, 1000)).unwrap();
     let address = target.address(Nsid(1));
     target.stop();
-    let told = |what: &str, error: dlfs::Error, watch: &Impatient| {
+    let told = |what: &str, error: dlfs::Error, watch: &EndsCall| {
         assert_eq!(error.kind(), ErrorKind::Interrupted, "{what}: {error:?}");
         println!("{what}: asked after {:?}", watch.asked_after.expect("it was asked"));
     };
-    let mut watch = Impatient::new();
+    let mut watch = EndsCall::new();
     let error = dataset.read(Wanted::Ids(&ids(&[1])), OnError::Raise, &mut watch).unwrap_err();
     told("read", error, &watch);
-    let mut watch = Impatient::new();
+    let mut watch = EndsCall::new();
     told("next", loader.next(&mut watch).unwrap_err(), &watch);
-    // A listener that never answers: the kernel accepts, nobody speaks.
+    // A listener that never answers: the kernel accepts, but nobody replies.
     let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let text = address.to_string();
     let from = text.find("127.0.0.1:").unwrap();
     let to = from + text[from..].find('/').unwrap();
     let text = format!("{}{}{}", &text[..from], listen.local_addr().unwrap(), &text[to..]);
-    let mut watch = Impatient::new();
+    let mut watch = EndsCall::new();
     let opened = Dataset::open(&[text.parse().unwrap()], &Options::default(), &mut watch);
     told("open", opened.unwrap_err(), &watch);
 }
@@ -503,8 +505,8 @@ fn limits_that_never_end_are_waits_that_never_end_and_no_panic() {
     let extent = source.open().directory().extent(SampleId(7)).unwrap();
     bytes[extent.offset_bytes as usize] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    let patient = VerifyOptions { progress_timeout: forever, ..VerifyOptions::default() };
-    let report = source.open().image().verify(&patient, &mut |_| {}).unwrap();
+    let no_limit = VerifyOptions { progress_timeout: forever, ..VerifyOptions::default() };
+    let report = source.open().image().verify(&no_limit, &mut |_| {}).unwrap();
     assert_eq!(report.damages.len(), 1, "{report:?}");
 }
 
@@ -531,8 +533,8 @@ fn closing_a_loader_ends_the_waits_of_other_threads() {
     });
 }
 
-/// A data set whose target was replaced by a listener that never answers: the kernel accepts, nobody
-/// speaks.
+/// A data set whose target was replaced by a listener that never answers: the kernel accepts, but
+/// nobody replies.
 fn silenced(source: &Source) -> (Dataset, std::net::TcpListener) {
     let target = source.serve();
     let dataset = source.open_remote(&target);
@@ -550,7 +552,7 @@ fn a_loader_that_does_not_get_connected_is_late_at_the_deadline_of_the_call() {
     let deadline = Duration::from_millis(100);
     let loader = LoaderOptions { deadline, ..options(GLOBAL, 5, 1) };
     let loader = dataset.loader(loader).unwrap();
-    // Each call has its own deadline; the connection that the first one began is not begun anew.
+    // Each call has its own deadline; the connection attempt of the first one continues.
     for _ in 0..3 {
         let error = loader.next(&mut ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
@@ -651,7 +653,7 @@ fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
         loader.next(&mut ()).unwrap().unwrap();
         let stop = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            // The other threads are in the middle of something whenever a fork happens.
+            // The other threads are active during every fork.
             for _ in 0..2 {
                 scope.spawn(|| {
                     while stop.load(Ordering::Relaxed) == 0 {

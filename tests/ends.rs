@@ -1,5 +1,6 @@
-//! Threads that die: whatever an engine does in whichever thread, no run ends as if it were complete.
-//! The table of threads is `docs/threads.md`; what C, Python and the command see, their own tests show.
+//! Threads that die: whatever an engine does, in whichever thread, no run ends as if it were
+//! complete. `docs/threads.md` has the table of threads; what C, Python and the command report is
+//! tested there.
 
 mod images;
 mod support;
@@ -46,7 +47,7 @@ fn medium() -> Arc<dyn Device> {
     Arc::new(device)
 }
 
-/// The image, on a device that breaks in `thread` once it is told to.
+/// The image, on a device that breaks in `thread` on request.
 fn breaking_image(how: How, thread: &'static str, tiers: &[&str]) -> (Arc<Breaking>, Image) {
     let device = Breaking::new(medium(), how, thread);
     let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
@@ -66,7 +67,7 @@ fn run(kind: OrderKind, copy_threads: Option<usize>) -> LoaderOptions {
     }
 }
 
-/// What a call that meets the broken engine must say, given how it is broken.
+/// The expected error of a call that meets the broken engine, by how it is broken.
 #[track_caller]
 fn check(error: &dlfs::Error, how: How, words: &str) {
     let expected = match how {
@@ -93,7 +94,7 @@ fn a_run_whose_poller_meets_a_broken_engine_ends_with_its_error_for_good() {
     for how in How::ALL {
         let runs =
             [(grouped, Some(2)), (grouped, Some(0)), (grouped, None), (OrderKind::Global, None)];
-        // Waiting takes its time, and does not depend on how batches are made.
+        // Waiting takes time, and does not depend on how batches are read.
         let num_runs = if matches!(how, How::Panics | How::Fails) { runs.len() } else { 1 };
         for (kind, copy_threads) in runs.into_iter().take(num_runs) {
             let (device, image) = breaking_image(how, "dlfs-poller", &[]);
@@ -169,7 +170,7 @@ fn work_in_the_background_with_a_broken_engine_ends_with_its_error() {
         let error = dataset.load_names(&mut ()).unwrap_err();
         check(&error, how, "the thread dlfs-open panicked");
     }
-    // One that blocks is left to itself by whoever gives up waiting.
+    // A blocked thread is abandoned by whoever stops waiting for it.
     struct GivesUp(Instant);
     impl dataset::Watch for GivesUp {
         fn goes_on(&mut self) -> bool {
@@ -192,7 +193,7 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
         let (device, image) = breaking_image(how, "dlfs-tiers", &["ram:64M"]);
         device.break_now();
         let began = Instant::now();
-        // Single samples: the copier fetches the rest of each unit by itself.
+        // Single samples: the copier itself fetches the rest of each unit.
         let mut reader = image.reader(ReaderOptions::default()).unwrap();
         let source = source();
         let mut batch = Batch::new();

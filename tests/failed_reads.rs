@@ -1,4 +1,4 @@
-//! Reads that fail: what could be read of them is delivered, and only what could not be is lost.
+//! Reads that fail: everything readable is delivered, and only what is unreadable is lost.
 
 mod images;
 mod support;
@@ -26,18 +26,18 @@ use support::faults::{Fault, Faulty, Rule};
 use support::hostile_target::{HostileTarget, Misbehaviour};
 
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 3, group: 2 };
-/// By chunks, by merged reads of samples, and by chunks as `dlfs export` has them.
+/// By chunks, by merged reads of samples, and by chunks as `dlfs export` reads.
 const ORDERS: [OrderKind; 3] =
     [GROUPED, OrderKind::Global, OrderKind::Sequential { by: SequentialBy::Slot }];
 
-/// An unrecovered read error that asks not to be retried.
+/// An unrecovered read error with "do not retry".
 const BAD: Status = Status { sct: 2, sc: 0x81, dnr: true, crd: 0, more: false };
 
 const EIO: i32 = 5;
-/// The longest that a call may take on a machine that does much else: a bound, not a speed.
+/// The longest that a call may take on a heavily loaded machine: a bound, not a speed.
 const NOT_FOR_EVER: Duration = Duration::from_secs(60);
 
-/// Samples of many lengths: several a block, several blocks a sample.
+/// Samples of many lengths: several per block, and several blocks per sample.
 fn source() -> Vec<Sample> {
     let lens = [40, 700, 1, 4096, 9000, 0, 300, 20_000];
     (0..400).map(|i| sample(&format!("{i:04}"), None, lens[i % lens.len()])).collect()
@@ -69,7 +69,7 @@ fn fixture(pack: Pack, block_len: u32) -> Fixture {
     Fixture { source, device, image }
 }
 
-/// Samples with a byte in these bytes of the only namespace.
+/// The samples that touch these bytes of the only namespace.
 fn samples_in(image: &Image, bytes: Range<u64>) -> BTreeSet<u64> {
     let directory = image.directory();
     let ids = (0..directory.num_samples()).map(SampleId);
@@ -87,7 +87,7 @@ fn skipping(image: &Image, kind: OrderKind) -> Prefetcher {
     image.prefetcher(options).unwrap()
 }
 
-/// Reads everything in each way there is: exactly `lost` is missing, all else is right.
+/// Reads everything in each way: exactly `lost` is missing, and the rest is right.
 fn assert_lost(image: &Image, source: &[Sample], lost: &BTreeSet<u64>) {
     for kind in ORDERS {
         let mut loader = skipping(image, kind);
@@ -123,7 +123,7 @@ fn a_block_that_cannot_be_read_costs_the_samples_in_it_and_no_other() {
     for (pack, block_len) in [(Pack::Aligned, 4096), (Pack::Aligned, 512), (Pack::Tight, 4096)] {
         for fault in [Fault::Os(EIO), Fault::Status(BAD), Fault::Short] {
             let fixture = fixture(pack, block_len);
-            // In the middle of the third chunk, whose samples lie among others.
+            // In the middle of the third chunk, between other samples.
             let block = (3 * (64 << 10) + (40 << 10)) / u64::from(block_len);
             fixture.device.add(Rule::read(block..block + 1, u32::MAX, fault.clone()));
             let start = block * u64::from(block_len);
@@ -207,7 +207,7 @@ fn behind_a_long_stretch_that_cannot_be_read_samples_are_read_as_before_it() {
     let fixture = fixture_of_pieces();
     let start = fixture.image.directory().extent(SampleId(0)).unwrap();
     assert!(start.len_bytes == 64);
-    // Longer than what may fail in a row, and it ends inside a read.
+    // Longer than the allowed number of consecutive failures, and it ends inside a read.
     let blocks = 700..2_101;
     fixture.device.add(Rule::read(blocks.clone(), u32::MAX, Fault::Os(EIO)));
     let lost = samples_in(&fixture.image, blocks.start * 512..blocks.end * 512);
@@ -255,7 +255,7 @@ fn a_file_that_is_gone_costs_one_sample() {
         lost.insert(index as u64);
         assert_lost(&image, &source, &lost);
     }
-    // Nearly all of a class.
+    // Nearly all samples of a class.
     for index in (0..300).filter(|index| index % 50 != 0 && lens[index % lens.len()] > 0) {
         let _ = fs::remove_file(path(index)); // some are gone already
         lost.insert(index as u64);
@@ -299,7 +299,7 @@ fn damage_is_told_although_the_superblocks_cannot_be_looked_at() {
         for kind in ORDERS {
             read(&|image| {
                 let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
-                options.deadline = 4 * deadline; // a quarter of it is for the superblocks
+                options.deadline = 4 * deadline; // the check of the superblocks gets a quarter of it
                 let mut loader = image.prefetcher(options).unwrap();
                 std::iter::from_fn(|| loader.next()).find_map(Result::err).unwrap()
             });
@@ -307,8 +307,8 @@ fn damage_is_told_although_the_superblocks_cannot_be_looked_at() {
     }
 }
 
-/// An image and what lies there after the next generation has taken its place: other bytes where samples
-/// of the first were.
+/// An image, and its namespace after the next generation has reused the space of the first one's
+/// samples.
 fn moved_on() -> Fixture {
     let fixture = fixture(Pack::Aligned, 4096);
     let mut next = images::Image::new(1, Pack::Aligned);
@@ -350,7 +350,7 @@ fn a_call_that_fails_and_fails_ends_at_its_deadline() {
     let deadline = Duration::from_millis(300);
     let mut reader =
         fixture.image.reader(ReaderOptions { deadline, ..ReaderOptions::default() }).unwrap();
-    // Each command fails, and takes its time for it.
+    // Each command fails slowly.
     fixture.device.add(Rule::any_read(u32::MAX, Fault::LateOs(Duration::from_millis(40), EIO)));
     let ids: Vec<_> = (0..20_000).map(SampleId).collect();
     let (began, mut ended) = (Instant::now(), false);

@@ -1,24 +1,26 @@
-//! Every kind of work through a network that does harm, seeded: bits flipped, bytes lost, doubled and made
-//! up, connections cut and held in the middle of a PDU, bytes that come one by one, both ways.
+//! Every kind of work over a faulty network, seeded: flipped bits; lost, duplicated and inserted
+//! bytes; connections that are closed or stall in the middle of a PDU; bytes that arrive one by
+//! one; in both directions.
 //!
-//! What is promised, and held here:
+//! Guarantees under test:
 //!
-//! - Reading (epochs in global and grouped order, batches by id, `verify`, what `export` does) delivers
-//!   exactly the right bytes or ends with an error, whether digests are on or not: every sample, the
-//!   directory and the superblocks have checksums of their own.
-//! - Writing (import, append, delete) with header and data digests that says success has done exactly what
-//!   it says; where it ends with an error, the image is the one before, the new one, or one that cannot be
-//!   opened because it was never committed. Nothing is damaged that was there before.
-//! - Writing without digests: as above for harm that changes no byte (cut, stall, drip), and on the way back
-//!   from the target. Bytes changed on the way *to* the target are another matter: a bit of a write command's
-//!   SLBA, and the blocks go elsewhere, over samples that are there already. No checksum of a sample can
-//!   keep that from happening; only a header digest can. What is held then: whatever can be read is right,
-//!   and what is damaged is seen as damaged. A first import reads back what it wrote before it says success,
-//!   so its image is whole.
+//! - Reading (epochs in global and grouped order, batches by id, `verify`, `export`) delivers
+//!   exactly the right bytes or ends with an error, with or without digests: every sample, the
+//!   directory and the superblocks have their own checksums.
+//! - Writing (import, append, delete) with header and data digests: if it reports success, it has
+//!   done exactly what it reports. If it reports an error, the image is the previous one, the new
+//!   one, or one that cannot be opened because it was never committed. Existing data are not
+//!   damaged.
+//! - Writing without digests: the same for faults that change no byte (cut, stall, drip), and for
+//!   faults on the way back from the target. Bytes changed on the way *to* the target are
+//!   different: a flipped bit in the SLBA of a write command overwrites existing samples. No
+//!   checksum of a sample prevents that; only a header digest does. The guarantee is then that
+//!   everything readable is right, and that damage is detected. A first import reads back what it
+//!   wrote before it reports success, so its image is intact.
 //! - No panic in any thread, and an end in any case.
 //!
-//! `DLFS_NETWORK_RUNS` (500) says how many runs, `DLFS_NETWORK_SEED` (1) the first one's seed; a release has
-//! 20,000. Each run prints its seed when it fails.
+//! `DLFS_NETWORK_RUNS` (500) sets the number of runs, `DLFS_NETWORK_SEED` (1) the seed of the
+//! first; a release runs 20,000. A failing run prints its seed.
 
 mod import_support;
 
@@ -78,23 +80,23 @@ impl Work {
     }
 }
 
-/// What all runs share.
+/// The state shared by all runs.
 struct World {
     first: tempfile::TempDir,
     second: tempfile::TempDir,
     files: Files,
     more: Files,
-    /// Names that are deleted.
+    /// Names to delete.
     deleted: Vec<Vec<u8>>,
     /// An image of `files`.
     image: Vec<u8>,
-    /// What the image of `files` is served by, for reading.
+    /// The target that serves the image of `files`, for reading.
     target: Target,
-    /// Bytes that each connection carries where no harm is done, by work and digests.
+    /// The number of bytes that each connection carries without faults, by work and digests.
     carried: BTreeMap<(usize, bool), Vec<[u64; 2]>>,
 }
 
-/// One run, all of it said by its seed.
+/// One run, determined by its seed.
 #[derive(Debug)]
 struct Run {
     work: Work,
@@ -158,7 +160,7 @@ impl World {
         world
     }
 
-    /// The work without harm, and what it carries.
+    /// Does the work without faults, and counts the bytes that it carries.
     fn calm(&self, work: Work, digests: bool) -> (dlfs::Result<()>, Vec<[u64; 2]>) {
         let run = Run { work, digests, faults: Vec::new() };
         let (wire, disk, _target) = self.network(&run);
@@ -193,7 +195,7 @@ impl World {
         Run { work: WORK[index], digests, faults }
     }
 
-    /// The network of a run, and the disk behind it where the work writes.
+    /// The network of a run, and the disk behind it if the work writes.
     fn network(&self, run: &Run) -> (Wire, Option<MemNamespace>, Option<Target>) {
         let (wire, disk, target) = if run.work.writes() {
             let disk = disk(if run.work == Work::Import { &[] } else { &self.image });
@@ -203,7 +205,7 @@ impl World {
             (Wire::to(self.target.local_addr()), None, None)
         };
         if !run.digests {
-            wire.without_digests(); // who writes asks for them all the same
+            wire.without_digests(); // writers request digests nevertheless
         }
         run.faults.iter().cloned().for_each(|fault| wire.harm(fault));
         (wire, disk, target)
@@ -286,7 +288,7 @@ impl World {
         Ok(())
     }
 
-    /// Holds what lies on the disk after the work against what it says.
+    /// Compares the contents of the disk after the work with its report.
     fn check(&self, run: &Run, disk: Option<&MemNamespace>, result: &dlfs::Result<()>) {
         let Some(disk) = disk else { return };
         let all = || self.files.iter().chain(&self.more).map(|(k, v)| (k.clone(), v.clone()));
@@ -303,13 +305,13 @@ impl World {
             let harmless = matches!(fault.harm, Harm::Cut | Harm::Stall | Harm::Drip(_));
             fault.direction == Direction::ToTarget && !harmless
         };
-        // A first import reads back all that it wrote; of an older image it could not know.
+        // A first import reads back everything that it wrote; an append does not.
         let is_checked = run.work == Work::Import && result.is_ok();
         let may_be_misled = !run.digests && !is_checked && run.faults.iter().any(changed);
         let found = contents(disk);
         match (found, result) {
             (Ok(Found { files, damaged: 0 }), Ok(())) => {
-                // A superblock that came damaged leaves the generation before.
+                // A superblock that arrived damaged leaves the previous generation.
                 let is_before = Some(&files) == before.as_ref();
                 assert!(files == after || may_be_misled && is_before, "success, and another image")
             }
@@ -330,7 +332,7 @@ impl World {
     }
 }
 
-/// What can be read of an image, and how much cannot.
+/// The readable contents of an image, and the number of unreadable samples.
 struct Found {
     files: Files,
     damaged: usize,
@@ -341,7 +343,7 @@ fn contents(disk: &MemNamespace) -> dlfs::Result<Found> {
     let image = Image::from_devices(devices, &OpenOptions::default())?;
     image.load_names()?;
     let report = image.verify(&VerifyOptions::default(), &mut |_| {})?;
-    // A commit that did not end may have torn the superblock copy that it wrote.
+    // An incomplete commit may have torn the superblock copy that it wrote.
     let damages = report.damages.iter().filter(|d| !d.what.starts_with("superblock copy"));
     let directory = image.directory();
     let ids: Vec<_> = (0..directory.num_live()).map(|rank| directory.id_of_live(rank)).collect();
@@ -375,7 +377,7 @@ fn run(world: &World, seed: u64, tally: &Mutex<Tally>) {
         struck = wire.struck();
         drop(wire);
         if let Some(target) = target {
-            target.stop(); // nothing is written from here on
+            target.stop(); // nothing is written after this
         }
         world.check(&run, disk.as_ref(), &result);
         assert!(took < LIMIT, "it took {took:?}");
@@ -402,7 +404,7 @@ fn work_over_a_network_that_does_harm_is_right_or_ends_with_an_error() {
         Err(_) => default,
     };
     let (runs, first) = (number("DLFS_NETWORK_RUNS", 500), number("DLFS_NETWORK_SEED", 1));
-    // Panics of the library's threads end no run, and may not be: each is counted here.
+    // Panics of the library's threads would not end the run, so they are counted here.
     static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -442,11 +444,11 @@ fn work_over_a_network_that_does_harm_is_right_or_ends_with_an_error() {
     assert!(!errors.contains_key(&format!("{:?}", ErrorKind::InvalidArgument)), "{errors:?}");
 }
 
-/// Bytes of a disk: the image, what is appended, and room.
+/// Length of a disk: the image, the appended data, and free space.
 const LEN: u64 = 2 << 20;
 
-/// Runs at a time: nearly all of a run is waiting.
+/// Concurrent runs: a run waits most of its time.
 const WORKERS: usize = 6;
 
-/// No run takes as long, but on a machine that does much else.
+/// No run takes this long, except on a heavily loaded machine.
 const LIMIT: Duration = Duration::from_secs(100);

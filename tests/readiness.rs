@@ -1,4 +1,4 @@
-//! Data sets on many remote namespaces: what one poller asks of how many sockets.
+//! Data sets on many remote namespaces: how many sockets one poller checks.
 
 mod import_support;
 
@@ -49,7 +49,7 @@ fn total(devices: &[Arc<TcpNamespace>]) -> TcpStats {
     })
 }
 
-/// Before there was an epoll set, 32 namespaces were asked 7.3 times for each time that brought bytes.
+/// Without an epoll set, 32 namespaces were checked 7.3 times for each time that bytes arrived.
 #[test]
 fn a_socket_is_asked_only_when_it_has_something() {
     let (_targets, devices) = striped(4, 4);

@@ -1,8 +1,9 @@
-//! The engine by SPDK against SPDK's own target, and each side of ours against SPDK's other.
+//! The SPDK engine against SPDK's own target, and each of our sides against SPDK's other side.
 //!
-//! Runs with `--features spdk` where SPDK is installed; the target is `nvmf_tgt`, below `SPDK_DIR` or on
-//! the path. One test at a time: targets and hosts poll, and SPDK's environment is one.
-//! Without the feature there is nothing here: `cargo test --test '*'` refuses tests that require one.
+//! Runs with `--features spdk` if SPDK is installed; the target is `nvmf_tgt`, below `SPDK_DIR` or
+//! on the path. One test at a time: targets and hosts spin, and SPDK's environment exists once per
+//! process. Without the feature this file is empty, since `cargo test --test '*'` refuses tests
+//! that require a feature.
 #![cfg(feature = "spdk")]
 
 #[path = "spdk/failures.rs"]
@@ -42,7 +43,7 @@ use support::random::Random;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A target, and the right to be the only test at work.
+/// A target, and the lock that lets one test run at a time.
 fn target(mib: u64) -> Option<(MutexGuard<'static, ()>, NvmfTgt)> {
     let alone = ONE_AT_A_TIME.lock();
     NvmfTgt::start(mib, 4096).map(|target| (alone, target))
@@ -80,7 +81,8 @@ fn our_host_keeps_the_contract_on_spdks_target() {
     }
 }
 
-/// Not the whole contract: nvmf_tgt 26.01 ends when a connection with data digests is dropped while
+/// Not the whole contract: nvmf_tgt 26.01 exits if a connection with data digests is dropped while
+/// reads are outstanding, which the contract does.
 /// reads are outstanding, which the contract does.
 #[test]
 fn with_data_digests_both_hosts_read_what_the_other_wrote() {
@@ -100,7 +102,7 @@ fn with_data_digests_both_hosts_read_what_the_other_wrote() {
     assert!(ours.read(8192, bytes.len()).unwrap()[..] == bytes[..]);
 }
 
-/// Short waits: what takes longer than these is given up.
+/// Short time-outs, so that tests see the host give up soon.
 fn short_timeouts(ctrl_loss_s: u64) -> ConnectOptions {
     ConnectOptions {
         io_timeout: Duration::from_secs(1),
@@ -111,7 +113,7 @@ fn short_timeouts(ctrl_loss_s: u64) -> ConnectOptions {
     }
 }
 
-/// Both transports of SPDK's host that work without hardware.
+/// The transports of SPDK's host that need no hardware.
 fn both(target: &NvmfTgt) -> [Address; 2] {
     [target.spdk_tcp(), target.vfio_user()]
 }
@@ -205,8 +207,8 @@ fn a_child_process_gets_errors_and_its_parent_goes_on() {
     }
 }
 
-/// What SPDK's programs say of its own target they may say of ours: that a connection was closed, when
-/// they have closed it.
+/// Messages that SPDK's programs print about SPDK's own target, and so may print about ours: that a
+/// connection was closed, after they have closed it.
 #[test]
 fn our_target_is_read_by_spdks_programs_with_no_complaint_that_its_own_would_not_get() {
     let programs = (program("spdk_nvme_perf"), program("spdk_nvme_identify"));
@@ -240,12 +242,12 @@ fn our_target_is_read_by_spdks_programs_with_no_complaint_that_its_own_would_not
     }
 }
 
-/// What a program of SPDK's prints when it is let loose on a target, and what it complains of, without
-/// names and addresses.
+/// The output of an SPDK program that is run against a target, and its complaints without names and
+/// addresses.
 fn run(program: &Path, arguments: &str, address: &Address) -> (String, BTreeSet<String>) {
     let Address::Tcp(tcp) = address else { panic!("a TCP address") };
     let (traddr, trsvcid, subnqn) = (&tcp.traddr, tcp.trsvcid, tcp.subnqn.as_str());
-    // Without a host NQN spdk_nvme_perf 26.01 presents an empty one, which is none and is refused.
+    // Without a host NQN spdk_nvme_perf 26.01 presents an empty one, which is invalid and refused.
     let trid = format!(
         "trtype:TCP adrfam:IPv4 traddr:{traddr} trsvcid:{trsvcid} subnqn:{subnqn} \
          hostnqn:nqn.2026-11.io.dlfs:spdk-host"

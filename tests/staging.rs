@@ -1,5 +1,6 @@
-//! What is read ahead and kept: published in order, never overwritten while anybody may read it, dropped
-//! after use; and what a plan keeps is kept by the read that needs it first.
+//! The staging window and tiers: batches are published in order, memory is never overwritten while
+//! it can still be read, and is freed after use. What a plan keeps is copied by the first read that
+//! needs it.
 
 mod images;
 mod support;
@@ -24,7 +25,7 @@ use support::faults::{Fault, Faulty, Rule};
 
 const ORDER: OrderSpec = OrderSpec { kind: OrderKind::Global, seed: 23 };
 
-/// Samples of `len` bytes behind a device that notes what is read.
+/// Samples of `len` bytes on a device that records its reads.
 fn data(count: u64, len: usize) -> (Vec<Sample>, Faulty) {
     let source: Vec<Sample> =
         (0..count).map(|index| sample(&format!("s{index:04}"), None, len)).collect();
@@ -43,7 +44,8 @@ fn open(device: &Faulty, tiers: TierOptions) -> Image {
     Image::from_devices(vec![device], &options).unwrap()
 }
 
-/// Bytes that were read since the last call, once they are `at_least` so many and nothing more is read for a while.
+/// The bytes read since the last call, once they are `at_least` this many and no more are read for
+/// a while.
 fn read_at_rest(device: &Faulty, at_least: usize) -> usize {
     let (mut all, mut quiet_since) = (0, Instant::now());
     let until = Instant::now() + Duration::from_secs(60);
@@ -62,7 +64,7 @@ fn read_at_rest(device: &Faulty, at_least: usize) -> usize {
 fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
     const WINDOW_BYTES: usize = 1 << 20;
     let (source, device) = data(2_000, 4096);
-    // The media answer in any order, and the first reads late.
+    // The device completes in random order, and the first reads late.
     device.shuffle_completions(3);
     let image = open(&device, TierOptions::default());
     device.take_seen();
@@ -79,7 +81,7 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
         })
         .collect();
 
-    // Nobody takes anything: reading stops where it would have to overwrite what is unread.
+    // Nobody takes batches: reading stops when it would have to overwrite unread data.
     let ahead = read_at_rest(&device, 1);
     assert!(ahead > 0 && ahead <= WINDOW_BYTES, "{ahead} bytes read ahead");
     let is_right = |batch: &Batch| {
@@ -91,24 +93,24 @@ fn staging_publishes_in_order_overwrites_nothing_unread_and_drops_after_use() {
         found.extend(batch.ids().map(|id| id.0));
         assert!(is_right(&batch), "a batch as it comes");
         if found.len() % 500 < 3 {
-            read_at_rest(&device, 0); // what could be overwritten is, now
+            read_at_rest(&device, 0); // everything that may be overwritten is, by now
         }
         let previous = kept.replace(batch);
         assert!(previous.as_ref().is_none_or(is_right), "a batch that was kept while others came");
     }
     assert_eq!(found, expected, "in the order of the order");
-    // 16 MB went through a window of 1 MiB, in which only what was dropped made room.
+    // 16 MB have passed through a window of 1 MiB: only dropped batches made room.
     assert_eq!(loader.stats().over_window, 0);
     assert!(device.struck() >= 5);
 }
 
 #[test]
 fn a_planned_sample_that_is_not_there_yet_is_kept_by_the_read_that_needs_it() {
-    let (source, device) = data(200, 64 << 10); // each is copied by itself
+    let (source, device) = data(200, 64 << 10); // each is copied separately
     let tiers = TierOptions {
         tiers: vec!["ram:64M".parse().unwrap()],
         policy: Policy::Clairvoyant,
-        // So little that copying ahead of the reads comes to nothing.
+        // So little that background copying has no effect.
         bandwidth_bytes_per_s: Some(1),
         ..TierOptions::default()
     };
@@ -133,7 +135,7 @@ fn a_planned_sample_that_is_not_there_yet_is_kept_by_the_read_that_needs_it() {
     assert!(device.take_seen().is_empty(), "{:#?}", image.tiers().unwrap().stats());
 }
 
-/// Waits until nothing is being copied.
+/// Waits until no copy is in progress.
 fn settle(image: &Image) {
     let until = Instant::now() + Duration::from_secs(60);
     while !image.tiers().unwrap().is_settled() {

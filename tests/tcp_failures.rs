@@ -289,12 +289,12 @@ fn a_second_path_to_another_namespace_is_never_read_from() {
     other.replace(vec![0; LEN], [0x22; 16]);
     // The namespace is the one that is reached first; that must be the first even on a loaded
     // machine.
-    let patient = ConnectOptions {
+    let long_timeouts = ConnectOptions {
         connect_timeout: Duration::from_secs(120),
         io_timeout: Duration::from_secs(60),
         ..with_paths(&[&other])
     };
-    let device = open(&first.address(), &patient).unwrap();
+    let device = open(&first.address(), &long_timeouts).unwrap();
     let mut driver = Driver::new(&*device);
     for _ in 0..3 {
         first.cut();

@@ -1,5 +1,5 @@
-//! The main job, end to end: a folder is imported, served over NVMe/TCP, and read in epochs, while
-//! targets die, images move on and processes fork.
+//! Training end to end: a folder is imported, served over NVMe/TCP, and read in epochs, while
+//! targets die, images change and processes fork.
 
 mod support;
 
@@ -22,12 +22,13 @@ use dlfs::{Error, ErrorKind};
 use support::fork::in_child;
 use support::random::Random;
 
-/// Held to fork, shared to import: a child would keep the lock of an importer's file while it lives.
+/// Exclusive to fork, shared to import: a child would hold the file lock of an importer for as long
+/// as it lives.
 static FORKS: RwLock<()> = RwLock::new(());
 
 const ORDERS: [OrderKind; 2] = [OrderKind::Global, OrderKind::Grouped { lanes: 2, group: 2 }];
 
-/// Folders of files with random bytes; what each sample must be, by id.
+/// Folders of files with random bytes, and the expected samples by id.
 fn make_folder(at: &Path, classes: usize, each: usize, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random::new(seed);
     let mut samples = Vec::new();
@@ -44,7 +45,7 @@ fn make_folder(at: &Path, classes: usize, each: usize, seed: u64) -> Vec<Vec<u8>
     samples
 }
 
-/// A folder, its image, and what opens it.
+/// A folder, its image, and the options to open it.
 struct Job {
     temp: tempfile::TempDir,
     samples: Vec<Vec<u8>>,
@@ -116,7 +117,7 @@ fn open(target: &Target, change: impl FnOnce(&mut ConnectOptions)) -> Image {
 }
 
 fn options(kind: OrderKind, epochs: u64) -> LoaderOptions {
-    // A small window, so that the run is not read ahead as a whole.
+    // A small window, so that the run is not read ahead completely.
     let order = OrderSpec { kind, seed: 4 };
     LoaderOptions { window_bytes: 512 << 10, ..LoaderOptions::new(order, 8, epochs) }
 }
@@ -215,7 +216,7 @@ fn a_target_that_returns_with_another_image_is_refused_and_named() {
     loader.next().unwrap().unwrap();
     target.stop();
     let _other = other.serve_at(listen);
-    // Whatever is read from it is refused, by its identity or by its checksums.
+    // Everything read from it is refused, because of its identity or its checksums.
     let error = job.drain(&mut loader).expect_err("another image is not read");
     let kinds = [ErrorKind::Stale, ErrorKind::Disconnected, ErrorKind::Refused];
     assert!(kinds.contains(&error.kind()), "{error:?}");
@@ -235,7 +236,7 @@ fn a_reader_of_an_older_generation_goes_on_while_its_chunks_are_there() {
     job.import("more", Onto::Append);
     ids.extend(job.drain(&mut loader).unwrap());
     assert_eq!(sorted(ids), all(1));
-    // A target that serves what the file is now shows the new generation.
+    // A target that serves the file's current contents shows the new generation.
     let newer = Image::open(&[job.image()], &OpenOptions::default()).unwrap();
     assert_eq!(newer.directory().num_live(), 185);
     assert!(newer.directory().generation() > image.directory().generation());

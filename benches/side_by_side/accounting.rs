@@ -1,9 +1,9 @@
-//! What one sample and one batch cost the host, counted: instructions and cache misses by callgrind,
-//! system calls by strace, allocations and copies by the library and its allocator.
+//! The cost of one sample and one batch on the host, counted: instructions and cache misses by
+//! callgrind, system calls by strace, allocations and copies by the library and its allocator.
 //!
-//! Each program counts a short and a long run; their difference is what the batches between them cost,
-//! without opening and warming up. Callgrind knows no AVX-512, so checksums are counted as computed
-//! with the instructions that it knows; its caches are simulated.
+//! Each program counts a short and a long run; their difference is the cost of the batches between
+//! them, without opening and warm-up. Callgrind does not support AVX-512, so checksums are counted
+//! with the instructions that it supports; its caches are simulated.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::data::Data;
 use crate::stage::Stage;
 use crate::support::{self, Options};
 
-/// Prints one line an order and engine.
+/// Prints one line for each order and engine.
 pub(crate) fn run(options: &Options) {
     println!("{}", support::machine());
     let mut stage = Stage::new(options);
@@ -42,14 +42,14 @@ pub(crate) fn run(options: &Options) {
     }
 }
 
-/// The host's side under some program's eyes.
+/// The host's side, run by a counting program.
 struct Side<'a> {
     address: &'a str,
     order: &'a str,
 }
 
 impl Side<'_> {
-    /// Runs this program for so many batches behind `prefix`.
+    /// Runs this program for so many batches under `prefix`.
     fn run(&self, prefix: &[&str], batches: u64) -> Result<Output, String> {
         let program = std::env::current_exe().expect("the path of this program");
         let batches = batches.to_string();
@@ -76,7 +76,7 @@ impl Side<'_> {
         }
     }
 
-    /// Instructions, misses of the first-level data cache and of the last level, a sample.
+    /// Instructions, and misses of the first-level data cache and of the last level, per sample.
     fn callgrind(&self) -> Result<[f64; 3], String> {
         let (short, long) = (self.callgrind_of(SHORT)?, self.callgrind_of(LONG)?);
         let samples = ((LONG - SHORT) * BATCH) as f64;
@@ -92,7 +92,7 @@ impl Side<'_> {
         totals(&file)
     }
 
-    /// System calls a batch, all together and the most frequent.
+    /// System calls per batch: the total, and the most frequent ones.
     fn system_calls(&self) -> Result<String, String> {
         let (short, long) = (self.calls_of(SHORT)?, self.calls_of(LONG * 4)?);
         let batches = (LONG * 4 - SHORT) as f64;
@@ -119,7 +119,7 @@ impl Side<'_> {
         Ok(counts.filter(|(_, name)| name != "total").map(|(count, name)| (name, count)).collect())
     }
 
-    /// Allocations a batch, and bytes that the library itself copied, a sample.
+    /// Allocations per batch, and bytes that the library itself copied per sample.
     fn allocations_and_copies(&self) -> (f64, f64) {
         let of = |batches| {
             let output = self.run(&[], batches).expect("this program itself");
@@ -134,7 +134,8 @@ impl Side<'_> {
     }
 }
 
-/// Of the last line "totals: Ir Dr Dw I1mr D1mr D1mw ILmr DLmr DLmw": instructions, L1 and LL misses.
+/// From the last line "totals: Ir Dr Dw I1mr D1mr D1mw ILmr DLmr DLmw": instructions, L1 and LL
+/// misses.
 fn totals(file: &Path) -> Result<[f64; 3], String> {
     let text = std::fs::read_to_string(file).map_err(|error| format!("callgrind: {error}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("totals:"));
@@ -149,10 +150,10 @@ fn totals(file: &Path) -> Result<[f64; 3], String> {
     }
 }
 
-/// Batches of the runs whose difference is counted: more than the window holds.
+/// Batches of the two runs whose difference is counted: more than the window holds.
 const SHORT: u64 = 256;
 const LONG: u64 = 512;
-/// The last level of the simulated caches: 32 MiB, 16 ways, lines of 64 bytes. A virtual machine may be
-/// told the size of a cache that it shares with many others.
+/// The last level of the simulated caches: 32 MiB, 16 ways, lines of 64 bytes. A virtual machine
+/// may report the size of a cache that it shares with many others.
 const LAST_LEVEL: &str = "--LL=33554432,16,64";
 const BATCH: u64 = 256;

@@ -1,5 +1,5 @@
-//! What it costs to sleep when there is nothing to do: the latency of single reads with pauses between
-//! them, both sides backing off as they do by themselves, against both sides polling without end.
+//! The cost of sleeping when idle: the latency of single reads with pauses between them, with both
+//! sides backing off by default, compared with both sides spinning.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use dlfs::units::Lba;
 use hdrhistogram::Histogram;
 
 use crate::hosts::HOST_CPU;
-use crate::support::raw::Places;
+use crate::support::raw::RandomOffsets;
 use crate::support::{self, Options, Side};
 
-/// Prints one line a pause.
+/// Prints one line for each pause.
 pub(crate) fn run(options: &Options) {
     println!("{}, one for each side", support::machine());
     println!(
@@ -26,7 +26,7 @@ pub(crate) fn run(options: &Options) {
     for pause_us in PAUSES_US {
         let mut columns = String::new();
         for busy in [&[][..], &["--busy-poll"]] {
-            // One at a time: a target that polls without end would take the other's processor.
+            // One at a time: a spinning target would take the other's processor.
             let mut target =
                 Side::start(&[&["--side", "target", "--region", region], busy].concat());
             let address = target.line();
@@ -58,7 +58,7 @@ pub(crate) fn read_with_pauses(options: &Options) {
     let device = open(&address, &ConnectOptions::default()).expect("a target of this bench");
     let mut reader = OneByOne {
         group: PollGroup::new().expect("a poll group"),
-        places: Places::new(device.namespace().len_bytes() as usize, LEN),
+        offsets: RandomOffsets::new(device.namespace().len_bytes() as usize, LEN),
         pending: VecDeque::new(),
     };
     reader.group.add(device.queue_pair().expect("a queue pair"));
@@ -82,13 +82,13 @@ pub(crate) fn read_with_pauses(options: &Options) {
 
 struct OneByOne {
     group: PollGroup,
-    places: Places,
+    offsets: RandomOffsets,
     pending: VecDeque<Io>,
 }
 
 impl OneByOne {
     fn read(&mut self, buf: IoBuf) -> IoBuf {
-        let slba = Lba(self.places.next() as u64 / 4096);
+        let slba = Lba(self.offsets.next() as u64 / 4096);
         self.pending.push_back(Io { op: IoOp::Read, slba, buf, tag: 0 });
         assert_eq!(self.group.submit(0, &mut self.pending), 1, "a queue with room");
         let mut done = Vec::with_capacity(1);

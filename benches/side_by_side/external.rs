@@ -1,4 +1,4 @@
-//! The programs of others: fio, iperf3, SPDK. Each says why when it cannot be run.
+//! External programs: fio, iperf3, SPDK. Each reports why it cannot be run.
 
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::slice::{Done, Slice};
 use crate::support::{cpu_seconds_of, cpus};
 use crate::targets::TARGET_CPU;
 
-/// Where `program` is.
+/// The path of `program`.
 ///
 /// # Errors
 /// It is not installed.
@@ -23,7 +23,7 @@ pub(crate) fn find(program: &str) -> Result<PathBuf, String> {
     found.into_iter().find(|path| path.is_file()).ok_or(format!("{program} is not installed"))
 }
 
-/// The processor's number, as other programs want it.
+/// The processor's number in the form of other programs.
 fn cpu(nth: usize) -> String {
     let cpus = cpus();
     cpus[nth % cpus.len()].to_string()
@@ -31,7 +31,7 @@ fn cpu(nth: usize) -> String {
 
 // fio
 
-/// The depth at which fio reads most.
+/// The depth at which fio reads fastest.
 pub(crate) fn best_fio_depth(file: &Path, len: usize) -> Result<u32, String> {
     find("fio")?;
     let mut best = (0.0, 0);
@@ -87,7 +87,7 @@ pub(crate) fn fio(file: &Path, len: usize, depth: u32, ms: u64) -> Result<Slice,
 
 // iperf3
 
-/// One stream of iperf3, its two sides bound as ours are.
+/// One stream of iperf3, its two sides bound like ours.
 pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
     let port = "5211";
     let mut server = Command::new("iperf3")
@@ -120,7 +120,7 @@ pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
 
 // SPDK
 
-/// SPDK's target with a region of memory, and its `spdk_nvme_perf`. The target burns its core, so it is
+/// SPDK's target with a region of memory, and its `spdk_nvme_perf`. The target spins, so it is
 /// stopped while nobody reads from it.
 pub(crate) struct Spdk {
     target: Child,
@@ -129,17 +129,17 @@ pub(crate) struct Spdk {
     _config: tempfile::TempDir,
 }
 
-/// While this lives, SPDK's target runs.
+/// SPDK's target runs while this lives.
 pub(crate) struct Awake(Pid);
 
 impl Drop for Awake {
     fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::STOP); // it may have died, and then that is seen elsewhere
+        let _ = kill_process(self.0, Signal::STOP); // if it has died, that is detected elsewhere
     }
 }
 
 impl Spdk {
-    /// Starts the target; its programs are those of `SPDK_DIR`, or of the path.
+    /// Starts the target; the programs are in `SPDK_DIR` or on the path.
     pub(crate) fn start(region: u64) -> Result<Spdk, String> {
         let (tgt, perf) = (spdk_program("nvmf_tgt")?, spdk_program("spdk_nvme_perf")?);
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
@@ -169,7 +169,7 @@ impl Spdk {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        drop(Awake(spdk.process())); // and now it sleeps
+        drop(Awake(spdk.process())); // stops it
         Ok(spdk)
     }
 
@@ -216,8 +216,8 @@ impl Spdk {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("spdk_nvme_perf: {error}"))?;
-        // It reads from about 0.3 s to 1.3 s after its start: what both use in the middle of that is
-        // their rate.
+        // It reads from about 0.3 s to 1.3 s after its start: the processor time in the middle of
+        // that gives the rate.
         std::thread::sleep(Duration::from_millis(500));
         let (at, before) = (Instant::now(), (cpu_seconds_of(child.id()), cpu_seconds_of(other)));
         std::thread::sleep(Duration::from_millis(400));
@@ -233,8 +233,8 @@ impl Spdk {
     }
 }
 
-/// The line "Total : IOPS MiB/s average min max" of `spdk_nvme_perf`. It is ended then, or when it has
-/// not come for long: with a target that is not SPDK's it may wait for ever.
+/// The line "Total : IOPS MiB/s average min max" of `spdk_nvme_perf`. The program is killed after
+/// it, or if it does not come in time: with a target that is not SPDK's it may wait for ever.
 fn total_iops(mut child: Child) -> Result<f64, String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let output = child.stdout.take().expect("piped at its start");
@@ -244,7 +244,7 @@ fn total_iops(mut child: Child) -> Result<f64, String> {
                 rest.trim_start_matches([' ', ':']).split_whitespace().next()?.parse::<f64>().ok()
             });
             if let Some(iops) = total {
-                let _ = sender.send(iops); // nobody waits any more if it came too late
+                let _ = sender.send(iops); // the receiver may have given up
             }
         }
     });
@@ -260,7 +260,7 @@ fn total_iops(mut child: Child) -> Result<f64, String> {
 
 impl Drop for Spdk {
     fn drop(&mut self) {
-        // Stopped processes take only this one.
+        // Stopped processes react only to this signal.
         let _ = self.target.kill();
         let _ = self.target.wait();
     }

@@ -1,7 +1,7 @@
 //! The measured side: a process of its own, on the second processor.
 //!
-//! It prints `ready` when it is set up. For each line on its standard input it then measures one slice:
-//! `go` when it is warm and the time begins, and a line with what the slice gave.
+//! It prints `ready` when it is set up. For each line on its standard input it then measures one
+//! slice: it prints `go` when it is warm and the time begins, and then a line with the result.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,11 +26,11 @@ use crate::opening;
 use crate::slice::{Done, Slice};
 use crate::stats::Random;
 use crate::support::files::{list, read_file};
-use crate::support::raw::{Messages, Places, receive};
+use crate::support::raw::{Messages, RandomOffsets, receive};
 use crate::support::{self, Options, Stopwatch};
 use crate::targets::loaded;
 
-/// Runs the side that `--side` names.
+/// Runs the side given by `--side`.
 pub(crate) fn run(side: &str, options: &Options) {
     if options.number("threads") == 1 {
         support::pin(HOST_CPU);
@@ -60,7 +60,7 @@ fn slices(mut work: impl FnMut()) {
     }
 }
 
-/// Measures what `work` does, and prints it.
+/// Measures `work`, and prints the result.
 fn measured(work: impl FnOnce() -> Done) {
     println!("go");
     let watch = Stopwatch::start();
@@ -122,11 +122,11 @@ fn read_blocks(options: &Options) {
     });
 }
 
-/// Reads blocks at random places, `depth` reads at a time over all queue pairs.
+/// Reads blocks at random addresses, `depth` reads at a time over all queue pairs.
 struct Blocks {
     group: PollGroup,
     pool: Pool,
-    places: Places,
+    offsets: RandomOffsets,
     block_len: u64,
     len: usize,
     depth_each: usize,
@@ -145,7 +145,7 @@ impl Blocks {
         Blocks {
             group,
             pool,
-            places: Places::new(namespace.len_bytes() as usize, len),
+            offsets: RandomOffsets::new(namespace.len_bytes() as usize, len),
             block_len: u64::from(namespace.block_len_bytes),
             len,
             depth_each: depth / pairs,
@@ -182,7 +182,7 @@ impl Blocks {
     }
 
     fn next_read(&mut self) -> Io {
-        let slba = Lba(self.places.next() as u64 / self.block_len);
+        let slba = Lba(self.offsets.next() as u64 / self.block_len);
         let buf = self.pool.take(self.len).expect("a pool of more slots than the depth");
         Io { op: IoOp::Read, slba, buf, tag: 0 }
     }
@@ -202,7 +202,7 @@ fn memory_image(options: &Options) -> Image {
     Image::from_devices(vec![Arc::new(device)], &OpenOptions::default()).expect("an image")
 }
 
-/// Takes every batch that there is.
+/// Takes all batches.
 fn take_all(loader: &mut Prefetcher, batch: &mut Batch) -> Done {
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
     while loader.next_into(batch).expect("samples") {
@@ -228,7 +228,8 @@ fn loader(image: &Image, options: &Options, epochs: u64) -> Prefetcher {
     image.prefetcher(how).expect("a loader")
 }
 
-/// Reads samples for as long as a slice lasts, warm; with `--epochs 1` one epoch from its begin instead.
+/// Reads samples for the length of a slice, after a warm-up; with `--epochs 1` one epoch from its
+/// start instead.
 fn read_samples(options: &Options, image: &Image) {
     crate::set_unverified(options.is_set("without-checksums"));
     slices(|| {
@@ -239,15 +240,15 @@ fn read_samples(options: &Options, image: &Image) {
             });
         }
         let mut loader = loader(image, options, MANY_EPOCHS);
-        // Every buffer of the window has been used once when this much has been read.
-        // A thread makes the window's pages beside it, on the same processor here: they are all made then.
+        // After this much every buffer of the window has been used once. A thread faults the window
+        // in meanwhile, here on the same processor, and has finished by then.
         let warm_bytes = 4 * options.number("window");
         take_batches(&mut loader, &mut batch, WARM, warm_bytes);
         measured(|| take_batches(&mut loader, &mut batch, limit(options), 0));
     });
 }
 
-/// Takes batches for `limit` and until at least `bytes` have come.
+/// Takes batches for `limit`, and until at least `bytes` have arrived.
 fn take_batches(loader: &mut Prefetcher, batch: &mut Batch, limit: Duration, bytes: u64) -> Done {
     let end = Instant::now() + limit;
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
@@ -260,7 +261,7 @@ fn take_batches(loader: &mut Prefetcher, batch: &mut Batch, limit: Duration, byt
     done
 }
 
-/// Reads so many batches and ends: what another program counts.
+/// Reads so many batches and exits, while another program counts.
 fn account(options: &Options) {
     let image = open_image(options);
     let mut loader = loader(&image, options, MANY_EPOCHS);
@@ -284,7 +285,7 @@ fn first_batch(options: &Options) {
     });
 }
 
-/// Mounted, with queue pairs, after having read: and then nothing for a while.
+/// A mounted data set with queue pairs that has been read, and then is idle for a while.
 fn idle(options: &Options) {
     let image = open_image(options);
     let mut reader = image.reader(ReaderOptions::default()).expect("a reader");
@@ -300,22 +301,26 @@ fn idle(options: &Options) {
 
 // What others do with the same bytes.
 
-/// Places and lengths of all samples in a shuffled order.
-fn shuffled_places(image: &Image) -> Vec<(u64, usize)> {
+/// Offsets and lengths of all samples, in shuffled order.
+fn shuffled_samples(image: &Image) -> Vec<(u64, usize)> {
     let directory = image.directory();
     let ids = (0..directory.num_samples()).map(SampleId);
     let extents = ids.map(|id| directory.extent(id).expect("nothing was deleted"));
-    let mut places: Vec<(u64, usize)> =
+    let mut samples: Vec<(u64, usize)> =
         extents.map(|extent| (extent.offset_bytes, extent.len_bytes as usize)).collect();
-    Random(7).shuffle(&mut places);
-    places
+    Random(7).shuffle(&mut samples);
+    samples
 }
 
-/// Calls `read` with the places of one sample after the other, a batch between looks at the clock.
-fn each_place(places: &[(u64, usize)], limit: Duration, mut read: impl FnMut(u64, usize)) -> Done {
+/// Calls `read` for each sample in turn; checks the clock once per batch.
+fn each_sample(
+    samples: &[(u64, usize)],
+    limit: Duration,
+    mut read: impl FnMut(u64, usize),
+) -> Done {
     let end = Instant::now() + limit;
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
-    for batch in places.chunks(256).cycle() {
+    for batch in samples.chunks(256).cycle() {
         for &(offset, len) in batch {
             read(offset, len);
             done.bytes += len as u64;
@@ -329,9 +334,9 @@ fn each_place(places: &[(u64, usize)], limit: Duration, mut read: impl FnMut(u64
     done
 }
 
-/// The tightest loop there is: one thread, one buffer, one system call a sample, nothing checked.
+/// The minimal loop: one thread, one buffer, one system call per sample, nothing verified.
 fn pread_samples(options: &Options) {
-    let places = shuffled_places(&open_image(options));
+    let samples = shuffled_samples(&open_image(options));
     let Ok(Address::Path(path)) = options.text("address").parse() else {
         unreachable!("this side is given a file")
     };
@@ -342,20 +347,20 @@ fn pread_samples(options: &Options) {
         std::hint::black_box(&mut buffer);
     };
     slices(|| {
-        each_place(&places, WARM, &mut read);
-        measured(|| each_place(&places, limit(options), &mut read));
+        each_sample(&samples, WARM, &mut read);
+        measured(|| each_sample(&samples, limit(options), &mut read));
     });
 }
 
-/// Pieces of 256 KiB in a shuffled order into a ring of the window's size, nothing checked: what it
-/// costs by itself to bring so many bytes from the page cache into so much memory.
+/// Pieces of 256 KiB in shuffled order into a ring of the window's size, nothing verified: the cost
+/// of copying so many bytes from the page cache into so much memory.
 fn pread_pieces(options: &Options) {
     const PIECE_LEN: usize = 256 << 10;
     let file = File::open(options.text("address")).expect("an image that was imported");
     let len = file.metadata().expect("its length").len();
-    let mut places: Vec<(u64, usize)> =
+    let mut samples: Vec<(u64, usize)> =
         (0..len / PIECE_LEN as u64).map(|piece| (piece * PIECE_LEN as u64, PIECE_LEN)).collect();
-    Random(7).shuffle(&mut places);
+    Random(7).shuffle(&mut samples);
     let mut ring = buffer(options.number("window") as usize);
     let mut at = 0;
     let mut read = |offset, len| {
@@ -363,16 +368,16 @@ fn pread_pieces(options: &Options) {
         at = (at + len) % ring.len();
     };
     slices(|| {
-        each_place(&places, WARM, &mut read);
+        each_sample(&samples, WARM, &mut read);
         measured(|| {
-            let done = each_place(&places, limit(options), &mut read);
+            let done = each_sample(&samples, limit(options), &mut read);
             Done { ops: done.bytes / 4096, ..done }
         });
     });
 }
 
-/// Opens, reads and closes files in a shuffled order, by one thread or several; with `--epochs 1` each
-/// of them once, else for as long as a slice lasts.
+/// Opens, reads and closes files in shuffled order, with one thread or several; with `--epochs 1`
+/// each of them once, otherwise for the length of a slice.
 fn read_files(options: &Options) {
     let mut files = Vec::new();
     list(Path::new(options.text("address")), &mut files);
@@ -399,7 +404,7 @@ fn read_files(options: &Options) {
     });
 }
 
-/// What one of several threads reads: every so many of the files.
+/// The share of one of several threads: every `step`-th file.
 fn read_share(files: &[PathBuf], first: usize, step: usize, limit: Duration) -> Done {
     let (start, mut buffer) = (Instant::now(), vec![0u8; 1 << 20]);
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
@@ -418,11 +423,11 @@ fn read_share(files: &[PathBuf], first: usize, step: usize, limit: Duration) -> 
     }
 }
 
-/// Copies each sample from a region of the namespace's size into a ring of the window's, and takes the
-/// checksum of the copy.
+/// Copies each sample from a region of the namespace's size into a ring of the window's size, and
+/// computes the checksum of the copy.
 fn copy_and_check(options: &Options) {
     let path = options.text("address");
-    let places = shuffled_places(&open_image(options));
+    let samples = shuffled_samples(&open_image(options));
     let pieces = region(Path::new(path));
     let mut ring = buffer(options.number("window") as usize);
     let (mut at, mut sum) = (0, 0u32);
@@ -438,13 +443,13 @@ fn copy_and_check(options: &Options) {
         at = (at + len) % (ring.len() - PIECE);
     };
     slices(|| {
-        each_place(&places, WARM, &mut read);
-        measured(|| each_place(&places, limit(options), &mut read));
+        each_sample(&samples, WARM, &mut read);
+        measured(|| each_sample(&samples, limit(options), &mut read));
     });
     std::hint::black_box(sum);
 }
 
-/// The file's bytes, in the same kind of memory that a memory namespace has.
+/// The file's bytes, in the same kind of memory as that of a memory namespace.
 fn region(path: &Path) -> Vec<IoBuf> {
     let file = File::open(path).expect("an image that was imported");
     let len = file.metadata().expect("its length").len() as usize;
@@ -467,8 +472,8 @@ fn buffer(len: usize) -> IoBuf {
 
 /// More than any slice reads.
 const MANY_EPOCHS: u64 = 1 << 20;
-/// Before each slice: connections and memory are warm after it.
+/// The warm-up before each slice: connections and memory are warm after it.
 const WARM: Duration = Duration::from_millis(100);
 const PIECE: usize = 1 << 20;
-/// The processor of hosts and receivers, counted among those that the bench may use.
+/// The processor of hosts and receivers, as an index into those that the bench may use.
 pub(crate) const HOST_CPU: usize = 1;

@@ -1,9 +1,9 @@
-//! dlfs beside everything that it is measured against, in one run and one table.
+//! dlfs and everything that it is compared with, in one run and one table.
 //!
-//! Each case is measured in short slices, once a round, in an order drawn anew each round; a row is
-//! the median of the rounds' ratios. The other side of a connection (`targets`) and the measured side
-//! (`hosts`) are processes of their own on a processor each, so that each side's processor time is its
-//! own. Read `rows` for what is asked, `cases` for how it is measured.
+//! Each case is measured in short slices, once per round, in a new random order each round; a row
+//! is the median of the rounds' ratios. The other side of a connection (`targets`) and the measured
+//! side (`hosts`) are separate processes on one processor each, so that the processor time of each
+//! side is separate. Read `rows` for the comparisons, `cases` for how they are measured.
 
 #[path = "../../tests/support/counting_alloc.rs"]
 mod counting_alloc;
@@ -73,7 +73,7 @@ fn main() {
             ("group", "4"),
             ("batch", "256"),
             ("order", "grouped"),
-            // What follows is how a side of the bench is told what it is.
+            // The following options tell a side of the bench its role.
             ("side", ""),
             ("address", ""),
             ("image", ""),
@@ -104,7 +104,7 @@ fn main() {
     }
 }
 
-/// What was measured, by case and round.
+/// The results, by case and round.
 type Measured = BTreeMap<String, BTreeMap<u64, Slice>>;
 
 fn run(options: &Options) {
@@ -155,14 +155,15 @@ fn rounds(options: &Options) -> u64 {
 
 fn chosen_rows(filter: &str) -> Vec<Row> {
     let mut rows = rows::all();
-    // Scaling is a table of its own.
+    // Scaling has its own table.
     rows.retain(|row| row.id.starts_with("scaling") == filter.starts_with("scaling"));
     rows.retain(|row| filter.split(',').any(|text| row.id.contains(text)));
     assert!(!rows.is_empty(), "no row has '{filter}' in its name: see --list");
     rows
 }
 
-/// The cases that the rows need and that can be run, set up; why the others cannot goes to `missing`.
+/// Sets up the cases that the rows need and that can be run; stores in `missing` why the others
+/// cannot.
 fn prepared(
     rows: &[Row],
     stage: &mut Stage<'_>,
@@ -199,7 +200,7 @@ fn shuffled<'a>(cases: &'a [Case], random: &mut Random) -> Vec<&'a Case> {
     order
 }
 
-/// Switches the verification of samples off, in a build that has the switch.
+/// Disables the verification of samples, in a build with that switch.
 fn set_unverified(off: bool) {
     #[cfg(feature = "unverified")]
     dlfs::reader::unverified::set(off);

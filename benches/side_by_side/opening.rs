@@ -10,7 +10,7 @@ use dlfs::directory::Directory;
 use crate::slice::Done;
 use crate::support::snapshot::directory_of;
 
-/// The snapshot of ten million samples in `folder`, made now if it is not there yet.
+/// The snapshot of ten million samples in `folder`, created if it does not exist.
 pub(crate) fn snapshot(folder: &Path) -> PathBuf {
     let path = folder.join("ten-million.snapshot");
     if !path.exists() {
@@ -23,7 +23,7 @@ pub(crate) fn snapshot(folder: &Path) -> PathBuf {
     path
 }
 
-/// Reads the snapshot and makes the directory of it, as opening an image does.
+/// Reads the snapshot and builds the directory from it, as opening an image does.
 pub(crate) fn open(path: &Path) -> Done {
     let mut file = File::open(path).expect("the snapshot made before");
     let mut bytes = IoBuf::zeroed(file.metadata().expect("its length").len() as usize);

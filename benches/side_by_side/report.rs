@@ -1,4 +1,4 @@
-//! The tables.
+//! Prints the tables.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::slice::Slice;
 use crate::stats::{Estimate, estimate, median};
 use crate::{Measured, support};
 
-/// Prints one line a row, one a case, and what could not be run.
+/// Prints one line per row, one per case, and the cases that could not be run.
 pub(crate) fn print(
     rows: &[Row],
     cases: &[Case],
@@ -61,7 +61,7 @@ fn row_line(row: &Row, measured: &Measured, seed: u64) -> Option<(String, Option
     let bar = row.bar.settled(busy(ours));
     let verdict = bar.met(low, median, high);
     let word = verdict.map_or("", |met| if met { "met" } else { "MISSED" });
-    // A value's decimals follow from its unit, a ratio has two.
+    // The unit determines a value's decimals; a ratio has two.
     let number = |value: f64| match (row.other, row.measure) {
         (None, Measure::WallMs) => format!("{value:.1}"),
         _ => format!("{value:.2}"),
@@ -78,7 +78,7 @@ fn row_line(row: &Row, measured: &Measured, seed: u64) -> Option<(String, Option
     Some((line, verdict))
 }
 
-/// Shares of a core that both sides use, in the median.
+/// The median share of a core that each side uses.
 fn busy(slices: &BTreeMap<u64, Slice>) -> (f64, f64) {
     let host = slices.values().map(|slice| slice.host_cpu_s / slice.wall_s);
     let target = slices.values().map(|slice| slice.target_cpu_s.unwrap_or(0.0) / slice.wall_s);

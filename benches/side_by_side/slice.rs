@@ -1,23 +1,23 @@
-//! What one slice of one case gave.
+//! The result of one slice of one case.
 
-/// What was moved.
+/// The work done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Done {
     /// Reads, messages or samples.
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
-    /// Batches of samples; 0 where there are none.
+    /// Batches of samples; 0 if there are none.
     pub(crate) batches: u64,
 }
 
-/// What was moved, in what time, and what it cost both sides.
+/// The work done, its time, and its cost on both sides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Slice {
     pub(crate) done: Done,
     pub(crate) wall_s: f64,
     /// Processor seconds, user and system, of the measured process.
     pub(crate) host_cpu_s: f64,
-    /// The same of the other side, where there is one.
+    /// The same of the other side, if there is one.
     pub(crate) target_cpu_s: Option<f64>,
     /// Allocations of all threads of the measured process.
     pub(crate) allocations: u64,
@@ -32,7 +32,7 @@ impl Slice {
         self.done.bytes as f64 / self.wall_s
     }
 
-    /// Processor seconds of the host for a million operations.
+    /// Processor seconds of the host per million operations.
     pub(crate) fn host_cpu_s_per_million(&self) -> f64 {
         self.host_cpu_s * 1e6 / self.done.ops as f64
     }
@@ -41,7 +41,7 @@ impl Slice {
         self.host_cpu_s * 1e9 / self.done.bytes as f64
     }
 
-    /// How a side tells the bench.
+    /// The line that a side prints for the bench.
     pub(crate) fn to_line(self) -> String {
         let Done { ops, bytes, batches } = self.done;
         let Slice { wall_s, host_cpu_s, allocations, .. } = self;

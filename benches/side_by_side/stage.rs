@@ -1,4 +1,5 @@
-//! Everything that runs: targets that live as long as the bench, measured processes, other programs.
+//! Everything that runs: targets that live as long as the bench, measured processes, external
+//! programs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,12 +11,12 @@ use crate::opening;
 use crate::slice::Slice;
 use crate::support::{Options, Side};
 
-/// The processes of the bench, and what they need.
+/// The processes of the bench, and their parameters.
 pub(crate) struct Stage<'a> {
     options: &'a Options,
     folder: PathBuf,
     targets: BTreeMap<To, (Side, String)>,
-    /// Measured processes that live from round to round, by their case.
+    /// Measured processes that live from round to round, by case.
     kept: BTreeMap<String, Side>,
     spdk: Option<Spdk>,
     /// fio's best depth, by length.
@@ -39,7 +40,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Starts what `case` needs and what takes long to start, so that the rounds do not wait for it.
+    /// Starts the slow parts of `case`, so that the rounds do not wait for them.
     ///
     /// # Errors
     /// Why the case cannot be run here.
@@ -163,7 +164,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Where `to` is to be found; started or made now if it is not there yet.
+    /// The address of `to`, which is started or created first if necessary.
     pub(crate) fn address(&mut self, to: To) -> Result<String, String> {
         let path = |data| image(&self.folder, data).to_string_lossy().into_owned();
         let region = self.options.number("region");

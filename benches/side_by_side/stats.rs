@@ -1,4 +1,4 @@
-//! Medians, and how far to trust them.
+//! Medians and their confidence intervals.
 
 /// The median and its 90 % bootstrap interval.
 #[derive(Debug, Clone, Copy)]
@@ -8,7 +8,8 @@ pub(crate) struct Estimate {
     pub(crate) high: f64,
 }
 
-/// The estimate from `values`; none from nothing. The same values and seed give the same interval.
+/// The estimate from `values`; `None` if there are none. The same values and seed give the same
+/// interval.
 pub(crate) fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
     if values.is_empty() {
         return None;
@@ -33,7 +34,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Numbers that follow from a seed.
+/// Random numbers determined by a seed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -43,12 +44,12 @@ impl Random {
         mixed >> 32
     }
 
-    /// A number below `count`, which is below 2^32.
+    /// A number below `count`, which is at most 2^32.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         ((self.next() * count as u64) >> 32) as usize
     }
 
-    /// A number above 0 and at most 1.
+    /// A number greater than 0 and at most 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() + 1) as f64 / (1u64 << 32) as f64
     }

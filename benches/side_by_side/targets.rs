@@ -14,7 +14,7 @@ use dlfs::units::Nsid;
 use crate::support::raw::{Messages, send_forever};
 use crate::support::{self, Options};
 
-/// Runs the side that `--side` names until standard input ends.
+/// Runs the side given by `--side` until standard input closes.
 pub(crate) fn run(side: &str, options: &Options) {
     std::thread::spawn(|| {
         support::wait_for_end_of_input();
@@ -36,8 +36,8 @@ pub(crate) fn run(side: &str, options: &Options) {
     }
 }
 
-/// A region whose every page has been written: pages that never were are all one page, which every
-/// cache holds.
+/// A region of which every page has been written: pages that never were are all the same page,
+/// which every cache holds.
 fn filled(region: u64) -> MemNamespace {
     let device = MemNamespace::new(region, 4096).expect("memory for the namespace");
     let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
@@ -47,7 +47,7 @@ fn filled(region: u64) -> MemNamespace {
     device
 }
 
-/// The image at `path`, copied into memory; its pages leave the page cache.
+/// The image at `path`, copied into memory; its pages are dropped from the page cache.
 pub(crate) fn loaded(path: &Path) -> MemNamespace {
     let file = File::open(path).expect("an image that was imported");
     let len = file.metadata().expect("its length").len();
@@ -76,5 +76,5 @@ fn serve(device: MemNamespace, options: &Options) {
     }
 }
 
-/// The processor of targets and senders, counted among those that the bench may use.
+/// The processor of targets and senders, as an index into those that the bench may use.
 pub(crate) const TARGET_CPU: usize = 0;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::Stopwatch;
 
-/// Makes `count` files of `len` bytes below `folder`, a thousand to a class folder.
+/// Creates `count` files of `len` bytes below `folder`, a thousand per class folder.
 pub fn make_files(folder: &Path, count: u64, len: usize) {
     let mut bytes = vec![0u8; len];
     for number in 0..count {
@@ -31,7 +31,7 @@ pub fn list(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Opens, reads and closes all files once, in the order of `seed`; returns files a second.
+/// Opens, reads and closes all files once, in the order of `seed`; returns files per second.
 pub fn read_all(name: &str, files: &mut [PathBuf], seed: u64) -> f64 {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     files.sort_unstable();
@@ -52,7 +52,7 @@ pub fn read_all(name: &str, files: &mut [PathBuf], seed: u64) -> f64 {
     files_s
 }
 
-/// Opens, reads to the end and closes, into a buffer that is there already: as cheap as it can be.
+/// Opens, reads to the end and closes, into an existing buffer: as cheaply as possible.
 pub fn read_file(path: &Path, buffer: &mut [u8]) -> usize {
     let mut file = File::open(path).expect("a file that was listed");
     let mut total = 0;
@@ -60,12 +60,12 @@ pub fn read_file(path: &Path, buffer: &mut [u8]) -> usize {
         let count = file.read(buffer).expect("a readable file");
         total += count;
         if count < buffer.len() {
-            return total; // the end: a regular file gives all that it has
+            return total; // the end: a regular file returns everything that it has
         }
     }
 }
 
-/// Writes what is dirty and forgets what is cached; for root only.
+/// Writes dirty pages and drops the page cache; needs root.
 pub fn drop_caches() -> std::io::Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3")

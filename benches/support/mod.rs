@@ -1,4 +1,4 @@
-//! What the benches share: options, the machine's name, pinning, processor time, side processes.
+//! Shared by the benches: options, the machine's name, pinning, processor time, side processes.
 #![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
 
 pub mod files;
@@ -15,13 +15,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub use results::machine;
 
-/// The options of a bench: `--name VALUE`, each with a default. One whose default is `no` is a flag: it
-/// takes no value.
+/// The options of a bench: `--name VALUE`, each with a default. An option with the default `no` is
+/// a flag without a value.
 pub struct Options(BTreeMap<&'static str, String>);
 
 impl Options {
-    /// Reads the command line. `--help` prints `usage` and the defaults and ends the process; so does
-    /// an option that is not known, with status 2.
+    /// Parses the command line. `--help` prints `usage` and the defaults and ends the process; an
+    /// unknown option does the same with status 2.
     pub fn parse(usage: &str, defaults: &[(&'static str, &str)]) -> Options {
         let mut options: BTreeMap<&'static str, String> =
             defaults.iter().map(|&(name, value)| (name, value.to_owned())).collect();
@@ -56,7 +56,7 @@ impl Options {
         self.text(name) == "yes"
     }
 
-    /// The value of `name` as a number; `K`, `M` and `G` behind it are powers of 1,024.
+    /// The value of `name` as a number; the suffixes `K`, `M` and `G` are powers of 1,024.
     pub fn number(&self, name: &str) -> u64 {
         parse_number(self.text(name)).unwrap_or_else(|| {
             eprintln!("--{name} '{}' is no number", self.text(name));
@@ -76,7 +76,7 @@ fn parse_number(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The congestion control that sockets have which ask for none.
+/// The default congestion control of sockets.
 pub fn congestion_control() -> String {
     let path = "/proc/sys/net/ipv4/tcp_congestion_control";
     std::fs::read_to_string(path).map_or("unknown".into(), |name| name.trim().to_owned())
@@ -89,10 +89,10 @@ pub fn cpus() -> Vec<usize> {
 }
 
 /// Binds this thread, and the threads and processes that it starts from now on, to the `nth` of the
-/// processors that it may run on, counted round.
+/// processors that it may run on, modulo their number.
 ///
-/// A side of a bench does this for itself: a process that was started by one that is bound has only
-/// that one processor to choose from.
+/// Each side of a bench does this itself: a process that was started by a bound one can use only
+/// that processor.
 pub fn pin(nth: usize) {
     let cpus = cpus();
     let mut set = CpuSet::new();
@@ -127,8 +127,9 @@ impl Stopwatch {
     }
 }
 
-/// A bench's other half: this program again, as a process of its own, so that each side's processor
-/// time is its own. Its standard output is read by this side; it ends when its standard input does.
+/// The other half of a bench: this program again, as its own process, so that the processor time of
+/// each side is separate. This side reads its standard output; it ends when its standard input
+/// closes.
 pub struct Side {
     child: Child,
     output: std::io::BufReader<ChildStdout>,
@@ -149,7 +150,7 @@ impl Side {
         Side { child, output, is_abandoned: false }
     }
 
-    /// The next line that it prints; an error when it ends without one.
+    /// The next line that it prints; an error if it ends without one.
     pub fn try_line(&mut self) -> std::io::Result<String> {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut self.output, &mut line)?;
@@ -159,18 +160,18 @@ impl Side {
         Ok(line.trim_end().to_owned())
     }
 
-    /// As [`Side::try_line`], where the bench cannot go on without.
+    /// Like [`Side::try_line`], but a bench that cannot continue without the line panics.
     pub fn line(&mut self) -> String {
         self.try_line().expect("a line of the other side")
     }
 
-    /// Tells it to go on: an empty line on its standard input.
+    /// Tells it to continue: an empty line on its standard input.
     pub fn go_on(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped at the start");
         std::io::Write::write_all(input, b"\n").expect("the other side reads");
     }
 
-    /// Lets it end as it likes: it has failed, and the caller says so.
+    /// Drops it without checking its end: it has failed, and the caller reports that.
     pub fn abandon(mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
@@ -209,9 +210,9 @@ fn schedstat_seconds(path: &std::path::Path) -> f64 {
     nanos.unwrap_or_default() as f64 / 1e9
 }
 
-/// Blocks until the standard input of this process ends: the other side is done.
+/// Blocks until the standard input of this process closes: the other side is done.
 pub fn wait_for_end_of_input() {
     let mut rest = Vec::new();
-    // An error is an end too.
+    // An error is an end, too.
     let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut rest);
 }

@@ -1,4 +1,4 @@
-//! What tiers are measured over: a folder of files of noise, and a device's copy in memory.
+//! What tiers are measured with: a folder of random files, and a copy of a device in memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) fn in_memory_copy(origin: &Arc<dyn Device>) -> dlfs::Result<Arc<dyn D
     Ok(Arc::new(copy.read_only()))
 }
 
-/// Makes `count` files of `len` bytes, the same each time.
+/// Creates `count` files of `len` bytes, identical in every run.
 pub(crate) fn make_files(folder: &Path, count: u64, len: u64) -> dlfs::Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut word = 88_172_645_463_325_252_u64;

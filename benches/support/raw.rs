@@ -1,11 +1,10 @@
-//! Raw TCP over loopback with the messages of NVMe reads: what a socket carries without a protocol.
+//! Raw TCP over loopback with the messages of NVMe reads: the rate of a socket without a protocol.
 //!
-//! Two programs in one. *Streaming*: the sending side sends data messages without being asked, each a
-//! header of 24 bytes and a piece of a region as large as a namespace, a burst with one gathered send;
-//! the receiving side puts the pieces into the slots of a region as large as a pool. *Ping-pong*: a
-//! message is sent for a request of 72 bytes, as many requests outstanding as the depth says, and both
-//! sides spin while they wait. Sockets
-//! have the options that dlfs gives its own on loopback.
+//! Two programs in one. *Streaming*: the sender sends data messages without requests, each a header
+//! of 24 bytes and a piece of a region as large as a namespace, one gathered send per burst; the
+//! receiver stores the pieces in the slots of a region as large as a pool. *Ping-pong*: a message
+//! answers a request of 72 bytes, the depth is the number of outstanding requests, and both sides
+//! spin while they wait. Sockets have the same options as dlfs's own on loopback.
 
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -13,20 +12,20 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-/// What is sent, and how.
+/// The messages to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Messages {
-    /// Bytes of one message's payload.
+    /// Length of one message's payload in bytes.
     pub len: usize,
-    /// Messages outstanding, or in a burst.
+    /// Outstanding messages, or messages per burst.
     pub depth: usize,
-    /// Whether messages are asked for one by one.
+    /// Whether each message needs a request.
     pub ping_pong: bool,
-    /// Bytes of the region that they are sent from.
+    /// Length of the region that they are sent from.
     pub region_bytes: usize,
 }
 
-/// The sending side: prints its port, then serves one connection after the other for ever.
+/// The sender: prints its port, then serves one connection after the other for ever.
 pub fn send_forever(messages: Messages) {
     let mut region = vec![0u8; messages.region_bytes];
     for (page, bytes) in region.chunks_mut(4096).enumerate() {
@@ -35,7 +34,7 @@ pub fn send_forever(messages: Messages) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     println!("{}", listener.local_addr().expect("a bound address").port());
     for stream in listener.incoming() {
-        // The receiving side hangs up when it has enough: an error here is its end.
+        // The receiver closes the connection when it has enough: an error here is its end.
         let _ = stream.and_then(|stream| {
             prepare(&stream)?;
             SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
@@ -50,21 +49,22 @@ pub fn send_forever(messages: Messages) {
 
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    // A default that paces, as BBR does, would pace loopback too; a kernel without Reno keeps its own.
+    // A default that paces, like BBR, would pace loopback, too; a kernel without Reno keeps its
+    // own.
     let _ = SockRef::from(stream).set_tcp_congestion(b"reno");
     Ok(())
 }
 
 fn stream_bursts(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::Result<()> {
-    let mut places = Places::new(region.len(), messages.len);
+    let mut offsets = RandomOffsets::new(region.len(), messages.len);
     loop {
-        send(&mut stream, region, messages, &mut places, messages.depth)?;
+        send(&mut stream, region, messages, &mut offsets, messages.depth)?;
     }
 }
 
-/// One message for each request, those that came together with one send.
+/// Sends one message for each request; requests that arrived together get one send.
 fn answer(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::Result<()> {
-    let mut places = Places::new(region.len(), messages.len);
+    let mut offsets = RandomOffsets::new(region.len(), messages.len);
     let mut requests = vec![0u8; messages.depth * REQUEST_BYTES];
     let mut have = 0;
     loop {
@@ -73,8 +73,8 @@ fn answer(mut stream: TcpStream, region: &[u8], messages: Messages) -> std::io::
             return Ok(());
         }
         have += received;
-        send(&mut stream, region, messages, &mut places, have / REQUEST_BYTES)?;
-        have %= REQUEST_BYTES; // what a request means is not looked at, so its bytes need not move
+        send(&mut stream, region, messages, &mut offsets, have / REQUEST_BYTES)?;
+        have %= REQUEST_BYTES; // the content of a request is ignored, so its bytes need not move
     }
 }
 
@@ -82,13 +82,13 @@ fn send(
     stream: &mut TcpStream,
     region: &[u8],
     messages: Messages,
-    places: &mut Places,
+    offsets: &mut RandomOffsets,
     count: usize,
 ) -> std::io::Result<()> {
     let header = [7u8; HEADER_BYTES];
     let mut slices = Vec::with_capacity(2 * count);
     for _ in 0..count {
-        let start = places.next();
+        let start = offsets.next();
         let piece = &region[start..start + messages.len];
         slices.extend([IoSlice::new(&header), IoSlice::new(piece)]);
     }
@@ -100,9 +100,9 @@ fn send(
     Ok(())
 }
 
-/// The receiving side: takes messages into the slots of a region of `pool_bytes`, each header and
-/// payload into its place, as many as have come with one call. `warm` is called when the connection
-/// is up and the memory touched; from then on for `limit`. Returns how many messages came.
+/// The receiver: receives messages into the slots of a region of `pool_bytes`, header and payload
+/// in their places, as many per call as have arrived. Calls `warm` when the connection is up and
+/// the memory touched, and then continues for `limit`. Returns the number of messages.
 pub fn receive(
     port: u16,
     pool_bytes: usize,
@@ -130,7 +130,7 @@ struct Receiver {
     headers: Vec<[u8; HEADER_BYTES]>,
     messages: Messages,
     requests: Vec<u8>,
-    /// The slot that the next byte belongs to, and how many bytes of its message have come.
+    /// The slot that the next byte belongs to, and the bytes of its message that have arrived.
     slot: usize,
     have: usize,
 }
@@ -173,7 +173,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// One receive; asks again for as many messages as it completed, and returns their number.
+    /// One receive; requests as many messages as it completed, and returns their number.
     fn take(&mut self) -> std::io::Result<u64> {
         let most = if self.messages.ping_pong { self.messages.depth } else { MOST_MESSAGES };
         let len = self.messages.len;
@@ -197,8 +197,8 @@ impl Receiver {
     }
 }
 
-/// Calls until it need not wait. Only sockets that do not block say so: both sides of a ping-pong spin,
-/// since a sleep costs more than what they wait for.
+/// Calls until it need not wait. Only non-blocking sockets return `WouldBlock`: both sides of a
+/// ping-pong spin, since a sleep costs more than the wait.
 fn again(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<usize> {
     loop {
         match call() {
@@ -208,16 +208,16 @@ fn again(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<us
     }
 }
 
-/// Where the pieces lie, at random.
-pub struct Places {
+/// Random offsets of pieces.
+pub struct RandomOffsets {
     state: u64,
     count: u64,
     len: usize,
 }
 
-impl Places {
-    pub fn new(region_bytes: usize, len: usize) -> Places {
-        Places { state: 1, count: (region_bytes / len) as u64, len }
+impl RandomOffsets {
+    pub fn new(region_bytes: usize, len: usize) -> RandomOffsets {
+        RandomOffsets { state: 1, count: (region_bytes / len) as u64, len }
     }
 
     /// Offset of the next piece.
@@ -227,9 +227,9 @@ impl Places {
     }
 }
 
-/// What dlfs gives connections that stay within one machine.
+/// What dlfs uses for connections within one machine.
 const SEND_BUFFER_BYTES: usize = 512 << 10;
-/// Messages of one receive where nobody asks: enough for more than a socket buffer holds.
+/// The most messages of one receive without requests: more than a socket buffer holds.
 const MOST_MESSAGES: usize = 128;
 /// Bytes of the header of a C2HData PDU.
 const HEADER_BYTES: usize = 24;

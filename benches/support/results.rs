@@ -1,4 +1,4 @@
-//! Results that stay: with `DLFS_RESULTS=1` a bench adds what it prints to `benches/results/NAME.md`.
+//! Records results: with `DLFS_RESULTS=1` a bench adds its output to `benches/results/NAME.md`.
 #![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
 
 use std::ffi::OsString;
@@ -6,8 +6,9 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio, exit};
 
-/// The first line of a bench's `main`. With `DLFS_RESULTS=1` it runs this program again, shows what that prints,
-/// adds it as a dated section to the results of `name`, and ends the process; otherwise it does nothing.
+/// The first line of a bench's `main`. With `DLFS_RESULTS=1` it runs this program again, prints the
+/// output, adds it as a dated section to the results of `name`, and ends the process; otherwise it
+/// does nothing.
 pub fn record(name: &str) {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let explains = ["--help", "--list"].iter().any(|word| arguments.iter().any(|a| a == word));
@@ -46,7 +47,7 @@ pub fn record(name: &str) {
     exit(0);
 }
 
-/// A section of results: tables stay tables, and other lines stand as they were printed.
+/// A section of results: tables stay tables, and other lines are kept as printed.
 pub fn section(title: &str, command: &str, machine: &str, printed: &[String]) -> String {
     let mut text = format!("## {title}\n\n    {command}\n\nMachine: {machine}.\n");
     let mut in_table = None;
@@ -64,7 +65,7 @@ pub fn section(title: &str, command: &str, machine: &str, printed: &[String]) ->
     text + if in_table == Some(false) { "```\n" } else { "" }
 }
 
-/// `results` with `section` in front of the sections that it has: the newest comes first.
+/// `results` with `section` before the existing sections: the newest comes first.
 pub fn insert(results: &str, section: &str) -> String {
     match results.find("\n## ") {
         Some(at) => format!("{}{section}{}", &results[..=at], &results[at..]),
@@ -87,7 +88,7 @@ pub fn machine() -> String {
     format!("{model}, {cpus} processors, {:.0} GiB, Linux {kernel}", kib / 1048576.0)
 }
 
-/// The commit that the tree is at, and whether it has changes beside it.
+/// The commit of the tree, and whether it has uncommitted changes.
 fn commit() -> String {
     let root = root().to_string_lossy();
     let hash = ask("git", &["-C", &root, "rev-parse", "--short", "HEAD"]);
@@ -95,7 +96,7 @@ fn commit() -> String {
     if changes.is_empty() { hash } else { format!("{hash} with changes") }
 }
 
-/// What `program` prints, or `unknown`.
+/// The output of `program`, or `unknown`.
 fn ask(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);

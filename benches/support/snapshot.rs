@@ -1,11 +1,11 @@
-//! A directory as an import would make it, without the samples.
+//! A directory like that of an import, without the samples.
 
 use dlfs::buf::IoBuf;
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::{ChunkBuilder, ChunkSpec, ImageLayout, Pack, Part, Placement, SampleMeta, Uuid};
 use dlfs::units::{Generation, Slot};
 
-/// A directory as an import makes it: chunk headers through the builder.
+/// A directory like that of an import: chunk headers through the builder.
 pub fn directory_of(samples: u64) -> Directory {
     let layout = ImageLayout::new(Uuid([7; 16]), 64 << 10, Pack::Aligned, 1).expect("a layout");
     let part = Part { first: 0, count: samples, seed: 3, window: samples };
@@ -36,7 +36,7 @@ pub fn directory_of(samples: u64) -> Directory {
     builder.finish(Generation(1), 1).expect("what the builder made")
 }
 
-/// Names in the order of ids, as those of class folders are.
+/// Names in the order of ids, like those in class folders.
 pub fn name_of(id: u64) -> Vec<u8> {
     let (class, within) = (id / SAMPLES_A_CLASS, id % SAMPLES_A_CLASS);
     format!("n{class:08}/n{class:08}_{within:05}.JPEG").into_bytes()

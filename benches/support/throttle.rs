@@ -1,4 +1,4 @@
-//! A device that gives its bytes at a fixed rate, whoever asks: all its queue pairs share one link.
+//! A device that delivers bytes at a fixed rate: all its queue pairs share one link.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct Throttled {
 
 struct Link {
     bytes_per_s: u64,
-    /// When it has sent all that it was given so far.
+    /// When the link has sent everything that it was given so far.
     free_at: Mutex<Instant>,
 }
 
@@ -54,7 +54,7 @@ impl Device for Throttled {
             is_exclusive: inner.is_exclusive,
             late_writes: inner.late_writes,
             checks_writes: inner.checks_writes,
-            // What lies behind a link is not in the page cache, nor where it could be written over.
+            // Data behind a link are not in the page cache, and cannot be overwritten there.
             is_page_cached: false,
             local_path: None,
         }
@@ -68,7 +68,7 @@ impl Device for Throttled {
 struct Pair {
     inner: Box<dyn QueuePair>,
     link: Arc<Link>,
-    /// Completions with the time at which the link has brought them.
+    /// Completions, with the time at which the link delivers them.
     held: VecDeque<(Instant, Completion)>,
     done: Vec<Completion>,
 }
@@ -111,7 +111,7 @@ impl QueuePair for Pair {
     }
 
     fn notice(&self) -> Notice {
-        // What the link holds back comes by time.
+        // The link delivers by time.
         match self.inner.outstanding() {
             0 => Notice::Event,
             _ => self.inner.notice(),
@@ -135,7 +135,7 @@ impl QueuePair for Pair {
     }
 
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        // What is lent would not cross the link.
+        // Borrowed data would bypass the link.
         let _ = (slba, len_bytes);
         None
     }

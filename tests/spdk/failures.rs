@@ -1,4 +1,5 @@
-//! Targets that die, hang, reset their controllers or lose the namespace: reads end in time, and go on.
+//! Targets that die, hang, reset their controllers or lose the namespace: reads end in time, and
+//! the run continues.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -122,7 +123,8 @@ fn a_namespace_that_is_removed_is_an_error_and_not_a_hang() {
     }
 }
 
-/// A device that hangs may write late into what the reader has: it gets other memory, and right bytes.
+/// A hanging device may write late into the reader's memory: the reader gets other memory, and the
+/// right bytes.
 #[test]
 fn epochs_are_read_whole_although_their_target_hangs_again_and_again() {
     let Some((_alone, target)) = target(16) else { return };
@@ -139,7 +141,7 @@ fn epochs_are_read_whole_although_their_target_hangs_again_and_again() {
         options.window_bytes = 1 << 20;
         let mut loader = image.prefetcher(options).unwrap();
         let (mut batch, mut batches, mut bytes) = (Batch::new(), 0, 0);
-        // Every sample is held against its checksum in the directory.
+        // Every sample is verified against its checksum in the directory.
         while loader.next_into(&mut batch).unwrap() {
             bytes += batch.len_bytes();
             batches += 1;

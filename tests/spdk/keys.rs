@@ -1,4 +1,4 @@
-//! DH-HMAC-CHAP and TLS with a pre-shared key: who has the key gets in, and nobody else.
+//! DH-HMAC-CHAP, and TLS with a pre-shared key: only hosts with the key connect.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -101,7 +101,7 @@ impl Keys {
 
 const HOSTNQN: &str = "nqn.2026-11.io.dlfs:host";
 
-/// Keys in the form that nvme-cli prints: 32 bytes, their CRC-32, and how they are to be used.
+/// Keys in nvme-cli's text format: 32 bytes, their CRC-32, and the transform.
 const KEYS: [(&str, &str); 4] = [
     ("host", "DHHC-1:01:qrdBt72+CviQZgD6yL+dcmhS4PIluh1Ca3vLhXd+vdADC/o8:"),
     ("controller", "DHHC-1:01:lMKh+sEE2VRtYh/GPYGBD6iJjlP+BIPo2U0z58C+1WALJAAX:"),

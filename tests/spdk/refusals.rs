@@ -1,6 +1,6 @@
-//! What cannot be is refused in time, with the reason: absent targets, too little memory or permission,
-//! devices that somebody else has. SPDK starts once a process, so what is about its start runs in processes
-//! of its own.
+//! Impossible requests are refused in time, with the reason: absent targets, too little memory or
+//! permission, busy devices. SPDK can start only once per process, so tests of its start run in
+//! their own processes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ fn what_is_not_there_is_refused_in_time_with_the_reason() {
             "{text}"
         );
     }
-    // It goes on after all of that.
+    // It still works after all of these.
     let device = open(&target.spdk_tcp(), &short_timeouts(2)).unwrap();
     Blocking::new(device.queue_pair().unwrap()).unwrap().read(0, 4096).unwrap();
 }
@@ -76,7 +76,7 @@ fn too_little_memory_and_missing_huge_pages_are_said_before_anything_starts() {
     assert_eq!(error.kind(), expected, "{error:?}");
 }
 
-/// Queues and buffers for a hundred commands do not fit into 16 MiB several times.
+/// Queues and buffers for a hundred commands fit into 16 MiB only a few times.
 #[test]
 fn memory_that_runs_out_is_an_error_or_is_done_without() {
     let Some(_case) = case() else {
@@ -105,7 +105,7 @@ fn memory_that_runs_out_is_an_error_or_is_done_without() {
     for pair in &mut pairs {
         pair.read(0, 65536).unwrap();
     }
-    // A pool that does not fit takes the system's pages, and what it holds is copied.
+    // A pool that does not fit uses normal pages, and its contents are copied.
     let large = PoolOptions { bytes: 32 << 20, slot_len_bytes: 65536, huge_pages: HugePages::Off };
     let pool = Pool::new(large).unwrap();
     assert_ne!(pool.pages(), Pages::Driver);
@@ -147,7 +147,7 @@ fn an_ordinary_user_reads_over_tcp_and_is_kept_out_of_what_is_not_theirs() {
             println!("SKIPPED: all of these tests run as an ordinary user already");
             return;
         }
-        // Where this program lies, others may not look.
+        // Other users cannot access the folder of this program.
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = folder.path().join("tests");
@@ -176,8 +176,8 @@ fn an_ordinary_user_reads_over_tcp_and_is_kept_out_of_what_is_not_theirs() {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
 }
 
-/// A drive on PCIe is not at hand; a vfio-user controller is the same to SPDK's driver, and has one client
-/// as a drive has one driver.
+/// There is no PCIe drive; a vfio-user controller is equivalent for SPDK's driver, and accepts one
+/// client as a drive accepts one driver.
 #[test]
 fn a_second_process_on_the_same_device_is_refused_and_the_first_goes_on() {
     let Some(_case) = case() else {
@@ -201,13 +201,13 @@ fn a_second_process_on_the_same_device_is_refused_and_the_first_goes_on() {
     assert!(kinds.contains(&error.kind()), "{error:?}");
 }
 
-/// Huge pages that are set aside while it lives.
+/// Huge pages that are reserved while it lives.
 struct Reserved {
     before: String,
 }
 
 impl Reserved {
-    /// `count` pages of 2 MiB that are free; says why when there are none.
+    /// Reserves `count` pages of 2 MiB; prints why if there are none.
     fn new(count: usize) -> Option<Reserved> {
         let before = fs::read_to_string(NR_HUGEPAGES).unwrap_or_default().trim().to_owned();
         if Reserved::free() >= count {
@@ -234,10 +234,10 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let _ = fs::write(NR_HUGEPAGES, &self.before); // it was written before
+        let _ = fs::write(NR_HUGEPAGES, &self.before); // it was writable before
     }
 }
 
 const NR_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-/// The user and the group without rights.
+/// A user and a group without rights.
 const NOBODY: u32 = 65534;

@@ -1,4 +1,4 @@
-//! Over vfio-user the host side reads without the kernel: no system call an I/O.
+//! Over vfio-user, the host reads without the kernel: no system call per I/O.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -39,17 +39,17 @@ fn reads_over_vfio_user_take_no_system_call() {
     let mark = |name| calls.iter().rposition(|(_, call)| call.contains(name)).expect("it was made");
     let reader = calls[mark(BEGIN)].0;
     let window = &calls[mark(BEGIN) + 1..mark(END)];
-    // Where the machine's clock cannot be read without the kernel, reading it is not the engine's.
+    // If the machine's clock needs a system call, those calls are not the engine's.
     let is_clock = |call: &str| call.trim_start().starts_with("clock_gettime(");
     let own: Vec<_> =
         window.iter().filter(|(pid, call)| *pid == reader && !is_clock(call)).collect();
     println!("{} system calls of others while {READS} reads were made", window.len() - own.len());
     assert!(own.is_empty(), "by the thread that reads: {own:?}");
-    // The keeper looks at its admin queue some 20 times a second.
+    // The keeper polls its admin queue about 20 times per second.
     assert!(window.len() < READS / 100, "{} system calls", window.len());
 }
 
-/// Reads between two system calls that can be told from all others.
+/// Reads between two marker system calls.
 fn read_between_marks() {
     let device = open(&address(), &short_timeouts(5)).unwrap();
     let mut pair = device.queue_pair().unwrap();
@@ -76,7 +76,7 @@ fn read_between_marks() {
     assert!(!Path::new(END).exists());
 }
 
-/// Reads after which what grows at first, heap and lists, has grown.
+/// The number of warm-up reads, after which heap and lists no longer grow.
 const WARM_UP: usize = 1000;
 const READS: usize = 200_000;
 const BEGIN: &str = "/nonexistent/dlfs-window-begins";

@@ -1,5 +1,5 @@
-//! Sources of an import that are one file: tar and WebDataset shards, also compressed, TFRecord shards,
-//! lists.
+//! Sources of an import that are single files: tar and WebDataset shards, also compressed, TFRecord
+//! shards, lists.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use dlfs::import::sources::{Source, SourceKind, SourceOptions};
 use super::Target;
 use super::media::number;
 
-/// A tar archive behind a byte: bit 0 for WebDataset.
+/// A tar archive after one byte: bit 0 selects WebDataset.
 pub const TAR: Target = Target {
     name: "tar",
     seeds: tars,
@@ -21,7 +21,7 @@ pub const TAR: Target = Target {
     rounds: 300,
 };
 
-/// An archive in gzip or zstd behind a byte as [`TAR`]'s.
+/// An archive in gzip or zstd after the same byte as in [`TAR`].
 pub const GZIP: Target = Target {
     name: "gzip",
     seeds: gzips,
@@ -41,7 +41,7 @@ pub const TFRECORD: Target = Target {
     rounds: 300,
 };
 
-/// A list of paths and labels, beside a folder that has some of them.
+/// A list of paths and labels, beside a folder that has some of the files.
 pub const LIST: Target = Target {
     name: "list",
     seeds: lists,
@@ -87,7 +87,7 @@ fn tar(files: &[(&str, u64)]) -> Vec<u8> {
     header.set_size(0);
     builder.append_link(&mut header, "e.jpg", files[0].0).unwrap();
     let mut bytes = builder.into_inner().unwrap();
-    bytes.truncate(bytes.len() - 1024); // two blocks of zeroes, which a missing end stands for
+    bytes.truncate(bytes.len() - 1024); // two blocks of zeroes; a missing end is equivalent
     bytes
 }
 
@@ -113,7 +113,7 @@ fn lists() -> Vec<Vec<u8>> {
     vec![b"a.jpg\t3\nfolder/b.jpg\t-1\r\nfolder\nno\n./a.jpg\n../x\t1\n/etc\n".to_vec()]
 }
 
-/// The sum of each header, member after member as their sizes lead.
+/// Corrects the checksum of each header, following the sizes of the members.
 fn refit_tar(bytes: &mut [u8]) {
     let mut at = 1;
     while let Some(header) = bytes.get_mut(at..at + 512) {
@@ -127,7 +127,7 @@ fn refit_tar(bytes: &mut [u8]) {
     }
 }
 
-/// The checksum of each length and payload.
+/// Corrects the checksums of each length and payload.
 fn refit_tfrecord(bytes: &mut [u8]) {
     let mut at = 0;
     while let Some(record) = bytes.get_mut(at..).filter(|rest| rest.len() >= 12) {
@@ -154,7 +154,7 @@ fn import_tar(input: &[u8]) {
 
 fn import_gzip(input: &[u8]) {
     let Some((kind, content)) = input.split_first() else { return };
-    // What deflate makes of a byte is at most 1,032, and zstd of four a block of 128 KiB.
+    // deflate expands a byte to at most 1,032; zstd expands four bytes to a block of 128 KiB.
     let most = content.len() as u64 * (128 << 10);
     import(tar_kind(*kind), content, most);
     let folder = folder();
@@ -175,13 +175,13 @@ fn import_list(input: &[u8]) {
     import(SourceKind::List, input, u64::MAX);
 }
 
-/// Files in memory, where there is a place for such.
+/// Files in memory, if there is a file system for that.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     tempfile::tempdir_in(if memory.is_dir() { memory } else { Path::new("/tmp") }).unwrap()
 }
 
-/// Indexes and reads; no part may be longer than all that there is.
+/// Indexes and reads; no part may be longer than the input.
 fn import(kind: SourceKind, content: &[u8], most_bytes: u64) {
     let folder = folder();
     let path = folder.path().join("shard");
@@ -200,7 +200,7 @@ fn import(kind: SourceKind, content: &[u8], most_bytes: u64) {
     for row in 0..index.len() {
         assert!(!index.name(row).is_empty(), "a sample has a name");
         for part in index.payloads(row) {
-            // A length that the file cannot have must not be in the index.
+            // An impossible length must not be in the index.
             assert!(u64::from(part.len_bytes) <= most_bytes, "row {row}: {part:?}");
             let len = part.len_bytes as usize;
             let read = reader.read(row, &part, &mut vec![0; len]);
@@ -210,7 +210,7 @@ fn import(kind: SourceKind, content: &[u8], most_bytes: u64) {
     index.fingerprint();
 }
 
-/// Reads it as it comes; no sample may be longer than all that there is.
+/// Reads it as a stream; no sample may be longer than the input.
 fn stream(kind: SourceKind, path: &Path, most_bytes: u64) {
     let mut source = StreamSource::new(vec![path.to_owned()], kind, None).unwrap();
     let mut bytes = 0;

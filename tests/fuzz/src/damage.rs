@@ -1,6 +1,6 @@
-//! Seeded damage: what bit rot, lost writes, careless peers and adversaries do to bytes.
+//! Seeded damage: effects of bit rot, lost writes, faulty peers and adversaries on bytes.
 
-/// A sequence of damages that its seed determines.
+/// A sequence of damages determined by its seed.
 pub struct Damage(u64);
 
 impl Damage {
@@ -12,7 +12,7 @@ impl Damage {
         &items[self.below(items.len())]
     }
 
-    /// One to four changes; most often few, so that what follows is still looked at.
+    /// One to four changes; mostly few, so that what follows is still decoded.
     pub fn inflict(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) * self.below(2) {
             self.change(bytes);
@@ -24,7 +24,7 @@ impl Damage {
             bytes.push(self.next() as u8);
             return;
         }
-        // Most of what matters is near the front: heads, tables, first PDUs.
+        // Most significant bytes are near the front: heads, tables, first PDUs.
         let end = if self.below(2) == 0 { bytes.len() } else { bytes.len().min(256) };
         let at = self.below(end);
         match self.below(10) {
@@ -45,7 +45,7 @@ impl Damage {
         }
     }
 
-    /// A field of 1, 2, 4 or 8 bytes becomes a number that arithmetic trips over.
+    /// Sets a field of 1, 2, 4 or 8 bytes to a number that challenges arithmetic.
     fn set_number(&mut self, bytes: &mut [u8], at: usize) {
         let width = 1 << self.below(4);
         let at = at / width * width;

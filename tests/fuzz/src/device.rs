@@ -1,4 +1,4 @@
-//! A namespace in the memory of the test alone: no thread, no mapping, nothing to wait for.
+//! A namespace in memory: no thread, no mapping, nothing to wait for.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,23 +8,23 @@ use dlfs::qpair::plain::{Plain, PlainEngine};
 use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
 use dlfs::{Error, ErrorKind, Result};
 
-/// Bytes that are a namespace, to which every handle leads.
+/// The bytes of a namespace, shared by all handles.
 #[derive(Clone)]
 pub struct Plate {
     bytes: Arc<Mutex<Vec<u8>>>,
     most_bytes: u64,
-    /// Whether it is locked by whoever has opened it, as a file is.
+    /// Whether an opener has locked it, like a file.
     is_exclusive: bool,
 }
 
 impl Plate {
-    /// Of `bytes`, to whole blocks; it may grow to `most_bytes`.
+    /// A namespace of `bytes`, padded to whole blocks; it may grow to `most_bytes`.
     pub fn new(mut bytes: Vec<u8>, most_bytes: u64, is_exclusive: bool) -> Plate {
         bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES), 0);
         Plate { bytes: Arc::new(Mutex::new(bytes)), most_bytes, is_exclusive }
     }
 
-    /// What lies on it.
+    /// Its contents.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
         self.bytes.lock().expect("nobody panics with it")
     }

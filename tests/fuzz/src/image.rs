@@ -1,7 +1,7 @@
-//! Whole images that lie: opened, read, verified, changed, rebuilt and gone on with.
+//! Whole hostile images: opened, read, verified, changed, rebuilt and resumed.
 //!
-//! An input is a byte that chooses an image and a script that damages it. Afterwards every checksum on
-//! it is made right, those by which one structure names another included.
+//! An input is a byte that selects an image, and a script that damages it. Afterwards every
+//! checksum on it is corrected, including those with which one structure identifies another.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use super::images::{Image, folder, sample};
 use super::media::{ask, number, put_crc, refit_block, refit_chunk, refit_snapshot};
 use super::script::{self, Script};
 
-/// Opened, asked, read and verified.
+/// Opens an image, looks up, reads and verifies.
 pub const IMAGE: Target = Target {
     name: "image",
     seeds: scripts,
@@ -34,7 +34,7 @@ pub const IMAGE: Target = Target {
     rounds: 100,
 };
 
-/// Deleted from and purged.
+/// Deletes and purges.
 pub const EDIT: Target = Target {
     name: "edit",
     seeds: scripts,
@@ -44,7 +44,7 @@ pub const EDIT: Target = Target {
     rounds: 100,
 };
 
-/// Rebuilt from its chunks.
+/// Rebuilds from chunks.
 pub const REBUILD: Target = Target {
     name: "rebuild",
     seeds: scripts,
@@ -54,7 +54,7 @@ pub const REBUILD: Target = Target {
     rounds: 100,
 };
 
-/// Imports onto what holds an image, a journal or a lease: the second byte says how.
+/// Imports onto a namespace with an image, a journal or a lease: the second byte selects how.
 pub const RESUME: Target = Target {
     name: "resume",
     seeds: resume_scripts,
@@ -85,7 +85,7 @@ fn images() -> &'static [Namespaces] {
     })
 }
 
-/// Namespaces of whole cells, of one length.
+/// Namespaces of whole cells, all of one length.
 fn equal_lengths(image: Image) -> Namespaces {
     let mut namespaces = image.namespaces;
     let longest = namespaces.iter().map(Vec::len).max().expect("one at least");
@@ -93,7 +93,7 @@ fn equal_lengths(image: Image) -> Namespaces {
     namespaces
 }
 
-/// Each image as it is, and with each field of its superblocks and heads a little too large.
+/// Each image unchanged, and with each field of its superblocks and heads slightly too large.
 fn scripts() -> Vec<Vec<u8>> {
     let heads = |which: usize| {
         let cells = images()[which][0].len() / CELL_BYTES;
@@ -105,13 +105,13 @@ fn scripts() -> Vec<Vec<u8>> {
         });
         of_superblock
             .chain(of_heads)
-            .map(move |place| [vec![which as u8], script::number(place, 1, 4, 1)].concat())
+            .map(move |offset| [vec![which as u8], script::number(offset, 1, 4, 1)].concat())
     };
     let whole = (0..images().len()).map(|which| vec![which as u8]);
     whole.chain((0..2).flat_map(heads)).collect()
 }
 
-/// The damaged image of an input, on devices: first as it is, then with its checksums right.
+/// The damaged image of an input, on devices: first as it is, then with corrected checksums.
 fn damaged(images: &[Namespaces], which: u8, changes: &[u8]) -> [Vec<Plate>; 2] {
     let image = &images[usize::from(which) % images.len()];
     let mut bytes = image.concat();
@@ -134,7 +134,7 @@ fn devices(plates: &[Plate]) -> Vec<Arc<dyn Device>> {
     plates.iter().map(|plate| Arc::new(plate.clone()) as Arc<dyn Device>).collect()
 }
 
-/// Every checksum on the namespaces, where its structure begins.
+/// The location of every checksum on the namespaces.
 fn refit(namespaces: &mut [Vec<u8>]) {
     for bytes in namespaces.iter_mut() {
         for cell in bytes.chunks_mut(CELL_BYTES) {
@@ -150,7 +150,7 @@ fn refit(namespaces: &mut [Vec<u8>]) {
             refit_block(bytes.get_mut(block..block + 4096).unwrap_or_default());
         }
     }
-    // A superblock knows its snapshot by the checksum of that one's head.
+    // A superblock identifies its snapshot by the checksum of the snapshot's head.
     let heads = namespaces.to_vec();
     for bytes in namespaces.iter_mut() {
         for copy in COPY_OFFSETS.map(|at| at as usize) {
@@ -180,7 +180,7 @@ fn image(input: &[u8]) {
     }
 }
 
-/// Asks the directory, reads samples, verifies; and compares what they say.
+/// Looks up in the directory, reads samples and verifies; compares the results.
 fn look_at(opened: &Opened) -> Option<VerifyReport> {
     let _ = opened.load_names();
     let directory = opened.directory();
@@ -190,7 +190,7 @@ fn look_at(opened: &Opened) -> Option<VerifyReport> {
     let window = ReaderOptions { window_bytes: 1 << 20, ..ReaderOptions::default() };
     let failed = opened.reader(window).ok().and_then(|reader| read(reader, opened, &ids));
     let report = opened.verify(&VerifyOptions::default(), &mut |_| {}).ok()?;
-    // What is whole for one is whole for the other; damage elsewhere need not matter to samples.
+    // What is intact for one is intact for the other; other damage need not affect samples.
     if report.damages.is_empty() {
         assert_eq!(report.samples, directory.num_live(), "verified every live sample");
         assert_eq!(failed, Some(0), "what was verified can be read");
@@ -198,7 +198,7 @@ fn look_at(opened: &Opened) -> Option<VerifyReport> {
     Some(report)
 }
 
-/// How many of `ids` failed; every other one has the bytes that the directory knows.
+/// How many of `ids` failed; all others must have the bytes in the directory.
 fn read(mut reader: Reader, opened: &Opened, ids: &[SampleId]) -> Option<usize> {
     let mut batch = Batch::new();
     let failures = reader.read_batch_each(ids, &mut batch).ok()?;
@@ -220,7 +220,7 @@ fn edit(input: &[u8]) {
         let devices = devices(&plates);
         let open = || Opened::from_devices(devices.clone(), &OpenOptions::default());
         let Ok(before) = open() else {
-            // What does not open is not changed either.
+            // An image that cannot be opened is not changed.
             assert!(delete_on(&devices, &[b"a".to_vec()]).is_err());
             assert!(purge_on(&devices, &mut ()).is_err());
             continue;
@@ -264,7 +264,7 @@ fn rebuild(input: &[u8]) {
     }
 }
 
-/// Images that an import did not finish: stopped after a few chunks, at first and when appending.
+/// Images of unfinished imports: stopped after a few chunks, at first and when appending.
 fn unfinished() -> &'static [Namespaces] {
     static UNFINISHED: OnceLock<Vec<Namespaces>> = OnceLock::new();
     UNFINISHED.get_or_init(|| {
@@ -307,8 +307,8 @@ fn resume(input: &[u8]) {
         {
             assert_eq!(Journal::parse(&journal.encode()), Ok(journal), "it reads back");
         }
-        // Where the device locks nothing, the import keeps a lease. Taking one takes a tenth of a second,
-        // so few inputs do.
+        // If the device has no locks, the import takes a lease, which takes a tenth of a second; so
+        // few inputs do.
         let plates = super::image::plates(&namespaces, how >> 2 != 1);
         let onto = [Onto::Resume, Onto::Append, Onto::Empty, Onto::Force][usize::from(how % 4)];
         let devices = devices(&plates);
@@ -327,7 +327,7 @@ fn resume(input: &[u8]) {
     }
 }
 
-/// A shard of a few records, for all inputs the same file, so that its stamp is the same.
+/// A shard of a few records: the same file for all inputs, so that its stamp is the same.
 fn source() -> std::path::PathBuf {
     static FILE: OnceLock<tempfile::NamedTempFile> = OnceLock::new();
     let file = FILE.get_or_init(|| {
@@ -345,7 +345,7 @@ fn options(onto: Onto) -> ImportOptions {
         reader_threads: 1,
         uuid: Some(Uuid::from_random_bytes([9; 16])),
         time_ns: Some(2_000_000),
-        // Half of it has to outlast a pause on a busy machine: without it, nothing is written.
+        // Half of it must outlast a pause on a busy machine; otherwise nothing is written.
         lease: Duration::from_millis(400),
         ..ImportOptions::default()
     }
@@ -366,8 +366,8 @@ impl Progress for Stop {
     }
 }
 
-/// All images here have cells of this length.
+/// The length of all cells here.
 const CELL_BYTES: usize = 64 << 10;
 const LEASE_OFFSET: usize = 24 << 10;
-/// What a namespace may grow to.
+/// The greatest length of a namespace.
 const MOST_BYTES: u64 = 4 << 20;

@@ -1,11 +1,11 @@
-//! fio's job files. A module of its own program alone: the bench is not a part of the library.
+//! fio's job files. A module only of its own program: the bench is not part of the library.
 
 use dlfs_bench::show_job_file;
 
-/// A job file is refused with a sentence, or understood; twice in the same way.
+/// A job file is refused with a message, or accepted; both are deterministic.
 pub(crate) fn job_file(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    // Other files than this one are no input of a fuzzer.
+    // A fuzzer must not include other files.
     if text.lines().any(|line| line.trim_start().starts_with("include ")) {
         return;
     }

@@ -1,11 +1,12 @@
-//! Bytes from peers, media and users, given to whatever decodes them: the drivers of all fuzzing.
+//! Passes bytes from peers, media and users to their decoders: the drivers of all fuzzing.
 //!
-//! A [`Target`] decodes one kind of input and asserts what must hold of it. `src/bin` has one libFuzzer
-//! program a target; `tests/fuzz.rs` of dlfs drives the same targets with seeded damage and replays their
-//! corpus, without a fuzzing engine.
+//! A [`Target`] decodes one kind of input and asserts its invariants. `src/bin` has one libFuzzer
+//! program per target; `tests/fuzz.rs` of dlfs runs the same targets with seeded damage and replays
+//! their corpora, without a fuzzing engine.
 //!
-//! A checksum stops accidents, not an adversary. So each input is decoded as it is and, where its format
-//! has checksums, once more with all of them made right: else nothing would be reached behind them.
+//! A checksum stops accidents, not an adversary. So each input is decoded as it is and, if its
+//! format has checksums, again with all of them corrected; otherwise the code behind the checks
+//! would not be reached.
 
 pub mod archives;
 #[path = "../../support/counting_alloc.rs"]
@@ -30,19 +31,19 @@ use counting_alloc::CountingAlloc;
 #[global_allocator]
 static ALLOC: CountingAlloc = CountingAlloc;
 
-/// One kind of input, and what decodes it.
+/// One kind of input, and its decoder.
 pub struct Target {
-    /// Its name: that of its program and of its corpus.
+    /// Its name, also of its program and its corpus.
     pub name: &'static str,
-    /// Valid inputs to begin with.
+    /// Valid inputs to start with.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Makes the checksums in an input right.
+    /// Corrects the checksums in an input.
     pub refit: Option<fn(&mut [u8])>,
-    /// Decodes an input; panics where it finds what must not be.
+    /// Decodes an input; panics if an invariant does not hold.
     pub run: fn(&[u8]),
-    /// Bytes of heap that an input may cost beside 64 times its own length.
+    /// Heap bytes that an input may use in addition to 64 times its own length.
     pub heap_bytes: usize,
-    /// How many damaged inputs a test without a fuzzing engine tries.
+    /// The number of damaged inputs that a test without a fuzzing engine tries.
     pub rounds: u64,
 }
 
@@ -71,10 +72,10 @@ pub const TARGETS: &[&Target] = &[
 ];
 
 impl Target {
-    /// Decodes `input`, and again with its checksums made right.
+    /// Decodes `input`, and again with corrected checksums.
     ///
     /// # Panics
-    /// An assertion of the target does not hold, or it took too much of the heap.
+    /// An assertion of the target does not hold, or it used too much heap.
     pub fn check(&self, input: &[u8]) {
         self.check_heap(input);
         if let Some(refit) = self.refit {

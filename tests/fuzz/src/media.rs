@@ -1,4 +1,4 @@
-//! What lies on media, structure by structure: superblock, chunk header, record, snapshot.
+//! The structures on media: superblock, chunk header, record, snapshot.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::Target;
 use super::images::{Image, folder};
 use super::script;
 
-/// A block that says what an image is.
+/// A superblock.
 pub const SUPERBLOCK: Target = Target {
     name: "superblock",
     seeds: superblocks,
@@ -32,7 +32,7 @@ pub const CHUNK: Target = Target {
     rounds: 3000,
 };
 
-/// What a generation is beside its chunks.
+/// A generation record.
 pub const RECORD: Target = Target {
     name: "record",
     seeds: records,
@@ -42,7 +42,7 @@ pub const RECORD: Target = Target {
     rounds: 3000,
 };
 
-/// A directory: the first byte of an input says which, the rest is a script that damages it.
+/// A directory: the first byte selects one, the rest is a script that damages it.
 pub const SNAPSHOT: Target = Target {
     name: "snapshot",
     seeds: snapshot_scripts,
@@ -52,7 +52,7 @@ pub const SNAPSHOT: Target = Target {
     rounds: 1000,
 };
 
-/// A folder, the same appended to and with deletions, striped and tight.
+/// A folder; the same after an append and with deletions; striped and tight.
 fn images() -> Vec<Image> {
     let mut striped = Image::new(3, Pack::Aligned);
     striped.add(&folder(3, 20), 7, 60, &["jpg", "txt"]);
@@ -96,7 +96,7 @@ fn snapshots() -> &'static [Vec<u8>] {
     })
 }
 
-/// Both as they are, then each field of the head and of each section a little too large.
+/// Both unchanged, then each field of the head and of each section slightly too large.
 fn snapshot_scripts() -> Vec<Vec<u8>> {
     let changed = |which: usize| {
         let mut fields: Vec<(usize, u8)> =
@@ -137,7 +137,7 @@ pub fn refit_snapshot(bytes: &mut [u8]) {
     refit_block(bytes);
 }
 
-/// A little-endian number; what is missing of it is zero.
+/// A little-endian number; missing bytes are zero.
 pub fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     let mut number = [0; 8];
     let field = bytes.get(at..at.saturating_add(width)).unwrap_or_default();
@@ -145,7 +145,7 @@ pub fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Puts the CRC of a range, if all of it is there, where there is room for it.
+/// Stores the CRC of a range, if the range and the field are complete.
 pub fn put_crc(bytes: &mut [u8], of: Range<usize>, at: usize) {
     let Some(crc) = bytes.get(of).map(crc32c) else { return };
     if let Some(field) = bytes.get_mut(at..at + 4) {
@@ -193,14 +193,14 @@ fn snapshot_by_script(input: &[u8]) {
 fn snapshot(bytes: &[u8]) {
     let Ok(directory) = Directory::from_snapshot(bytes.to_vec()) else { return };
     ask(&directory);
-    // Whatever was believed can be written again, and is the same then.
+    // Whatever was accepted can be written again, and is then equal.
     let Ok(again) = directory.to_snapshot() else { return };
     let again = Directory::from_snapshot(again).expect("the snapshot of a directory");
     assert_eq!(again.num_live(), directory.num_live());
     assert_eq!(again.num_chunks(), directory.num_chunks());
 }
 
-/// Every question that a directory answers, of the first and last samples and chunks.
+/// All queries of a directory, for the first and last samples and chunks.
 pub fn ask(directory: &Directory) {
     let ends = |len: u64| (0..len.min(100)).chain(len.saturating_sub(20).max(100)..len);
     for id in ends(directory.num_samples()).map(SampleId) {
@@ -208,7 +208,7 @@ pub fn ask(directory: &Directory) {
         assert_eq!(extent.is_some(), directory.is_live(id), "live samples lie somewhere");
         let _ = (directory.label(id), directory.slot_of(id), directory.chunk_of(id));
         if let Ok(Some(name)) = directory.name(id) {
-            let _ = directory.lookup(&name); // names that do not decode are an error, no panic
+            let _ = directory.lookup(&name); // names that cannot be decoded are an error, not a panic
         }
     }
     assert!(directory.num_live() <= directory.num_samples());

@@ -1,23 +1,23 @@
-//! Changes to bytes that are too large or too strict to be an input themselves.
+//! Changes to bytes that are too large or too constrained to be an input themselves.
 //!
-//! A script is a list of changes. Inputs stay small that way, and a fuzzer that changes one byte of a
-//! script changes one field of an image, wherever it lies.
+//! A script is a list of changes. This keeps inputs small, and a fuzzer that changes one byte of a
+//! script changes one field of an image, wherever it is.
 
-/// Changes `bytes` as `script` says; what a script lacks at its end reads as zero.
+/// Changes `bytes` according to `script`; bytes missing at its end are zero.
 ///
 /// | bytes | meaning                                                                               |
 /// |-------|---------------------------------------------------------------------------------------|
 /// | 0     | bits 0..2: the change; bits 3..7: its parameter                                       |
-/// | 1..4  | place, little-endian; counted on from the start again past the end                    |
+/// | 1..4  | offset, little-endian, modulo the length                                              |
 /// | 4..   | 0 put: parameter + 1 bytes. 1 number: width 2^(parameter % 4), a kind and an operand. |
-/// |       | 2 copy: three bytes of the place to copy 2^(parameter % 16) bytes from. 3 cut here.   |
+/// |       | 2 copy: three bytes of the offset to copy 2^(parameter % 16) bytes from. 3 cut here.  |
 /// |       | 4 zero 2^(parameter % 16) bytes. Any other: flip bit parameter % 8.                   |
 pub fn apply(script: &[u8], bytes: &mut Vec<u8>) {
     let mut script = Script(script);
     while !script.0.is_empty() && !bytes.is_empty() {
         let op = script.byte();
         let (change, parameter) = (op & 7, usize::from(op >> 3));
-        let at = script.place() % bytes.len();
+        let at = script.next_u24() % bytes.len();
         match change {
             0 => {
                 for byte in bytes[at..].iter_mut().take(parameter + 1) {
@@ -31,7 +31,7 @@ pub fn apply(script: &[u8], bytes: &mut Vec<u8>) {
                 change_number(&mut bytes[at..end], kind, operand);
             }
             2 => {
-                let from = script.place() % bytes.len();
+                let from = script.next_u24() % bytes.len();
                 let len = (1 << (parameter % 16)).min(bytes.len() - from.max(at));
                 bytes.copy_within(from..from + len, at);
             }
@@ -45,7 +45,7 @@ pub fn apply(script: &[u8], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Makes a little-endian number one that arithmetic trips over.
+/// Sets a little-endian number to a value that challenges arithmetic.
 fn change_number(field: &mut [u8], kind: u8, operand: u8) {
     let mut old = [0; 8];
     old[..field.len()].copy_from_slice(field);
@@ -65,7 +65,7 @@ fn change_number(field: &mut [u8], kind: u8, operand: u8) {
     field.copy_from_slice(&new.to_le_bytes()[..field.len()]);
 }
 
-/// Reads a script from its front.
+/// Reads a script from the front.
 pub struct Script<'a>(pub &'a [u8]);
 
 impl Script<'_> {
@@ -76,15 +76,15 @@ impl Script<'_> {
         *first
     }
 
-    /// The next three, as a number.
-    pub fn place(&mut self) -> usize {
+    /// The next three bytes, as a number.
+    pub fn next_u24(&mut self) -> usize {
         let bytes = [self.byte(), self.byte(), self.byte(), 0];
         u32::from_le_bytes(bytes) as usize
     }
 }
 
-/// One change of a script: a number of `1 << width` bytes at `place`.
-pub fn number(place: usize, width: u8, kind: u8, operand: u8) -> Vec<u8> {
-    let [a, b, c, _] = (place as u32).to_le_bytes();
+/// One change of a script: a number of `1 << width` bytes at `offset`.
+pub fn number(offset: usize, width: u8, kind: u8, operand: u8) -> Vec<u8> {
+    let [a, b, c, _] = (offset as u32).to_le_bytes();
     vec![1 | width << 3, a, b, c, kind, operand]
 }

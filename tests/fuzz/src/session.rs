@@ -1,7 +1,7 @@
-//! A target that serves, and a host that sends it whatever an input says.
+//! A running target, and a host that sends it whatever an input contains.
 //!
-//! The target is a real one, on a socket of loopback and with its own thread: its command handling has
-//! no other door. A connection ends with the host closing it, and the target must end it too.
+//! The target is a real one, on a loopback socket with its own thread, since its command handling
+//! has no other interface. The host closes each connection, and the target must end it, too.
 
 use std::net::Shutdown;
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,7 @@ use super::device::Plate;
 use super::raw_host::{RawHost, Reply};
 use super::script::Script;
 
-/// A session: which queue, which digests, then what the host sends on it.
+/// A session: which queue, which digests, and what the host sends on it.
 pub const SESSION: Target = Target {
     name: "session",
     seeds: sessions,
@@ -28,7 +28,7 @@ pub const SESSION: Target = Target {
     rounds: 100,
 };
 
-/// The target of all inputs: a read-only and, by another address, a writable one.
+/// The target of all inputs: a read-only subsystem and, at another address, a writable one.
 fn target(writable: bool) -> &'static Served {
     static TARGETS: [OnceLock<Served>; 2] = [OnceLock::new(), OnceLock::new()];
     TARGETS[usize::from(writable)].get_or_init(|| {
@@ -57,7 +57,7 @@ fn session(input: &[u8]) {
     let digests = Digests::from_bits(course);
     let address = target(course & 16 != 0).local_addr();
     let subsystem = if course & 32 != 0 { Nqn::discovery() } else { nqn() };
-    // The admin queue of an I/O queue stays open beside it.
+    // The admin queue stays open beside the I/O queue.
     let mut admin = None;
     let mut host = match course >> 2 & 3 {
         0 => RawHost::open(address, &subsystem),
@@ -72,7 +72,8 @@ fn session(input: &[u8]) {
     let bytes = stream(&host, script);
     host.try_send(&bytes);
     let _ = host.stream.shutdown(Shutdown::Write); // the target may have closed it
-    // A wrong stream is answered as the protocol says, and the connection ends whatever it was.
+    // The target answers an invalid stream according to the protocol; the connection ends in any
+    // case.
     let replies = host.until_closed();
     let mut answered: Vec<u16> = replies
         .iter()
@@ -91,7 +92,7 @@ fn session(input: &[u8]) {
     }
 }
 
-/// The bytes of all actions: commands, data of writes, or bytes as they are.
+/// The bytes of all actions: commands, data of writes, or raw bytes.
 fn stream(host: &RawHost, script: &[u8]) -> Vec<u8> {
     let mut script = Script(script);
     let mut bytes = Vec::new();
@@ -103,7 +104,7 @@ fn stream(host: &RawHost, script: &[u8]) -> Vec<u8> {
             }
             2 => {
                 let (cid, ttag, last) = (script.byte(), script.byte(), script.byte());
-                let (offset, len) = (script.place(), script.place() % 8192);
+                let (offset, len) = (script.next_u24(), script.next_u24() % 8192);
                 let data = vec![0xa5; len];
                 let (cid, ttag) = (u16::from(cid), u16::from(ttag));
                 bytes.extend(host.h2c_data(cid, ttag, offset as u32, &data, last & 1 != 0));
@@ -146,7 +147,7 @@ fn command(script: &mut Script<'_>) -> (Sqe, usize) {
     }
     let mut in_capsule = 0;
     if present & 0x40 != 0 {
-        let len = script.place();
+        let len = script.next_u24();
         in_capsule = if script.byte() & 1 == 0 { len.min(8192) } else { 0 };
         let descriptor = match in_capsule {
             0 => Sgl::transport(len as u32),
@@ -159,7 +160,7 @@ fn command(script: &mut Script<'_>) -> (Sqe, usize) {
     (Sqe::read_from_bytes(&entry).expect("64 bytes"), in_capsule)
 }
 
-/// Each command that there is, on the queue that it belongs to.
+/// Every command, on the queue that it belongs to.
 fn sessions() -> Vec<Vec<u8>> {
     let nsid = Nsid(1);
     let admin = [
@@ -192,7 +193,7 @@ fn sessions() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = admin.iter().map(|sqe| one(8, sqe)).collect();
     seeds.extend(io.iter().map(|sqe| one(12 | 16, sqe)));
     seeds.extend([all(8 | 3, &admin[..12]), all(8 | 32, &admin), all(12 | 3, &io), all(28, &io)]);
-    // The write that R2T answers, and its data.
+    // A write that is answered by R2T, and its data.
     let data = [2, 3, 0, 1, 0, 0, 0, 0, 0x20, 0, 2, 3, 0, 1, 0, 0x20, 0, 0, 0x20, 0];
     seeds.push([vec![28], script_of(&io[2]), data.to_vec()].concat());
     let connect = ConnectData::new([7; 16], 0xffff, &nqn(), &nqn());
@@ -201,7 +202,7 @@ fn sessions() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What [`command`] reads as this one.
+/// Bytes that [`command`] reads as this command.
 fn script_of(sqe: &Sqe) -> Vec<u8> {
     let entry = sqe.as_bytes();
     let len = u32::from_le_bytes(entry[32..36].try_into().expect("four bytes"));
@@ -217,5 +218,5 @@ fn script_of(sqe: &Sqe) -> Vec<u8> {
 
 /// PSDT 01b: data by an SGL.
 const FLAGS_SGL: u8 = 0x40;
-/// What is sent at most, so that it fits into the buffers of two sockets whatever the target does.
+/// The most that is sent, so that it fits into the buffers of two sockets whatever the target does.
 const MOST_BYTES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! What people and files write: addresses, qualified names, the state of a run, sizes and tiers.
+//! Texts of people and files: addresses, NQNs, the state of a run, sizes and tiers.
 
 use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::load_state;
@@ -124,13 +124,13 @@ fn state(input: &[u8]) {
     }
     let (image, len) = (state.image.0, Few.num_live());
     let goes_on = state.check(image, state.generation, &state.order, world_size, len).is_ok();
-    // A late epoch of a partial order costs much, and is made as an early one is.
+    // A late epoch of a partial order is expensive, and is computed like an early one.
     if goes_on && state.epoch.0 < 1000 {
         go_on(&state, world_size);
     }
 }
 
-/// The rest of the epoch is what the sequence of the whole epoch ends with.
+/// The rest of the epoch equals the end of the whole epoch's sequence.
 fn go_on(state: &State, world_size: u32) {
     let mut order = EpochOrder::new(&state.order, state.epoch, &Few).unwrap();
     let len = order.len();

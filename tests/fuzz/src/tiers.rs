@@ -1,4 +1,4 @@
-//! What a tier on local storage remembers across a restart.
+//! The index of a tier on local storage, which survives a restart.
 
 use dlfs::format::Uuid;
 use dlfs::format::checksum::crc32c;
@@ -11,7 +11,7 @@ use super::Target;
 use super::media::put_crc;
 use super::script;
 
-/// The index of a tier: a script that damages one with a few copies in it.
+/// The index of a tier: a script that damages one with a few copies.
 pub const TIER_INDEX: Target = Target {
     name: "tier_index",
     seeds: scripts,
@@ -69,7 +69,7 @@ fn parse(bytes: &[u8]) {
     let (_, found) = Index::parse(again.bytes(), UUID, GENERATION, &units()).expect("our own");
     assert_eq!(found, kept, "what was believed reads back");
     assert_eq!(index.bytes(), bytes);
-    // As the cache takes them: what lies outside the tier or upon another copy is left.
+    // As in the cache: copies outside the tier, or overlapping another one, are skipped.
     let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[CAPACITY_PAGES]);
     let (copies, mut pages) = (CopyTable::new(NUM_UNITS), 0);
     for copy in kept {

@@ -1,7 +1,7 @@
-//! What comes over the wire to each side of a connection, in receives of any length.
+//! What each side of a connection receives, in receives of any length.
 //!
-//! How a stream was cut must not matter: each input is taken once in one piece and once in pieces, and
-//! what came of it is compared.
+//! How a stream is divided must not matter: each input is received once as a whole and once in
+//! pieces, and the results are compared.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
@@ -35,12 +35,12 @@ pub const WIRE_CONTROLLER: Target = Target {
     seeds: requests,
     refit: Some(refit),
     run: controller,
-    // A buffer for each command that asks for one.
+    // A buffer for each command that requests one.
     heap_bytes: 8 << 20,
     rounds: 3000,
 };
 
-/// What admin commands bring: identify data, discovery logs, the data of Connect.
+/// Data of admin commands: identify data, discovery logs, the data of Connect.
 pub const WIRE_ADMIN: Target = Target {
     name: "wire_admin",
     seeds: admin_data,
@@ -53,12 +53,12 @@ pub const WIRE_ADMIN: Target = Target {
 const DIGESTS: [Digests; 2] =
     [Digests { header: false, data: false }, Digests { header: true, data: true }];
 
-/// How an input is taken, from its first two bytes.
+/// How an input is received, from its first two bytes.
 ///
-/// | byte | meaning                                                                                    |
-/// |------|--------------------------------------------------------------------------------------------|
-/// | 0    | bits 0 and 1: digests; bit 2: writes are outstanding too; bit 3: initialisation is left out |
-/// | 1    | bits 0..7: seed of the lengths of receives; 0 cuts nothing                                  |
+/// | byte | meaning                                                                             |
+/// |------|-------------------------------------------------------------------------------------|
+/// | 0    | bits 0 and 1: digests; bit 2: writes are outstanding, too; bit 3: no initialisation |
+/// | 1    | bits 0..7: seed of the lengths of receives; 0: one receive                          |
 #[derive(Clone, Copy)]
 struct Course {
     digests: Digests,
@@ -79,7 +79,7 @@ impl Course {
         Some((course, stream))
     }
 
-    /// The next length of a receive: mostly short ones, some long.
+    /// The length of the next receive: mostly short, sometimes long.
     fn cut(&mut self) -> usize {
         if self.cuts == 0 {
             return usize::MAX;
@@ -93,7 +93,7 @@ impl Course {
     }
 }
 
-/// A conversation of our own two sides, as one of them receives it.
+/// A conversation between our own two sides, as received by one of them.
 fn conversation(digests: Digests, from_host: bool) -> Vec<u8> {
     let (mut host, mut controller) = (new_host(digests), new_controller());
     let mut recorded = vec![digests.to_bits() | 4, 7];
@@ -119,7 +119,7 @@ fn requests() -> Vec<Vec<u8>> {
     conversations(true)
 }
 
-/// With and without digests; and the same behind an initialisation that is left to the driver.
+/// With and without digests; and the same after an initialisation that the driver performs.
 fn conversations(from_host: bool) -> Vec<Vec<u8>> {
     let of = |digests| {
         let whole = conversation(digests, from_host);
@@ -129,7 +129,7 @@ fn conversations(from_host: bool) -> Vec<Vec<u8>> {
     DIGESTS.into_iter().flat_map(of).collect()
 }
 
-/// Header and data digests of all PDUs, as far as their lengths can be followed.
+/// Corrects the header and data digests of all PDUs, as far as their lengths can be followed.
 fn refit(input: &mut [u8]) {
     let mut at = 2;
     while let Some(pdu) = input.get_mut(at..).filter(|rest| rest.len() >= 8) {
@@ -145,14 +145,15 @@ fn refit(input: &mut [u8]) {
     }
 }
 
-/// How one command ended, and the bytes of those that were read.
+/// How one command ended, and the bytes that it read.
 type Ended = (Result<Cqe, CommandError>, Vec<u8>);
 
 fn host(input: &[u8]) {
     let Some((course, stream)) = Course::of(input) else { return };
     let whole = host_outcome(Course { cuts: 0, ..course }, stream);
     let cut = host_outcome(course, stream);
-    // What was sent when its answer came depends on the receives, so writes may end otherwise.
+    // What had been sent when its answer arrived depends on the receives, so writes may end
+    // differently.
     if !course.writes && course.cuts != 0 {
         assert_eq!(whole, cut, "how the stream was cut does not matter");
     }
@@ -166,7 +167,7 @@ fn host_outcome(mut course: Course, stream: &[u8]) -> (Vec<Ended>, Option<Protoc
         host.handle_received(Instant::now(), &answer).expect("our own ICResp");
     } else {
         let (ic, rest) = stream.split_at(stream.len().min(IC_LEN));
-        let _ = host.handle_received(Instant::now(), ic); // what failed says so below
+        let _ = host.handle_received(Instant::now(), ic); // a failure shows below
         head = rest;
     }
     take_from_host(&mut host);
@@ -183,7 +184,7 @@ fn host_outcome(mut course: Course, stream: &[u8]) -> (Vec<Ended>, Option<Protoc
     (ended, failed)
 }
 
-/// Hands over `stream` in receives as the course cuts it, where the connection says that they belong.
+/// Passes `stream` in receives, divided by the course, to wherever the connection wants them.
 fn feed_host(
     host: &mut Connection<Vec<u8>>,
     mut stream: &[u8],
@@ -225,7 +226,7 @@ fn feed_host(
 fn take_events(host: &mut Connection<Vec<u8>>, ended: &mut Vec<Ended>) {
     while let Some(event) = host.poll_event() {
         if let Event::Done { payload, result } = event {
-            // Bytes of what was not read mean nothing.
+            // The contents of a failed read are undefined.
             let is_read = result.is_ok_and(|cqe| cqe.status().is_success());
             ended.push((result, if is_read { payload } else { Vec::new() }));
         }
@@ -338,8 +339,8 @@ fn take_from_controller(controller: &mut controller::Connection) -> Vec<u8> {
     sent
 }
 
-/// Bytes in receives of at most `most` to a controller, which answers each command as a namespace of
-/// zeroes would.
+/// Passes bytes in receives of at most `most` to a controller that answers each command like a
+/// namespace of zeroes.
 fn feed_controller(
     controller: &mut controller::Connection,
     bytes: &[u8],
@@ -361,7 +362,7 @@ fn feed_controller(
                         controller.receive(id, IoBuf::zeroed(len as usize));
                     }
                 },
-                // Its dword 0 tells a difference in what was received.
+                // Dword 0 reveals a difference in what was received.
                 controller::Event::Received { id, buf, .. } => {
                     let sum = u64::from(crc32c(&buf));
                     controller.finish(id, dlfs::nvme::Status::SUCCESS, sum);
