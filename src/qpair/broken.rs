@@ -26,15 +26,15 @@ use crate::units::Lba;
 /// `device`, or a device that wraps it and breaks as the environment says.
 pub(super) fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
     match std::env::var("DLFS_TEST_ENGINE") {
-        Ok(told) => broken(device, &told),
+        Ok(spec) => broken(device, &spec),
         Err(_) => device,
     }
 }
 
-/// Wraps `device` in the faults that `told` describes.
-pub(super) fn broken(device: Arc<dyn Device>, told: &str) -> Arc<dyn Device> {
-    let words: Vec<&str> = told.splitn(3, ':').collect();
-    let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {told}") };
+/// Wraps `device` in the faults that `spec` describes.
+pub(super) fn broken(device: Arc<dyn Device>, spec: &str) -> Arc<dyn Device> {
+    let words: Vec<&str> = spec.splitn(3, ':').collect();
+    let [fault, healthy, thread] = words[..] else { panic!("not FAULT:N:THREAD: {spec}") };
     let fault = match fault {
         "panics" => Fault::Panics,
         "hangs" => Fault::Hangs,

@@ -327,14 +327,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         now: Instant,
         sqe: Sqe,
         transfer: Transfer,
-        patient: bool,
+        no_timeout: bool,
         payload: B,
     ) -> Result<(), B> {
         let Some(connection) = self.connection.as_mut().filter(|_| self.stage == Stage::Ready)
         else {
             return Err(payload);
         };
-        let taken = connection.submit(now, sqe, transfer, patient, Payload::Own(payload));
+        let taken = connection.submit(now, sqe, transfer, no_timeout, Payload::Own(payload));
         taken.map_err(|payload| match payload {
             Payload::Own(payload) => payload,
             Payload::Connect(_) | Payload::Authentication(_) => {

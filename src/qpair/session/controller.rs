@@ -397,9 +397,9 @@ impl Controller {
         transfer: Transfer,
         task: Task,
     ) -> Result<(), Failure> {
-        let patient = task.step == Step::AwaitEvent;
+        let no_timeout = task.step == Step::AwaitEvent;
         // A full queue means that the target has left dozens of our few commands unanswered.
-        self.channel.submit(now, sqe, transfer, patient, task).map_err(|task| {
+        self.channel.submit(now, sqe, transfer, no_timeout, task).map_err(|task| {
             Failure::new(ErrorKind::Disconnected, "the admin queue takes no command")
                 .at(task.step.name())
         })
