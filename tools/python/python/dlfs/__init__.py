@@ -173,7 +173,7 @@ def open(
 
 
 class Loader(_Loader):
-    """Shuffled batches, read ahead by native threads: `for batch in loader` goes through one epoch.
+    """Shuffled batches, read ahead by native threads: `for batch in loader` reads one epoch.
 
     dataset          what dlfs.open returned
     batch_size       samples per batch on this rank
