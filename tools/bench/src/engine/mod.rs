@@ -2,7 +2,7 @@
 //!
 //! Every engine is a [`QueuePair`], so that one loop drives all. `null` completes everything at once,
 //! `psync` and `uring` work on plain files without any of the library's code. Their blocks are one
-//! byte long: an LBA is an offset.
+//! byte long, so that an LBA is an offset, unless the file is opened with O_DIRECT.
 
 mod consent;
 mod null;
@@ -14,12 +14,12 @@ pub(crate) use target::{Target, Targets};
 
 use dlfs::qpair::Namespace;
 
-/// A namespace of single bytes.
-fn byte_namespace(address: &str, len: u64, depth: u16, engine: &str) -> Namespace {
+/// A namespace of one of our own engines.
+fn plain_namespace(address: &str, len: u64, block: u32, depth: u16, engine: &str) -> Namespace {
     Namespace {
         address: address.to_owned(),
-        block_len_bytes: 1,
-        num_blocks: len,
+        block_len_bytes: block,
+        num_blocks: len / u64::from(block),
         max_transfer_bytes: u32::MAX,
         queue_depth: depth,
         nguid: [0; 16],

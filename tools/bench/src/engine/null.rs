@@ -5,17 +5,14 @@ use std::collections::VecDeque;
 use dlfs::qpair::plain::PlainEngine;
 use dlfs::qpair::{Completion, Io, Namespace};
 
-use super::byte_namespace;
-
 pub(super) struct NullPair {
     namespace: Namespace,
     taken: VecDeque<Io>,
 }
 
 impl NullPair {
-    pub(super) fn new(len: u64) -> NullPair {
-        let taken = VecDeque::with_capacity(usize::from(u16::MAX));
-        NullPair { namespace: byte_namespace("null", len, u16::MAX, "null"), taken }
+    pub(super) fn new(namespace: Namespace) -> NullPair {
+        NullPair { namespace, taken: VecDeque::with_capacity(usize::from(u16::MAX)) }
     }
 }
 

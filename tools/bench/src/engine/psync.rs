@@ -7,8 +7,6 @@ use std::sync::Arc;
 use dlfs::qpair::plain::PlainEngine;
 use dlfs::qpair::{Completion, Io, IoError, IoOp, Namespace};
 
-use super::byte_namespace;
-
 pub(super) struct PsyncPair {
     file: Arc<File>,
     namespace: Namespace,
@@ -16,8 +14,8 @@ pub(super) struct PsyncPair {
 }
 
 impl PsyncPair {
-    pub(super) fn new(file: Arc<File>, address: &str, len: u64) -> PsyncPair {
-        PsyncPair { file, namespace: byte_namespace(address, len, 1, "psync"), taken: None }
+    pub(super) fn new(file: Arc<File>, namespace: Namespace) -> PsyncPair {
+        PsyncPair { file, namespace, taken: None }
     }
 }
 
@@ -37,9 +35,10 @@ impl PlainEngine for PsyncPair {
     fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let Some(mut io) = self.taken.take_if(|_| max > 0) else { return 0 };
         let file = &*self.file;
+        let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
         let moved = match io.op {
-            IoOp::Read => rustix::io::pread(file, &mut io.buf[..], io.slba.0),
-            IoOp::Write => rustix::io::pwrite(file, &io.buf, io.slba.0),
+            IoOp::Read => rustix::io::pread(file, &mut io.buf[..], offset),
+            IoOp::Write => rustix::io::pwrite(file, &io.buf, offset),
             IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
         };
         let expected = io.buf.len() as u64;

@@ -11,10 +11,11 @@ use std::time::Duration;
 use dlfs::nvme::{Address, SpdkAddress};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::plain::Plain;
-use dlfs::qpair::{self, ConnectOptions, Device, Direct, QueuePair};
+use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};
 
 use super::consent::{check_device, check_file};
 use super::null::NullPair;
+use super::plain_namespace;
 use super::psync::PsyncPair;
 use super::uring::UringPair;
 use crate::options::Job;
@@ -25,14 +26,8 @@ use crate::workload::random::Random;
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) name: String,
-    pub(crate) len: u64,
-    /// What offsets and lengths must be multiples of.
-    pub(crate) block: u64,
-    pub(crate) max_transfer: u64,
-    /// The most I/Os on their way on one queue pair.
-    pub(crate) depth: u64,
-    /// How the engine calls itself.
-    pub(crate) engine: String,
+    /// How large it is, and what its blocks and limits are.
+    pub(crate) namespace: Namespace,
     /// A file of ours, which `unlink=` may remove.
     pub(crate) path: Option<PathBuf>,
     opened: Opened,
@@ -49,20 +44,20 @@ enum Opened {
 impl Target {
     /// A queue pair for one thread that has `depth` I/Os on their way.
     pub(crate) fn queue_pair(&self, depth: u64) -> Result<Box<dyn QueuePair>, String> {
-        let depth = u16::try_from(depth.clamp(1, 32_768)).unwrap_or(u16::MAX);
-        match &self.opened {
-            Opened::Null => Ok(Box::new(Plain(NullPair::new(self.len)))),
-            Opened::Device(device) => device.queue_pair().map_err(|error| error.report()),
-            Opened::Psync(file) => {
-                Ok(Box::new(Plain(PsyncPair::new(Arc::clone(file), &self.name, self.len))))
-            }
+        let namespace = self.namespace.clone();
+        Ok(match &self.opened {
+            Opened::Null => Box::new(Plain(NullPair::new(namespace))),
+            Opened::Device(device) => device.queue_pair().map_err(|error| error.report())?,
+            Opened::Psync(file) => Box::new(Plain(PsyncPair::new(Arc::clone(file), namespace))),
             Opened::IoUring(file) => {
-                match UringPair::new(Arc::clone(file), &self.name, self.len, depth) {
-                    Ok(pair) => Ok(Box::new(pair)),
-                    Err(error) => Err(format!("this machine gives no io_uring: {error}")),
-                }
+                let pair = UringPair::new(Arc::clone(file), namespace, depth.clamp(1, 32_768));
+                Box::new(pair.map_err(|error| format!("this machine gives no io_uring: {error}"))?)
             }
-        }
+        })
+    }
+
+    fn of_device(name: String, device: Arc<dyn Device>) -> Target {
+        Target { name, namespace: device.namespace(), path: None, opened: Opened::Device(device) }
     }
 }
 
@@ -103,7 +98,7 @@ impl Targets {
         if let Some(target) = self
             .opened
             .get(&key)
-            .filter(|t| !engine.is_plain_file() || t.len >= wanted_len(job, count))
+            .filter(|t| !engine.is_plain_file() || t.namespace.len_bytes() >= wanted_len(job, count))
         {
             return Ok(target.clone());
         }
@@ -249,18 +244,8 @@ fn null_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     if len == 0 {
         return Err("ioengine=null needs size=: there is no target that has one".to_owned());
     }
-    let (depth, max_transfer) = (u64::from(u16::MAX), u64::MAX);
-    let engine = "null".to_owned();
-    Ok(Target {
-        name,
-        len,
-        block: 1,
-        max_transfer,
-        depth,
-        engine,
-        path: None,
-        opened: Opened::Null,
-    })
+    let namespace = plain_namespace("null", len, 1, u16::MAX, "null");
+    Ok(Target { name, namespace, path: None, opened: Opened::Null })
 }
 
 fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
@@ -273,7 +258,7 @@ fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     let most = job.block_range().1.next_multiple_of(4096).max(1 << 20);
     let most = u32::try_from(most).map_err(|_| "bs is too large".to_owned())?;
     let depth = u16::try_from(job.depth().max(256)).unwrap_or(u16::MAX);
-    Ok(of_device(name, Arc::new(memory.with_limits(most, depth))))
+    Ok(Target::of_device(name, Arc::new(memory.with_limits(most, depth))))
 }
 
 /// The largest block that the job's block sizes allow.
@@ -297,26 +282,12 @@ fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
     if writable && !matches!(address, Address::Path(_)) {
         check_device(job, &name, &device)?;
     }
-    let mut target = of_device(name, device);
+    let mut target = Target::of_device(name, device);
     if let Address::Path(path) = address {
         prepare_cache(job, &path);
         target.path = Some(path);
     }
     Ok(target)
-}
-
-fn of_device(name: String, device: Arc<dyn Device>) -> Target {
-    let namespace = device.namespace();
-    Target {
-        name,
-        len: namespace.len_bytes(),
-        block: u64::from(namespace.block_len_bytes),
-        max_transfer: u64::from(namespace.max_transfer_bytes),
-        depth: u64::from(namespace.queue_depth),
-        engine: namespace.engine.clone(),
-        path: None,
-        opened: Opened::Device(device),
-    }
 }
 
 fn plain_file(
@@ -361,8 +332,8 @@ fn plain_file(
         _ => (Opened::Psync(file), 1),
     };
     let block = if direct != 0 { 512 } else { 1 };
-    let (engine, path) = (engine.name().to_owned(), (!is_device).then_some(path));
-    Ok(Target { name, len, block, max_transfer: 1 << 30, depth, engine, path, opened })
+    let namespace = plain_namespace(&name, len, block, depth, engine.name());
+    Ok(Target { name, namespace, path: (!is_device).then_some(path), opened })
 }
 
 /// Refuses what has no blocks, before it is opened: opening a pipe would wait for somebody who writes to it.

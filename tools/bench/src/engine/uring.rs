@@ -6,8 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,11 +17,10 @@ use dlfs::qpair::readiness::{Registry, Watched};
 use dlfs::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use dlfs::units::Lba;
 
-use super::byte_namespace;
-
 pub(super) struct UringPair {
-    /// Dropped by hand: the kernel writes into `slots` as long as the ring lives.
-    ring: Watched<Uring>,
+    ring: IoUring,
+    /// The same ring, for the epoll set.
+    fd: Watched<OwnedFd>,
     file: Arc<File>,
     namespace: Namespace,
     slots: Box<[Option<Io>]>,
@@ -34,16 +32,16 @@ pub(super) struct UringPair {
 impl UringPair {
     pub(super) fn new(
         file: Arc<File>,
-        address: &str,
-        len: u64,
-        depth: u16,
+        namespace: Namespace,
+        depth: u64,
     ) -> std::io::Result<UringPair> {
-        let ring = IoUring::builder().setup_clamp().build(u32::from(depth).next_power_of_two())?;
-        let ring = Watched::new(Uring(ring));
+        let depth = depth as u32; // at most 32,768
+        let ring = IoUring::builder().setup_clamp().build(depth.next_power_of_two())?;
+        // SAFETY: the ring's descriptor is open, since `ring` lives.
+        let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }.try_clone_to_owned()?;
         let slots = (0..depth).map(|_| None).collect();
-        let free = (0..u32::from(depth)).rev().collect();
-        let namespace = byte_namespace(address, len, depth, "io_uring");
-        Ok(UringPair { ring, file, namespace, slots, free, unsubmitted: 0 })
+        let free = (0..depth).rev().collect();
+        Ok(UringPair { ring, fd: Watched::new(fd), file, namespace, slots, free, unsubmitted: 0 })
     }
 
     /// Tells the kernel of new entries, and waits for at least `want` completions.
@@ -52,6 +50,14 @@ impl UringPair {
         if let Ok(told) = self.ring.submit_and_wait(want) {
             self.unsubmitted = self.unsubmitted.saturating_sub(told);
         }
+    }
+
+    /// Waits for a completion, but not for long.
+    fn wait(&self) {
+        let limit = types::Timespec::from(LONGEST_WAIT);
+        let arguments = types::SubmitArgs::new().timespec(&limit);
+        // Whatever ended the wait, the queue is looked at next; a kernel without it lets us spin.
+        let _ = self.ring.submitter().submit_with_args(1, &arguments);
     }
 
     /// Takes what has completed.
@@ -94,9 +100,10 @@ impl QueuePair for UringPair {
             let Some(mut io) = pending.pop_front() else { break };
             let fd = types::Fd(self.file.as_raw_fd());
             let (start, len) = (io.buf.as_mut_ptr(), io.buf.len() as u32);
+            let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
             let entry = match io.op {
-                IoOp::Read => opcode::Read::new(fd, start, len).offset(io.slba.0).build(),
-                IoOp::Write => opcode::Write::new(fd, start, len).offset(io.slba.0).build(),
+                IoOp::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
+                IoOp::Write => opcode::Write::new(fd, start, len).offset(offset).build(),
                 IoOp::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             };
             // SAFETY: the buffer lies in `slots` until the kernel has answered, and `drop` waits for
@@ -125,10 +132,7 @@ impl QueuePair for UringPair {
         if count > 0 || !self.free.is_empty() {
             return count;
         }
-        let limit = types::Timespec::from(LONGEST_WAIT);
-        let arguments = types::SubmitArgs::new().timespec(&limit);
-        // Whatever ended the wait, the queue is looked at next; a kernel without it lets us spin.
-        let _ = self.ring.submitter().submit_with_args(1, &arguments);
+        self.wait();
         self.take(max, done)
     }
 
@@ -153,7 +157,7 @@ impl QueuePair for UringPair {
     }
 
     fn register(&mut self, registry: &Registry) {
-        self.ring.register_for_sleep(registry);
+        self.fd.register_for_sleep(registry);
     }
 
     fn notice(&self) -> Notice {
@@ -168,11 +172,8 @@ impl QueuePair for UringPair {
 impl Drop for UringPair {
     fn drop(&mut self) {
         let (until, mut done) = (Instant::now() + LAST_IOS, Vec::new());
-        let limit = types::Timespec::from(LONGEST_WAIT);
         while self.outstanding() > 0 && Instant::now() < until {
-            let arguments = types::SubmitArgs::new().timespec(&limit);
-            // Whatever ended the wait, the queue is looked at next.
-            let _ = self.ring.submitter().submit_with_args(1, &arguments);
+            self.wait();
             self.take(usize::MAX, &mut done);
             done.clear();
         }
@@ -181,30 +182,6 @@ impl Drop for UringPair {
             // The kernel may still write there.
             std::mem::forget(std::mem::take(&mut self.slots));
         }
-    }
-}
-
-/// The kernel's ring, as something that has a descriptor.
-struct Uring(IoUring);
-
-impl AsFd for Uring {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the ring, which outlives the borrow of `self`.
-        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
-    }
-}
-
-impl Deref for Uring {
-    type Target = IoUring;
-
-    fn deref(&self) -> &IoUring {
-        &self.0
-    }
-}
-
-impl DerefMut for Uring {
-    fn deref_mut(&mut self) -> &mut IoUring {
-        &mut self.0
     }
 }
 

@@ -35,23 +35,22 @@ pub(crate) fn region(
     target: &Target,
     targets: u64,
 ) -> Result<(u64, u64), String> {
-    let name = &target.name;
-    let align = target.block.max(1);
-    let increment = job.offset_increment.of(target.len);
+    let (name, has) = (&target.name, target.namespace.len_bytes());
+    let align = u64::from(target.namespace.block_len_bytes);
+    let increment = job.offset_increment.of(has);
     let begin = (number.checked_mul(increment))
-        .and_then(|more| job.offset.of(target.len).checked_add(more))
+        .and_then(|more| job.offset.of(has).checked_add(more))
         .and_then(|begin| begin.checked_next_multiple_of(align))
         .ok_or_else(|| format!("{name}: the offset is beyond everything"))?;
-    let rest = target.len.saturating_sub(begin);
+    let rest = has.saturating_sub(begin);
     let wanted = match job.size {
         None => rest,
         Some(crate::options::value::Size::Bytes(bytes)) => bytes / targets,
-        Some(percent) => percent.of(target.len).min(rest),
+        Some(percent) => percent.of(has).min(rest),
     };
-    if begin.checked_add(wanted).is_none_or(|end| end > target.len) {
+    if begin.checked_add(wanted).is_none_or(|end| end > has) {
         return Err(format!(
-            "{name} has {} bytes; size={wanted} from offset {begin} ends beyond it",
-            target.len
+            "{name} has {has} bytes; size={wanted} from offset {begin} ends beyond it"
         ));
     }
     let (min, max) = job.block_range();
@@ -67,7 +66,8 @@ pub(crate) fn region(
 /// Refuses blocks and depths that the target cannot have.
 pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
     let (min, max) = job.block_range();
-    let (name, block) = (&target.name, target.block);
+    let Target { name, namespace, .. } = target;
+    let (block, most) = (u64::from(namespace.block_len_bytes), namespace.max_transfer_bytes);
     let sizes = [0, 1].map(|d| job.bssplit[d].iter().map(|s| s.0).collect::<Vec<_>>()).concat();
     let all = sizes.into_iter().chain([min, max]);
     for size in all {
@@ -77,20 +77,16 @@ pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
             ));
         }
     }
-    if max > target.max_transfer {
-        return Err(format!("{name} takes {} bytes at a time, bs is {max}", target.max_transfer));
+    if max > most.into() {
+        return Err(format!("{name} takes {most} bytes at a time, bs is {max}"));
     }
-    if job.depth() > target.depth {
-        return Err(format!(
-            "{name} takes {} I/Os at a time, iodepth is {}{}",
-            target.depth,
-            job.depth(),
-            if target.engine.starts_with("tcp") {
-                "; queue_size= asks for a longer queue"
-            } else {
-                ""
-            }
-        ));
+    let (depth, most) = (job.depth(), namespace.queue_depth);
+    if depth > most.into() {
+        let longer = match namespace.engine.starts_with("tcp") {
+            true => "; queue_size= asks for a longer queue",
+            false => "",
+        };
+        return Err(format!("{name} takes {most} I/Os at a time, iodepth is {depth}{longer}"));
     }
     Ok(())
 }
@@ -121,7 +117,7 @@ pub(crate) fn lanes(
             chosen: None,
             directions: may_swap_directions(job).then(Vec::new),
             issued: 0,
-            needs_poll: target.engine.starts_with("tcp"),
+            needs_poll: target.namespace.engine.starts_with("tcp"),
             pair,
         });
     }
