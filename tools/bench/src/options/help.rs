@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::command_line::RUN_OPTIONS;
 use super::fio;
+use super::job::Engine;
 use super::table::{Opt, unknown};
 use super::tables::TABLES;
 
@@ -79,22 +80,11 @@ fn wrapped<'a>(words: impl Iterator<Item = &'a str>, text: &mut String) {
 /// What the engines are.
 pub(crate) fn engines(name: &str) -> Result<String, String> {
     let mut text = String::new();
-    for (engine, help) in ENGINES.iter().filter(|engine| name.is_empty() || engine.0 == name) {
+    for (engine, _, help) in Engine::ALL.iter().filter(|e| name.is_empty() || e.0 == name) {
         let _ = writeln!(text, "  {engine:<9} {help}");
     }
     if text.is_empty() { Err(format!("there is no engine '{name}'")) } else { Ok(text) }
 }
-
-const ENGINES: &[(&str, &str)] = &[
-    ("auto", "tcp for an nvme-tcp:// or trtype:TCP address, spdk for spdk:, else file"),
-    ("tcp", "dlfs's own NVMe/TCP host"),
-    ("spdk", "SPDK, where the build has it: spdk:ADDRESS, trtype:PCIE|RDMA|VFIOUSER"),
-    ("file", "dlfs's engine for image files and block devices (io_uring, or pread)"),
-    ("mem", "a namespace in memory, of size= bytes"),
-    ("null", "completes everything at once, moves nothing: measures this tool"),
-    ("psync", "pread and pwrite on plain files, one at a time, to compare with"),
-    ("io_uring", "a plain io_uring on plain files, to compare with"),
-];
 
 const USAGE: &str = "\
 dlfs-bench: measures namespaces and data sets, with fio's job files, options and output

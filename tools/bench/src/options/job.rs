@@ -27,15 +27,17 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    pub(crate) const ALL: [(&'static str, Engine); 8] = [
-        ("auto", Engine::Auto),
-        ("tcp", Engine::Tcp),
-        ("spdk", Engine::Spdk),
-        ("file", Engine::File),
-        ("mem", Engine::Mem),
-        ("null", Engine::Null),
-        ("psync", Engine::Psync),
-        ("io_uring", Engine::IoUring),
+    /// Name, engine, and the help.
+    #[rustfmt::skip] // a row for each
+    pub(crate) const ALL: [(&'static str, Engine, &'static str); 8] = [
+        ("auto", Engine::Auto, "tcp for an nvme-tcp:// or trtype:TCP address, spdk for spdk:, else file"),
+        ("tcp", Engine::Tcp, "dlfs's own NVMe/TCP host"),
+        ("spdk", Engine::Spdk, "SPDK, where the build has it: spdk:ADDRESS, trtype:PCIE|RDMA|VFIOUSER"),
+        ("file", Engine::File, "dlfs's engine for image files and block devices (io_uring, or pread)"),
+        ("mem", Engine::Mem, "a namespace in memory, of size= bytes"),
+        ("null", Engine::Null, "completes everything at once, moves nothing: measures this tool"),
+        ("psync", Engine::Psync, "pread and pwrite on plain files, one at a time, to compare with"),
+        ("io_uring", Engine::IoUring, "a plain io_uring on plain files, to compare with"),
     ];
 
     pub(crate) fn name(self) -> &'static str {

@@ -85,10 +85,6 @@ fn direction(job: &Job, d: &Direction, plus: bool) -> Json {
     let kib = |bytes: f64| Json::Whole((bytes / 1024.0) as i128);
     let (bandwidth, iops) = (d.bandwidth.summary(), d.iops.summary());
     let whole_rate = d.bytes_per_s();
-    let share = match bandwidth.samples {
-        0 => 0.0,
-        _ => (100.0 * bandwidth.mean * 1024.0 / whole_rate.max(1.0)).min(100.0),
-    };
     let list = |wanted: bool| wanted.then_some(&job.percentile_list);
     Json::object()
         .with("io_bytes", d.bytes)
@@ -105,7 +101,7 @@ fn direction(job: &Job, d: &Direction, plus: bool) -> Json {
         .with("lat_ns", latency(&d.lat, list(job.lat_percentiles), plus))
         .with("bw_min", Json::Whole(bandwidth.min as i128))
         .with("bw_max", Json::Whole(bandwidth.max as i128))
-        .with("bw_agg", share)
+        .with("bw_agg", d.bandwidth_share().min(100.0))
         .with("bw_mean", bandwidth.mean)
         .with("bw_dev", bandwidth.deviation)
         .with("bw_samples", bandwidth.samples)

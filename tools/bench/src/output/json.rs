@@ -9,7 +9,6 @@ pub(crate) enum Json {
     /// Printed with six decimals.
     Float(f64),
     Text(String),
-    Flag(bool),
     Array(Vec<Json>),
     Object(Vec<(String, Json)>),
 }
@@ -42,7 +41,6 @@ impl Json {
             Json::Whole(value) => write!(out, "{value}"),
             Json::Float(value) if value.is_finite() => write!(out, "{value:.6}"),
             Json::Float(_) => write!(out, "0.000000"),
-            Json::Flag(value) => write!(out, "{value}"),
             Json::Text(text) => {
                 write_text(out, text);
                 Ok(())
@@ -120,7 +118,6 @@ from! {
     f64 => Json::Float;
     &str => |value: &str| Json::Text(value.to_owned());
     String => Json::Text;
-    bool => Json::Flag;
 }
 
 #[cfg(test)]

@@ -68,8 +68,8 @@ struct Head<'a> {
 pub(crate) struct Writer {
     run: RunOptions,
     global: Vec<(String, String)>,
-    file: Option<(PathBuf, File)>,
-    report: Option<(PathBuf, File)>,
+    file: Option<OutFile>,
+    report: Option<OutFile>,
     /// When the run began, in milliseconds since 1970.
     began_ms: u64,
     eta: Option<eta::EtaLine>,
@@ -83,14 +83,8 @@ impl Writer {
     /// Names the file.
     pub(crate) fn create(request: &Request) -> Result<Writer, String> {
         let run = request.run.clone();
-        let file = match &run.output {
-            Some(path) => Some((path.clone(), create(path)?)),
-            None => None,
-        };
-        let report = match &run.report {
-            Some(path) => Some((path.clone(), create(path)?)),
-            None => None,
-        };
+        let file = run.output.clone().map(OutFile::create).transpose()?;
+        let report = run.report.clone().map(OutFile::create).transpose()?;
         check_logs(&request.jobs)?;
         let shows = match run.eta {
             Eta::Always => true,
@@ -157,10 +151,9 @@ impl Writer {
         let entries = entry::together(finished.iter().map(Entry::of).collect());
         let text = self.text(&entries);
         self.write(&text)?;
-        if let Some((path, file)) = &mut self.report {
-            let head = Head { began_ms: self.began_ms, global: &self.global };
-            file.write_all(report::page(&head, &entries).as_bytes())
-                .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        let head = Head { began_ms: self.began_ms, global: &self.global };
+        if let Some(file) = &mut self.report {
+            file.write(&report::page(&head, &entries))?;
         }
         write_logs(finished)
     }
@@ -184,15 +177,30 @@ impl Writer {
     fn write(&mut self, text: &str) -> Result<(), String> {
         match &mut self.file {
             None => print(text),
-            Some((path, file)) => file
-                .write_all(text.as_bytes())
-                .map_err(|error| format!("cannot write {}: {error}", path.display())),
+            Some(file) => file.write(text),
         }
     }
 }
 
-fn create(path: &Path) -> Result<File, String> {
-    File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))
+/// A file that a result goes to.
+struct OutFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl OutFile {
+    fn create(path: PathBuf) -> Result<OutFile, String> {
+        let file = File::create(&path).map_err(|error| cannot_write(&path, &error))?;
+        Ok(OutFile { path, file })
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), String> {
+        self.file.write_all(text.as_bytes()).map_err(|error| cannot_write(&self.path, &error))
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot write {}: {error}", path.display())
 }
 
 fn status_after(run: &RunOptions) -> Option<Instant> {
@@ -233,8 +241,7 @@ fn write_logs(finished: &[Finished]) -> Result<(), String> {
     for Finished { task, outcome, .. } in finished {
         for log in &outcome.logs {
             if let Some(path) = log_path(&task.job, log.kind(), task.thread) {
-                log.write(&path)
-                    .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+                log.write(&path).map_err(|error| cannot_write(&path, &error))?;
             }
         }
     }

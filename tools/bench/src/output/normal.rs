@@ -140,7 +140,7 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction, text: &mut Str
             max if max >= 10_240.0 => ("MiB/s", 1024.0),
             _ => ("KiB/s", 1.0),
         };
-        let share = 100.0 * bandwidth.mean * 1024.0 / direction.bytes_per_s().max(1.0);
+        let share = direction.bandwidth_share();
         let _ = writeln!(
             text,
             "   bw ({unit:>7}): min={:5.0}, max={:5.0}, per={share:.2}%, avg={:.2}, stdev={:.2}, samples={}",
@@ -163,10 +163,9 @@ fn direction_lines(job: &Job, label: &str, direction: &Direction, text: &mut Str
 
 fn latency_line(label: &str, latency: &Latency, text: &mut String) {
     let (unit, per) = latency_unit(latency.min(), latency.max());
-    let number = |ns: u64| short(ns as f64 / per, 1000.0, &["", "k", "M"]);
     let number = |ns: u64| match ns as f64 / per {
         value if value < 10_000.0 => format!("{value:.0}"),
-        _ => number(ns),
+        value => short(value, 1000.0, &["", "k", "M"]),
     };
     let _ = writeln!(
         text,

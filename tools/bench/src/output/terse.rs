@@ -64,13 +64,9 @@ fn direction(job: &Job, d: &Direction, version: u64, fields: &mut Vec<String>) {
     }
     moments(&d.lat, fields);
     let bandwidth = d.bandwidth.summary();
-    let share = match bandwidth.samples {
-        0 => 0.0,
-        _ => (100.0 * bandwidth.mean * 1024.0 / d.bytes_per_s().max(1.0)).min(100.0),
-    };
     fields.push((bandwidth.min as u64).to_string());
     fields.push((bandwidth.max as u64).to_string());
-    fields.push(format!("{share:.6}%"));
+    fields.push(format!("{:.6}%", d.bandwidth_share().min(100.0)));
     fields.extend([bandwidth.mean, bandwidth.deviation].map(|value| format!("{value:.6}")));
     if version == 5 {
         let iops = d.iops.summary();

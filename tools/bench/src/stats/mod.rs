@@ -95,6 +95,11 @@ impl Direction {
         per_second(self.bytes, self.runtime_ms)
     }
 
+    /// The mean of the sampled bandwidths, in percent of that of the whole run.
+    pub(crate) fn bandwidth_share(&self) -> f64 {
+        100.0 * self.bandwidth.summary().mean * 1024.0 / self.bytes_per_s().max(1.0)
+    }
+
     /// I/Os a second.
     pub(crate) fn ios_per_s(&self) -> f64 {
         per_second(self.ios, self.runtime_ms)
