@@ -6,8 +6,7 @@ use super::file::{self, Entry, Section};
 use super::fio;
 use super::job::{Job, with_defaults};
 use super::table::{apply, find, unknown};
-use super::tables::choice;
-use super::value::{integer, time_us};
+use super::tables::RUN;
 
 /// A form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,9 +101,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
             "enghelp" => return Ok(Command::EngineHelp(value.unwrap_or_default())),
             _ => {}
         }
-        let of_the_run = RUN_OPTIONS.iter().find(|known| known.0 == key);
+        let of_the_run = RUN.iter().find(|opt| opt.name == key);
         let takes_value = match of_the_run {
-            Some(known) => known.1,
+            Some(opt) => !opt.may_stand_alone(),
             None => find(key).is_some_and(|opt| !opt.may_stand_alone()),
         };
         if value.is_none() && takes_value {
@@ -113,14 +112,13 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
                 return Err(format!("--{key} lacks its value"));
             }
         }
-        if of_the_run.is_some() {
-            run_option(&mut run, key, value.as_deref().unwrap_or(""))
-                .map_err(|why| format!("--{key}: {why}"))?;
+        let text = value.as_deref().unwrap_or("");
+        if let Some(opt) = of_the_run {
+            (opt.set)(&mut run, text).map_err(|why| format!("--{key}: {why}"))?;
             continue;
         }
-        if find(key).is_none() && !fio::holds(key, value.as_deref().unwrap_or("")) {
-            let known: Vec<&str> = RUN_OPTIONS.iter().map(|known| known.0).collect();
-            return Err(unknown(key, &known));
+        if find(key).is_none() && !fio::holds(key, text) {
+            return Err(unknown(key, RUN.iter().map(|opt| opt.name)));
         }
         let origin = "command line".to_owned();
         if key == "name" {
@@ -209,63 +207,6 @@ fn jobs_of(sections: Vec<Section>, run: &RunOptions) -> Result<(Vec<Job>, Given)
     }
     Ok((jobs, global))
 }
-
-fn run_option(run: &mut RunOptions, key: &str, value: &str) -> Result<(), String> {
-    match key {
-        "output" => run.output = Some(PathBuf::from(value)),
-        "output-format" => {
-            run.formats = value.split(',').map(format).collect::<Result<_, _>>()?;
-        }
-        "minimal" => run.formats = vec![Format::Terse],
-        "terse-version" => {
-            run.terse_version = integer(value)?;
-            if ![3, 5].contains(&run.terse_version) {
-                return Err("only versions 3 and 5 are offered".to_owned());
-            }
-        }
-        "report" => run.report = Some(PathBuf::from(value)),
-        "eta" => {
-            let kinds = [("auto", Eta::Auto), ("always", Eta::Always), ("never", Eta::Never)];
-            run.eta = choice(value, &kinds)?;
-        }
-        "eta-interval" => run.eta_interval_us = time_us(value, 1_000_000)?.max(100_000),
-        "eta-newline" => run.eta_newline_us = time_us(value, 1_000_000)?,
-        "status-interval" => run.status_interval_us = time_us(value, 1_000_000)?,
-        "parse-only" => run.parse_only = true,
-        "showcmd" => run.showcmd = true,
-        "readonly" => run.readonly = true,
-        "max-jobs" => run.max_jobs = integer(value)?,
-        _ => run.sections.push(value.to_owned()),
-    }
-    Ok(())
-}
-
-fn format(name: &str) -> Result<Format, String> {
-    let (normal, json, plus) = (Format::Normal, Format::Json, Format::JsonPlus);
-    choice(name, &[("normal", normal), ("json", json), ("json+", plus), ("terse", Format::Terse)])
-}
-
-/// Name, whether it takes a value, and the help.
-pub(crate) const RUN_OPTIONS: &[(&str, bool, &str)] = &[
-    ("help", false, "Print this."),
-    ("version", false, "Print the version."),
-    ("cmdhelp", false, "Print the help of all options of jobs; --cmdhelp=WORD of one."),
-    ("enghelp", false, "Print the engines."),
-    ("output", true, "Write the result to this file, rather than to standard output."),
-    ("output-format", true, "normal, json, json+ or terse, or several with commas between."),
-    ("minimal", false, "The same as --output-format=terse."),
-    ("terse-version", true, "3 (the default) or 5."),
-    ("report", true, "Also write one self-contained HTML page with plots to this file."),
-    ("eta", true, "auto, always or never show what is going on, on standard error."),
-    ("eta-interval", true, "How often that line is made anew; a second unless given."),
-    ("eta-newline", true, "How often a new line is begun."),
-    ("status-interval", true, "How often the figures so far are printed in full."),
-    ("parse-only", false, "Only read the jobs, and say whether anything is wrong with them."),
-    ("showcmd", false, "Print the jobs as command lines."),
-    ("readonly", false, "Refuse jobs that write."),
-    ("max-jobs", true, "The most threads that jobs may ask for."),
-    ("section", true, "Run only this section of the job files; may be repeated."),
-];
 
 #[cfg(test)]
 mod tests {

@@ -2,18 +2,17 @@
 
 use std::fmt::Write as _;
 
-use super::command_line::RUN_OPTIONS;
 use super::fio;
 use super::job::Engine;
 use super::table::{Opt, unknown};
-use super::tables::TABLES;
+use super::tables::{RUN, TABLES};
 
 /// The help of the command.
 pub(crate) fn command() -> String {
     let mut text = String::from(USAGE);
-    for (name, takes_value, help) in RUN_OPTIONS {
-        let name = if *takes_value { format!("--{name}=VALUE") } else { format!("--{name}") };
-        let _ = writeln!(text, "  {name:<26} {help}"); // writing to a string does not fail
+    for opt in RUN {
+        let name = format!("--{}{}", opt.name, opt.value);
+        let _ = writeln!(text, "  {name:<26} {}", opt.help); // writing to a string does not fail
     }
     text.push_str(EXAMPLES);
     text
@@ -47,7 +46,7 @@ pub(crate) fn options(word: &str) -> Result<String, String> {
         wrapped(fio::names(), &mut text);
     }
     if text.is_empty() {
-        return Err(unknown(word, &[]));
+        return Err(unknown(word, std::iter::empty()));
     }
     Ok(text)
 }

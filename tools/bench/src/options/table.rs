@@ -5,20 +5,20 @@ use super::fio;
 use super::job::Job;
 use super::tables::TABLES;
 
-/// One option of a job.
-pub(crate) struct Opt {
+/// One option of a job, or of the run as a whole.
+pub(crate) struct Opt<T = Job> {
     pub(crate) name: &'static str,
     pub(crate) aliases: &'static [&'static str],
-    /// What the value is, for the help.
+    /// What the value is, for the help; empty when there is none.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
-    pub(crate) set: fn(&mut Job, &str) -> Result<(), String>,
+    pub(crate) set: fn(&mut T, &str) -> Result<(), String>,
 }
 
-impl Opt {
+impl<T> Opt<T> {
     /// Booleans mean yes alone, and logs are then named after the job.
     pub(crate) fn may_stand_alone(&self) -> bool {
-        self.value.starts_with("BOOL") || self.value.starts_with('[')
+        ["BOOL", "["].iter().any(|start| self.value.starts_with(start)) || self.value.is_empty()
     }
 }
 
@@ -33,13 +33,13 @@ pub(crate) fn options() -> impl Iterator<Item = &'static Opt> {
 }
 
 /// Why there is no option of this name: fio has it, or a word that is nearest to it.
-pub(crate) fn unknown(name: &str, more: &[&'static str]) -> String {
+pub(crate) fn unknown(name: &str, more: impl Iterator<Item = &'static str>) -> String {
     if let Some(refusal) = fio::refusal(name) {
         return refusal;
     }
     let names =
         options().flat_map(|opt| std::iter::once(opt.name).chain(opt.aliases.iter().copied()));
-    match nearest(name, names.chain(more.iter().copied())) {
+    match nearest(name, names.chain(more)) {
         Some(near) => format!("unknown option '{name}'; did you mean '{near}'?"),
         None => format!("unknown option '{name}'; --cmdhelp lists all options"),
     }
@@ -61,7 +61,7 @@ pub(crate) fn apply(job: &mut Job, entry: &Entry) -> Result<(), String> {
     let text = value.as_deref().unwrap_or("");
     let Some(opt) = find(key) else {
         if !fio::holds(key, text) {
-            return Err(format!("{origin}: {}", unknown(key, &[])));
+            return Err(format!("{origin}: {}", unknown(key, std::iter::empty())));
         }
         remember(job, key, text);
         return Ok(());

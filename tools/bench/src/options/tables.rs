@@ -1,5 +1,6 @@
 //! All options of a job, by what they are about.
 
+use super::command_line::{Eta, Format, RunOptions};
 use super::job::{ContinueOn, Engine, Job, Pattern, Verify};
 use super::table::{Opt, nearest};
 use super::value::{
@@ -28,6 +29,45 @@ pub(crate) const TABLES: &[(&str, &[Opt])] = &[
     ("Logs", LOGS),
     ("Measurement", MEASUREMENT),
 ];
+
+/// The options of the run; those that print something else instead are the command line's.
+pub(crate) const RUN: &[Opt<RunOptions>] = table! {
+    "help" "" "Print this." nothing;
+    "version" "" "Print the version." nothing;
+    "cmdhelp" "" "Print the help of all options of jobs; --cmdhelp=WORD of one." nothing;
+    "enghelp" "" "Print the engines." nothing;
+    "output" "=VALUE" "Write the result to this file, rather than to standard output."
+        |r, v| set(&mut r.output, Ok(Some(v.into())));
+    "output-format" "=VALUE" "normal, json, json+ or terse, or several with commas between."
+        |r, v| set(&mut r.formats, v.split(',').map(format).collect());
+    "minimal" "" "The same as --output-format=terse."
+        |r, _| set(&mut r.formats, Ok(vec![Format::Terse]));
+    "terse-version" "=VALUE" "3 (the default) or 5."
+        |r, v| set(&mut r.terse_version, choice(v, &[("3", 3), ("5", 5)]));
+    "report" "=VALUE" "Also write one self-contained HTML page with plots to this file."
+        |r, v| set(&mut r.report, Ok(Some(v.into())));
+    "eta" "=VALUE" "auto, always or never show what is going on, on standard error."
+        |r, v| {
+            let kinds = [("auto", Eta::Auto), ("always", Eta::Always), ("never", Eta::Never)];
+            set(&mut r.eta, choice(v, &kinds))
+        };
+    "eta-interval" "=VALUE" "How often that line is made anew; a second unless given."
+        |r, v| set(&mut r.eta_interval_us, time_us(v, 1_000_000).map(|us| us.max(100_000)));
+    "eta-newline" "=VALUE" "How often a new line is begun."
+        |r, v| set(&mut r.eta_newline_us, time_us(v, 1_000_000));
+    "status-interval" "=VALUE" "How often the figures so far are printed in full."
+        |r, v| set(&mut r.status_interval_us, time_us(v, 1_000_000));
+    "parse-only" "" "Only read the jobs, and say whether anything is wrong with them."
+        |r, _| set(&mut r.parse_only, Ok(true));
+    "showcmd" "" "Print the jobs as command lines."
+        |r, _| set(&mut r.showcmd, Ok(true));
+    "readonly" "" "Refuse jobs that write."
+        |r, _| set(&mut r.readonly, Ok(true));
+    "max-jobs" "=VALUE" "The most threads that jobs may ask for."
+        |r, v| set(&mut r.max_jobs, integer(v));
+    "section" "=VALUE" "Run only this section of the job files; may be repeated."
+        |r, v| { r.sections.push(v.to_owned()); Ok(()) };
+};
 
 const JOB: &[Opt] = table! {
     "name" "TEXT" "Name of the job; on the command line it begins a new one."
@@ -357,8 +397,17 @@ fn number(text: &str, min: u32, max: u32) -> Result<u32, String> {
     within(text, min.into(), max.into()).map(|number| number as u32)
 }
 
+fn nothing(_: &mut RunOptions, _: &str) -> Result<(), String> {
+    Ok(())
+}
+
+fn format(name: &str) -> Result<Format, String> {
+    let (normal, json, plus) = (Format::Normal, Format::Json, Format::JsonPlus);
+    choice(name, &[("normal", normal), ("json", json), ("json+", plus), ("terse", Format::Terse)])
+}
+
 /// The value that a word stands for.
-pub(super) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(word, _)| *word == text.trim());
     found.map(|(_, value)| *value).ok_or_else(|| {
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
