@@ -4,16 +4,19 @@
 //! queues made by this thread, then the threads of the stage start together.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Barrier, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use dlfs::dataset::Image;
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::Cpus;
 
 use crate::engine::Targets;
+use crate::engine::target::names;
 use crate::options::Job;
 use crate::options::command_line::Request;
 use crate::output::Writer;
@@ -79,7 +82,7 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     if job.pattern.writes && (request.run.readonly || job.read_only) {
         return Err(format!("rw={} writes, and readonly was asked for", job.rw));
     }
-    if job.filename.is_none() && job.directory.is_none() && !job.engine.needs_no_target() {
+    if names(job, 0).is_empty() && !job.engine.needs_no_target() {
         return Err("no target: filename= (or directory=) is missing".to_owned());
     }
     if job.time_based && job.runtime_us.is_none() {
@@ -144,14 +147,13 @@ impl Manager {
     fn start<'a>(&mut self, tasks: impl Iterator<Item = &'a Task>) -> Result<(), String> {
         let tasks: Vec<&Task> = tasks.collect();
         let gate = Arc::new(Barrier::new(tasks.len()));
-        let mut images: HashMap<usize, dlfs::dataset::Image> = HashMap::new();
+        let mut images = HashMap::new();
         let mut works: Vec<(Task, Arc<Shared>, Work)> = Vec::new();
         for task in tasks {
             let job = Arc::clone(&task.job);
             let wrong = |what: String| format!("{} ({}): {what}", job.name, job.origin);
             let shared = Arc::new(Shared::default());
-            let image = images.get(&task.index).cloned();
-            let work = self.work(task, &shared, &gate, image, &mut images).map_err(wrong)?;
+            let work = self.work(task, &shared, &gate, &mut images).map_err(wrong)?;
             works.push((task.clone(), shared, work));
         }
         for (task, shared, work) in works {
@@ -172,14 +174,13 @@ impl Manager {
         Ok(())
     }
 
-    /// What the thread of `task` will do.
+    /// What the thread of `task` will do; equal jobs share the data set of `images`.
     fn work(
         &mut self,
         task: &Task,
         shared: &Arc<Shared>,
         gate: &Arc<Barrier>,
-        image: Option<dlfs::dataset::Image>,
-        images: &mut HashMap<usize, dlfs::dataset::Image>,
+        images: &mut HashMap<usize, Image>,
     ) -> Result<Work, String> {
         let (job, shared, epoch) = (Arc::clone(&task.job), Arc::clone(shared), self.epoch);
         let (number, gate, cpus) = (task.number, Arc::clone(gate), cpus_of(task)?);
@@ -193,11 +194,10 @@ impl Manager {
         if job.pattern.samples {
             let cpus = cpus_of(task)?;
             let options = LoaderOptions { cpus, ..samples::loader_options(&job, number)? };
-            let image = match image {
-                Some(image) => image,
-                None => samples::open(&job)?,
+            let image = match images.entry(task.index) {
+                Entry::Occupied(known) => known.get().clone(),
+                Entry::Vacant(free) => free.insert(samples::open(&job)?).clone(),
             };
-            images.insert(task.index, image.clone());
             return Ok(Box::new(move || {
                 samples::run(&job, &image, options, &shared, epoch, || begin(&shared.stop))
             }));

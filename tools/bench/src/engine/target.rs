@@ -83,23 +83,20 @@ impl Targets {
     /// # Errors
     /// A sentence that names the target.
     pub(crate) fn open(&mut self, job: &Job, number: u64) -> Result<Vec<Target>, String> {
-        let names = names(job, number);
-        if names.is_empty() && !job.engine.needs_no_target() {
-            return Err("no target: filename= (or directory=) is missing".to_owned());
+        let mut names = names(job, number);
+        if names.is_empty() {
+            names.push(job.engine.name().to_owned()); // one that needs none
         }
-        let count = names.len().max(1) as u64;
-        let names = if names.is_empty() { vec![job.engine.name().to_owned()] } else { names };
+        let count = names.len() as u64;
         names.into_iter().map(|name| self.open_one(job, name, count)).collect()
     }
 
     fn open_one(&mut self, job: &Job, name: String, count: u64) -> Result<Target, String> {
         let engine = engine_of(job, &name)?;
         let key = (engine.name(), name.clone(), job.direct);
-        if let Some(target) = self
-            .opened
-            .get(&key)
-            .filter(|t| !engine.is_plain_file() || t.namespace.len_bytes() >= wanted_len(job, count))
-        {
+        if let Some(target) = self.opened.get(&key).filter(|t| {
+            !engine.is_plain_file() || t.namespace.len_bytes() >= wanted_len(job, count)
+        }) {
             return Ok(target.clone());
         }
         let written = self.written.contains(&name) || job.pattern.writes;
