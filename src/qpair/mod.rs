@@ -18,6 +18,7 @@ pub mod group;
 pub mod mem;
 mod opening;
 mod options;
+mod outstanding;
 pub(crate) mod pieces;
 pub mod plain;
 mod pread;

@@ -8,27 +8,36 @@
 //!
 //! This is for writers on a target that grants few I/O queues, not for the read path: every poll takes a
 //! lock.
+//!
+//! A child process continues with the shared queue pair if no thread of the parent was using it at the fork.
+//! Otherwise its state is unknown and its lock held for ever: then the inherited handles fail their I/Os in
+//! the child, and the device opens another queue pair there.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 
+use super::outstanding::Outstanding;
 use super::readiness::{Readiness, Registry, Watched};
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::process::Forked;
 use crate::units::Lba;
 
 /// A device whose queue pairs are handles of one shared queue pair.
 pub struct SharedDevice {
     device: Arc<dyn Device>,
     scope: Arc<PairScope>,
-    shared: Mutex<Weak<Mutex<SharedPair>>>,
+    current: Forked<Mutex<Weak<SharedQueue>>>,
 }
+
+/// The shared queue pair behind its lock. It holds `None` in a child process that could not continue it.
+struct SharedQueue(Forked<Mutex<Option<SharedPair>>>);
 
 /// The shared queue pair and its handles.
 struct SharedPair {
@@ -64,7 +73,17 @@ impl SharedDevice {
     /// Wraps `device` and uses one queue pair of it at a time. Devices behind one controller that have the
     /// same `scope` share one I/O queue, whichever threads poll their handles.
     pub fn new(device: Arc<dyn Device>, scope: Arc<PairScope>) -> SharedDevice {
-        SharedDevice { device, scope, shared: Mutex::new(Weak::new()) }
+        SharedDevice { device, scope, current: Forked::new(Mutex::default()) }
+    }
+
+    /// The shared queue pair that a child process begins with.
+    fn inherit(&self) -> Weak<SharedQueue> {
+        let Some(current) = self.current.inherited().and_then(Mutex::try_lock) else {
+            return Weak::new(); // a thread of the parent was opening another one
+        };
+        let inherited = current.clone();
+        std::mem::forget(current); // as in `SharedQueue::inherit`
+        inherited
     }
 }
 
@@ -74,17 +93,17 @@ impl Device for SharedDevice {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let mut current = self.shared.lock();
-        let shared = match current.upgrade() {
-            Some(shared) => shared,
+        let mut current = self.current.get_or_init(|| Mutex::new(self.inherit())).lock();
+        let usable = current.upgrade().and_then(|queue| Handle::on(&queue));
+        Ok(Box::new(match usable {
+            Some(handle) => handle,
             None => {
-                let shared = SharedPair::on(self.device.queue_pair_in(&self.scope)?)?;
-                let shared = Arc::new(Mutex::new(shared));
-                *current = Arc::downgrade(&shared);
-                shared
+                let pair = SharedPair::on(self.device.queue_pair_in(&self.scope)?)?;
+                let queue = Arc::new(SharedQueue(Forked::new(Mutex::new(Some(pair)))));
+                *current = Arc::downgrade(&queue);
+                Handle::on(&queue).expect("it is of this process")
             }
-        };
-        Ok(Box::new(Handle::on(shared)))
+        }))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -103,6 +122,22 @@ impl Device for SharedDevice {
             is_page_cached: below.is_page_cached,
             local_path: below.local_path,
         }
+    }
+}
+
+impl SharedQueue {
+    /// The shared queue pair in this process.
+    fn lock(&self) -> MutexGuard<'_, Option<SharedPair>> {
+        self.0.get_or_init(|| Mutex::new(self.inherit())).lock()
+    }
+
+    /// What a child process continues with.
+    fn inherit(&self) -> Option<SharedPair> {
+        let mut inherited = self.0.inherited()?.try_lock()?;
+        let pair = inherited.take();
+        // Dropping it could wait for a lock of the parent, which another thread may have held at the fork.
+        std::mem::forget(inherited);
+        pair
     }
 }
 
@@ -171,10 +206,10 @@ impl HandleState {
 
 /// One thread's handle of the shared queue pair.
 struct Handle {
-    shared: Arc<Mutex<SharedPair>>,
+    queue: Arc<SharedQueue>,
     number: u64,
     namespace: Namespace,
-    owed: usize,
+    outstanding: Outstanding,
     /// The value of `SharedPair::ended` when the handle found no room.
     refused_at: u64,
     /// Whether its poller was asked since then to submit again.
@@ -188,24 +223,34 @@ struct Handle {
 }
 
 impl Handle {
-    fn on(shared: Arc<Mutex<SharedPair>>) -> Handle {
-        let mut locked = shared.lock();
-        let (number, namespace) = (locked.next_handle, locked.pair.namespace().clone());
-        locked.next_handle += 1;
-        locked.handles.insert(number, HandleState::default());
-        drop(locked);
-        Handle {
-            shared,
+    /// A new handle; `None` if this process could not continue the queue pair.
+    fn on(queue: &Arc<SharedQueue>) -> Option<Handle> {
+        let mut shared = queue.lock();
+        let shared = shared.as_mut()?;
+        let (number, namespace) = (shared.next_handle, shared.pair.namespace().clone());
+        shared.next_handle += 1;
+        shared.handles.insert(number, HandleState::default());
+        Some(Handle {
+            queue: Arc::clone(queue),
             number,
             namespace,
-            owed: 0,
+            outstanding: Outstanding::default(),
             refused_at: 0,
             is_sent: false,
             fence: None,
             set: None,
             notice: Notice::Poll,
             next_timeout: None,
-        }
+        })
+    }
+
+    /// A poll in a child process that could not continue the queue pair: all I/Os fail.
+    fn poll_lost(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.set = None;
+        self.outstanding.lose(LOST);
+        let count = self.outstanding.fail_lost(max, done);
+        self.next_timeout = self.outstanding.has_lost().then_some(now);
+        count
     }
 
     /// When a handle that found no room must be polled again. Its poller submits again after each wait, so it
@@ -227,23 +272,29 @@ impl QueuePair for Handle {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let shared = Arc::clone(&self.shared);
-        let SharedPair { pair, owners, handles, ended, .. } = &mut *shared.lock();
-        let number = self.number;
-        let own = |io: Io| {
-            let key = owners.insert(Owner { handle: number, tag: io.tag });
-            Io { tag: key as u64, ..io }
+        let queue = Arc::clone(&self.queue);
+        let mut shared = queue.lock();
+        let Some(SharedPair { pair, owners, handles, ended, .. }) = &mut *shared else {
+            return self.outstanding.refuse(pending, LOST);
         };
-        let mut offered: VecDeque<Io> = pending.drain(..).map(own).collect();
+        let number = self.number;
         if let Some(fence) = &self.fence {
             pair.use_fence(fence); // for this submission
         }
-        let taken = pair.submit(&mut offered);
-        for io in offered {
-            let Owner { tag, .. } = owners.remove(io.tag as usize);
-            pending.push_back(Io { tag, ..io });
-        }
-        self.owed += taken;
+        let most = usize::from(self.namespace.queue_depth);
+        let taken = self.outstanding.take(pending, most, |pending| {
+            let own = |io: Io| {
+                let key = owners.insert(Owner { handle: number, tag: io.tag });
+                Io { tag: key as u64, ..io }
+            };
+            let mut offered: VecDeque<Io> = pending.drain(..).map(own).collect();
+            let taken = pair.submit(&mut offered);
+            for io in offered {
+                let Owner { tag, .. } = owners.remove(io.tag as usize);
+                pending.push_back(Io { tag, ..io });
+            }
+            taken
+        });
         let waiting = handles.get_mut(&number).expect("there while the handle is");
         waiting.was_refused = !pending.is_empty();
         if waiting.was_refused {
@@ -255,10 +306,11 @@ impl QueuePair for Handle {
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let shared = Arc::clone(&self.shared);
-        let mut shared = shared.lock();
+        let queue = Arc::clone(&self.queue);
+        let mut shared = queue.lock();
+        let Some(shared) = &mut *shared else { return self.poll_lost(now, max, done) };
         shared.turn(self.number, now);
-        let SharedPair { pair, handles, ended, .. } = &mut *shared;
+        let SharedPair { pair, handles, ended, .. } = shared;
         if *pair.namespace() != self.namespace {
             self.namespace = pair.namespace().clone();
         }
@@ -268,15 +320,15 @@ impl QueuePair for Handle {
             let look = self.look_at(now, *ended);
             self.next_timeout = self.next_timeout.into_iter().chain(look).min();
         }
-        let count = max.min(own.arrived.len());
+        let (count, before) = (max.min(own.arrived.len()), done.len());
         done.extend(own.arrived.drain(..count));
+        self.outstanding.forget(&done[before..]);
         if !own.arrived.is_empty() {
             self.notice = Notice::Poll;
         }
-        self.owed -= count;
         if let Some(set) = &mut self.set {
             set.take_ready();
-            set.expect(self.owed > 0);
+            set.expect(self.outstanding.len() > 0);
         }
         count
     }
@@ -286,31 +338,41 @@ impl QueuePair for Handle {
     }
 
     fn start(&mut self) {
-        self.shared.lock().pair.start();
+        if let Some(shared) = &mut *self.queue.lock() {
+            shared.pair.start();
+        }
     }
 
     fn use_pool(&mut self, pool: &Pool) {
-        self.shared.lock().pair.use_pool(pool);
+        if let Some(shared) = &mut *self.queue.lock() {
+            shared.pair.use_pool(pool);
+        }
     }
 
     fn outstanding(&self) -> usize {
-        self.owed
+        self.outstanding.len()
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        self.shared.lock().pair.report_corrupt(slba, len_bytes);
+        if let Some(shared) = &mut *self.queue.lock() {
+            shared.pair.report_corrupt(slba, len_bytes);
+        }
     }
 
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        self.shared.lock().pair.borrow(slba, len_bytes)
+        self.queue.lock().as_ref()?.pair.borrow(slba, len_bytes)
     }
 
     fn shared_queue(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.shared).addr())
+        Some(Arc::as_ptr(&self.queue).addr())
     }
 
     fn register(&mut self, registry: &Registry) {
-        let mut shared = self.shared.lock();
+        let mut shared = self.queue.lock();
+        let Some(shared) = &mut *shared else {
+            self.set = None;
+            return;
+        };
         shared.notice_fork();
         let set = shared.readiness.as_fd().try_clone_to_owned();
         self.set = set.ok().map(|set| {
@@ -327,19 +389,27 @@ impl QueuePair for Handle {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.next_timeout
+        // In a child process the next turn decides what becomes of it.
+        if self.queue.0.is_ours() { self.next_timeout } else { Some(Instant::now()) }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut shared = self.shared.lock();
+        // In a child process that never used it, it belongs to the parent.
+        let Some(shared) = self.queue.0.get() else { return };
+        let mut shared = shared.lock();
+        let Some(shared) = &mut *shared else { return };
         shared.handles.remove(&self.number);
         // If other handles wait for room, they must now poll for the completions of its outstanding I/Os.
         let refused = shared.handles.values().filter(|waiting| waiting.was_refused);
         refused.for_each(|waiting| waiting.tell_unless(false));
     }
 }
+
+/// Why the I/Os of a handle fail in a child process that could not continue its queue pair.
+const LOST: &str = "the process was forked while another thread used this queue pair, so that its I/Os stay \
+                    with the parent; open the namespace again in this process";
 
 /// How often a handle that found no room polls when no event signals it.
 const LOOK_EVERY: Duration = Duration::from_micros(500);

@@ -9,11 +9,12 @@ use parking_lot::MutexGuard;
 
 use super::connection::{Connection, Core};
 use super::{Counters, Tcp};
-use crate::buf::{IoBuf, Pool, SharedBuf};
+use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::qpair::outstanding::Outstanding;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
-use crate::qpair::{Completion, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::units::Lba;
 
 /// A queue pair on a remote namespace.
@@ -34,10 +35,7 @@ struct Member {
     namespace: Namespace,
     num_joins: u64,
     fence: Option<Arc<Fence>>,
-    /// The tags of I/Os taken whose completions were not handed out. They mostly complete in this order.
-    tags: VecDeque<u64>,
-    /// Those of them that a child process cannot continue, which fail.
-    lost: VecDeque<u64>,
+    outstanding: Outstanding,
 }
 
 impl TcpQueuePair {
@@ -59,8 +57,7 @@ impl TcpQueuePair {
             namespace,
             num_joins: 0,
             fence: None,
-            tags: VecDeque::new(),
-            lost: VecDeque::new(),
+            outstanding: Outstanding::default(),
         };
         drop(core);
         Ok(TcpQueuePair { connection, member })
@@ -85,28 +82,10 @@ impl Member {
         if let Some(fence) = &self.fence {
             core.use_fence(self.handle, fence);
         }
-        self.lost.append(&mut self.tags);
-    }
-
-    /// Fails at most `max` of the lost I/Os.
-    fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
-        let count = self.lost.len().min(max);
-        done.extend(self.lost.drain(..count).map(|tag| {
-            let reason = "the process was forked while another thread used this connection, so that its I/Os \
-                          and their buffers stay with the parent; submit them again";
-            let result = Err(IoError::Disconnected(reason.to_owned()));
-            Completion { tag, buf: IoBuf::empty(), result }
-        }));
-        count
-    }
-
-    /// Records completions that are handed out.
-    fn forget(&mut self, done: &[Completion]) {
-        for completion in done {
-            if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {
-                self.tags.swap_remove_front(at);
-            }
-        }
+        self.outstanding.lose(
+            "the process was forked while another thread used this connection, so that its I/Os and their \
+             buffers stay with the parent; submit them again",
+        );
     }
 }
 
@@ -117,20 +96,17 @@ impl QueuePair for TcpQueuePair {
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
         let (mut core, member) = self.enter();
-        let before = member.tags.len();
         let most = usize::from(member.namespace.queue_depth);
-        member.tags.extend(pending.iter().take(most).map(|io| io.tag));
-        let count = core.submit(member.handle, pending);
-        member.tags.truncate(before + count);
-        count
+        let handle = member.handle;
+        member.outstanding.take(pending, most, |pending| core.submit(handle, pending))
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
         let (mut core, member) = self.enter();
-        let failed = member.fail_lost(max, done);
+        let failed = member.outstanding.fail_lost(max, done);
         let before = done.len();
         let count = core.poll(member.handle, now, max - failed, done);
-        member.forget(&done[before..]);
+        member.outstanding.forget(&done[before..]);
         if let Some(namespace) = core.namespace_since(member.handle, &mut member.num_joins) {
             member.namespace.clone_from(namespace);
         }
@@ -151,7 +127,7 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn outstanding(&self) -> usize {
-        self.member.tags.len() + self.member.lost.len()
+        self.member.outstanding.len()
     }
 
     fn shared_queue(&self) -> Option<usize> {
@@ -176,7 +152,7 @@ impl QueuePair for TcpQueuePair {
 
     fn next_timeout(&self) -> Option<Instant> {
         let mut core = self.connection.core();
-        if core.number() != self.member.core || !self.member.lost.is_empty() {
+        if core.number() != self.member.core || self.member.outstanding.has_lost() {
             return Some(Instant::now()); // the next turn has something to fail
         }
         core.next_timeout(self.member.handle)
