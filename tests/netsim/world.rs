@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::{Nqn, TcpAddress};
-use dlfs::qpair::session::lifecycle::Action;
+use dlfs::qpair::session::keeping::{self, Keeping};
+use dlfs::qpair::session::lifecycle::Level;
 use dlfs::qpair::session::queue::{Action as QueueAction, TcpShared};
 use dlfs::qpair::session::{
     AdminEvent, Answer, Attached, Controller, Failure, Goal, HostIdentity, Identified, IoQueue,
-    Lifecycle, Limits, Phase, Portal, Shared, Terms,
+    JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
 use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
@@ -34,9 +35,11 @@ pub(crate) struct World {
     random: Random,
     terms: Terms,
     portals: Arc<[Portal]>,
-    shared: TcpShared,
+    shared: Arc<TcpShared>,
     /// The state of the keeper's thread.
     admin: Option<Admin>,
+    /// Admin queues that are connecting or connected.
+    num_admins: u32,
     keeper_until: Option<Instant>,
     pairs: Vec<Pair>,
     wires: Wires,
@@ -71,7 +74,7 @@ struct Reach {
     silent_until: Instant,
 }
 
-struct Admin {
+pub(crate) struct Admin {
     controller: Controller,
     wire: u64,
 }
@@ -137,9 +140,10 @@ impl World {
             now: start,
             random,
             terms,
-            shared: Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true)),
+            shared: Arc::new(Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true))),
             portals,
             admin: None,
+            num_admins: 0,
             keeper_until: Some(start),
             pairs: Vec::new(),
             wires: Wires::new(),
@@ -329,65 +333,28 @@ impl World {
         )
     }
 
-    // The keeper's thread, as in `src/qpair/remote/keeper.rs`.
+    // The keeper's thread.
 
     fn keeper_turn(&mut self) {
         WOKEN.set(false);
-        let now = self.now;
-        let is_reset = self.shared.with(|lifecycle| lifecycle.is_reset());
-        if let Some(Admin { controller, wire }) = self.admin.as_mut().filter(|_| !is_reset) {
-            let wire = self.wires.get_mut(wire).expect("it is not closed");
-            let moved = wire.pump(now, controller.channel());
-            let turn = controller.advance(now, moved);
-            wire.send(now, controller.channel());
-            match turn {
-                Ok(AdminEvent::Nothing) => {}
-                Ok(AdminEvent::Ready) => {
-                    let (join_info, identified) = (controller.join_info(), controller.identified());
-                    let namespaces = describe(identified);
-                    self.shared
-                        .with(|life| life.handle_ready(now, join_info, identified, namespaces));
-                }
-                Ok(AdminEvent::Changed) => {
-                    let namespaces = describe(controller.identified());
-                    self.shared.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
-                }
-                Err(failure) => {
-                    self.shared.with(|lifecycle| lifecycle.handle_failed(now, failure));
-                }
-            }
-        }
-        let stage = self.admin.as_ref().map_or("connecting", |admin| admin.controller.stage());
-        self.shared.with(|lifecycle| lifecycle.handle_time(now, stage));
-        while let Some(action) = self.shared.with(|lifecycle| lifecycle.poll_action()) {
-            match action {
-                Action::Connect { portal } => {
-                    self.say(|| format!("keeper: connects to path {portal}"));
-                    let wire = self.connect(portal);
-                    let controller = Controller::new(now, self.terms.clone());
-                    if self.admin.replace(Admin { controller, wire }).is_some() {
-                        self.oracle.broken_rules.push("two controllers at a time".to_owned());
-                    }
-                }
-                Action::Close(_) => {
-                    if let Some(admin) = self.admin.take() {
-                        self.wires.get_mut(&admin.wire).expect("open").close(now, false);
-                    }
-                }
-                Action::Say { text, .. } => self.say(|| format!("keeper: {text}")),
-            }
-        }
-        if self.shared.with(|lifecycle| lifecycle.is_dead())
-            && let Some(admin) = self.admin.take()
+        let (now, shared, mut admin) = (self.now, Arc::clone(&self.shared), self.admin.take());
+        if !keeping::turn(now, &shared, &mut admin, self)
+            && let Some(admin) = admin.take()
         {
-            self.wires.get_mut(&admin.wire).expect("open").close(now, false);
+            self.close_admin(admin);
         }
+        self.admin = admin;
         let admin = self.admin.as_ref().and_then(|admin| admin.controller.poll_timeout());
         let lifecycle = self.shared.with(|lifecycle| lifecycle.poll_timeout());
         self.keeper_until = [admin, lifecycle].into_iter().flatten().min();
     }
 
-    fn connect(&mut self, portal: usize) -> u64 {
+    fn close_admin(&mut self, admin: Admin) {
+        self.wires.get_mut(&admin.wire).expect("open").close(self.now, false);
+        self.num_admins -= 1;
+    }
+
+    fn connect_wire(&mut self, portal: usize) -> u64 {
         let Reach { refused_until, silent_until } = self.reach[portal];
         let later = self.now + Duration::from_micros(20 + self.random.below(200));
         let refusal = || Failure::new(ErrorKind::Refused, "connection refused");
@@ -445,7 +412,7 @@ impl World {
             match action {
                 QueueAction::Open(address) => {
                     let portal = self.portals.iter().position(|p| p.socket == address);
-                    let wire = self.connect(portal.expect("one of them"));
+                    let wire = self.connect_wire(portal.expect("one of them"));
                     self.pairs[index].wire = Some(wire);
                 }
                 QueueAction::Close { owes_data } => {
@@ -639,8 +606,54 @@ impl World {
     }
 }
 
-fn describe(identified: &Identified) -> Vec<Attached> {
-    identified.attached(|_| "train".to_owned(), "tcp", 16, true)
+/// The keeper's surroundings: wires instead of sockets.
+impl Keeping for World {
+    type Portal = Portal;
+    type JoinInfo = JoinInfo;
+    type Admin = Admin;
+
+    fn connect(&mut self, now: Instant, portal: usize) -> Result<Admin, Failure> {
+        self.say(|| format!("keeper: connects to path {portal}"));
+        self.num_admins += 1;
+        if self.num_admins > 1 {
+            self.oracle.broken_rules.push("two controllers at a time".to_owned());
+        }
+        let wire = self.connect_wire(portal);
+        Ok(Admin { controller: Controller::new(now, self.terms.clone()), wire })
+    }
+
+    fn poll(&mut self, now: Instant, admin: &mut Admin) -> Result<AdminEvent, Failure> {
+        let Admin { controller, wire } = admin;
+        let wire = self.wires.get_mut(wire).expect("it is not closed");
+        let moved = wire.pump(now, controller.channel());
+        let turn = controller.advance(now, moved);
+        wire.send(now, controller.channel());
+        turn
+    }
+
+    fn close(&mut self, _now: Instant, admin: Admin, _failure: &Failure) {
+        self.close_admin(admin);
+    }
+
+    fn identified<'a>(&self, admin: &'a Admin) -> &'a Identified {
+        admin.controller.identified()
+    }
+
+    fn join_info(&self, admin: &Admin) -> JoinInfo {
+        admin.controller.join_info()
+    }
+
+    fn describe(&self, identified: &Identified) -> Vec<Attached> {
+        identified.attached(|_| "train".to_owned(), "tcp", 16, true)
+    }
+
+    fn stage(&self, admin: &Admin) -> &'static str {
+        admin.controller.stage()
+    }
+
+    fn say(&mut self, _level: Level, text: String) {
+        World::say(self, || format!("keeper: {text}"));
+    }
 }
 
 fn add_member(queue: &mut IoQueue, place: usize, shared: &TcpShared) -> Member {

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{Admin, AdminEvent, Failure, Remote, Transport};
+use super::{Admin, AdminEvent, Attached, Failure, Identified, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
-use crate::qpair::session::lifecycle::{Action, Level};
+use crate::qpair::session::keeping::{self, Keeping};
+use crate::qpair::session::lifecycle::Level;
 use crate::threads::caught;
 
 /// A handle of the thread.
@@ -176,49 +177,55 @@ impl<T: Transport> KeptRemote<T> {
     /// Serves the remote once; returns `false` when it is finished.
     fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         let Some(remote) = self.remote.upgrade() else { return false };
-        if let Some(admin) = &mut self.admin
-            && !remote.with(|lifecycle| lifecycle.is_reset())
-        {
-            match admin.poll(now, scratch) {
-                Ok(AdminEvent::Nothing) => {}
-                Ok(AdminEvent::Ready) => {
-                    let (join_info, identified) = (admin.join_info(), admin.identified());
-                    let namespaces = remote.describe(identified);
-                    remote.with(|lifecycle| {
-                        lifecycle.handle_ready(now, join_info, identified, namespaces)
-                    });
-                }
-                Ok(AdminEvent::Changed) => {
-                    let namespaces = remote.describe(admin.identified());
-                    remote.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
-                }
-                Err(failure) => remote.with(|lifecycle| lifecycle.handle_failed(now, failure)),
-            }
-        }
-        let stage = self.admin.as_ref().map_or("connecting", |admin| admin.stage());
-        remote.with(|lifecycle| lifecycle.handle_time(now, stage));
-        while let Some(action) = remote.with(|lifecycle| lifecycle.poll_action()) {
-            self.perform(now, &remote, action);
-        }
-        !remote.with(|lifecycle| lifecycle.is_dead())
+        let mut service = Service { remote: &remote, scratch };
+        keeping::turn(now, &remote, &mut self.admin, &mut service)
+    }
+}
+
+/// Serves one remote over its transport.
+struct Service<'a, T: Transport> {
+    remote: &'a Remote<T>,
+    scratch: &'a mut [u8],
+}
+
+impl<T: Transport> Keeping for Service<'_, T> {
+    type Portal = T::Portal;
+    type JoinInfo = T::JoinInfo;
+    type Admin = Box<T::Admin>;
+
+    fn connect(&mut self, now: Instant, portal: usize) -> Result<Box<T::Admin>, Failure> {
+        T::Admin::start(now, self.remote, &self.remote.portals[portal]).map(Box::new)
     }
 
-    fn perform(&mut self, now: Instant, remote: &Remote<T>, action: Action) {
-        match action {
-            Action::Connect { portal } => {
-                match T::Admin::start(now, remote, &remote.portals[portal]) {
-                    Ok(admin) => self.admin = Some(Box::new(admin)),
-                    Err(failure) => remote.with(|lifecycle| lifecycle.handle_failed(now, failure)),
-                }
-            }
-            Action::Close(failure) => {
-                if let Some(mut admin) = self.admin.take() {
-                    admin.give_up(&failure);
-                }
-            }
-            Action::Say { level: Level::Warn, text } => tracing::warn!("{text}"),
-            Action::Say { level: Level::Info, text } => tracing::info!("{text}"),
-            Action::Say { level: Level::Debug, text } => tracing::debug!("{text}"),
+    fn poll(&mut self, now: Instant, admin: &mut Box<T::Admin>) -> Result<AdminEvent, Failure> {
+        admin.poll(now, self.scratch)
+    }
+
+    fn close(&mut self, _now: Instant, mut admin: Box<T::Admin>, failure: &Failure) {
+        admin.give_up(failure);
+    }
+
+    fn identified<'a>(&self, admin: &'a Box<T::Admin>) -> &'a Identified {
+        admin.identified()
+    }
+
+    fn join_info(&self, admin: &Box<T::Admin>) -> T::JoinInfo {
+        admin.join_info()
+    }
+
+    fn describe(&self, identified: &Identified) -> Vec<Attached> {
+        self.remote.describe(identified)
+    }
+
+    fn stage(&self, admin: &Box<T::Admin>) -> &'static str {
+        admin.stage()
+    }
+
+    fn say(&mut self, level: Level, text: String) {
+        match level {
+            Level::Warn => tracing::warn!("{text}"),
+            Level::Info => tracing::info!("{text}"),
+            Level::Debug => tracing::debug!("{text}"),
         }
     }
 }

@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | [`connect`] | one connection, from TCP to its use | the two below |
 //! | [`controller`] | an admin queue | the keeper's thread |
+//! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | [`Backlog`] | an I/O that is in no connection | the queue |
@@ -26,6 +27,7 @@ pub mod controller;
 mod durability;
 mod failure;
 mod identification;
+pub mod keeping;
 pub mod lifecycle;
 pub mod queue;
 mod shared;
@@ -36,6 +38,7 @@ pub use controller::{Controller, JoinInfo, Terms};
 pub use durability::Durability;
 pub use failure::Failure;
 pub use identification::Goal;
+pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{IoQueue, Portal};
 pub use shared::{SessionState, Shared};

@@ -1,0 +1,100 @@
+//! The turn of the keeper, which owns the admin queues: from what a queue says to the sessions, and from what
+//! these decide to the queue.
+//!
+//! The keeper's thread runs it with sockets, and a simulation with its own network: see [`Keeping`].
+
+use std::fmt;
+use std::time::Instant;
+
+use super::lifecycle::{Action, Level};
+use super::{AdminEvent, Attached, Failure, Identified, Shared};
+
+/// What a turn needs of its surroundings: admin queues with their connections, and where messages go.
+pub trait Keeping {
+    /// One route to the namespaces.
+    type Portal: Clone + fmt::Display;
+    /// What a queue pair needs in order to join a session.
+    type JoinInfo;
+    /// An admin queue with its connection.
+    type Admin;
+
+    /// Starts to connect an admin queue to the portal of this index.
+    fn connect(&mut self, now: Instant, portal: usize) -> Result<Self::Admin, Failure>;
+
+    /// Transfers bytes of an admin queue and advances it. After an error the controller is lost.
+    fn poll(&mut self, now: Instant, admin: &mut Self::Admin) -> Result<AdminEvent, Failure>;
+
+    /// Closes the connection of an admin queue, which has failed for this reason.
+    fn close(&mut self, now: Instant, admin: Self::Admin, failure: &Failure);
+
+    /// What was identified; complete after [`AdminEvent::Ready`].
+    fn identified<'a>(&self, admin: &'a Self::Admin) -> &'a Identified;
+
+    /// What queue pairs need to join the session; valid after [`AdminEvent::Ready`].
+    fn join_info(&self, admin: &Self::Admin) -> Self::JoinInfo;
+
+    /// The namespaces of `identified`, as queue pairs see them.
+    fn describe(&self, identified: &Identified) -> Vec<Attached>;
+
+    /// The current step of an admin queue, as text.
+    fn stage(&self, admin: &Self::Admin) -> &'static str;
+
+    /// Logs a text.
+    fn say(&mut self, level: Level, text: String);
+}
+
+/// Runs one turn for the sessions of `shared` and their current admin queue; returns `false` when the sessions
+/// have ended for good.
+pub fn turn<K: Keeping>(
+    now: Instant,
+    shared: &Shared<K::Portal, K::JoinInfo>,
+    admin: &mut Option<K::Admin>,
+    keeping: &mut K,
+) -> bool {
+    if let Some(admin) = admin
+        && !shared.with(|lifecycle| lifecycle.is_reset())
+    {
+        poll(now, shared, admin, keeping);
+    }
+    let stage = admin.as_ref().map_or("connecting", |admin| keeping.stage(admin));
+    shared.with(|lifecycle| lifecycle.handle_time(now, stage));
+    while let Some(action) = shared.with(|lifecycle| lifecycle.poll_action()) {
+        match action {
+            Action::Connect { portal } => match keeping.connect(now, portal) {
+                Ok(connecting) => *admin = Some(connecting),
+                Err(failure) => shared.with(|lifecycle| lifecycle.handle_failed(now, failure)),
+            },
+            Action::Close(failure) => {
+                if let Some(admin) = admin.take() {
+                    keeping.close(now, admin, &failure);
+                }
+            }
+            Action::Say { level, text } => keeping.say(level, text),
+        }
+    }
+    !shared.with(|lifecycle| lifecycle.is_dead())
+}
+
+/// Polls the admin queue and reports what it found.
+fn poll<K: Keeping>(
+    now: Instant,
+    shared: &Shared<K::Portal, K::JoinInfo>,
+    admin: &mut K::Admin,
+    keeping: &mut K,
+) {
+    match keeping.poll(now, admin) {
+        Ok(AdminEvent::Nothing) => {}
+        Ok(AdminEvent::Ready) => {
+            let (join_info, identified) = (keeping.join_info(admin), keeping.identified(admin));
+            let namespaces = keeping.describe(identified);
+            shared.with(|lifecycle| {
+                lifecycle.handle_ready(now, join_info, identified, namespaces);
+            });
+        }
+        Ok(AdminEvent::Changed) => {
+            let namespaces = keeping.describe(keeping.identified(admin));
+            shared.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
+        }
+        Err(failure) => shared.with(|lifecycle| lifecycle.handle_failed(now, failure)),
+    }
+}
