@@ -70,6 +70,7 @@ pub(crate) fn all() -> Vec<Case> {
             sample_pair(&mut cases, &id, family, To::Served(data), &arguments, false);
         }
     }
+    orders(&mut cases);
     local(&mut cases);
     scaling(&mut cases);
     cases.push(host("files-4k", "128k", To::Folder, &words("--side files")));
@@ -101,6 +102,26 @@ fn raw_reads(cases: &mut Vec<Case>, len: usize, depth: usize) {
         let to = To::Raw { len, depth, ping_pong: true };
         let arguments = format!("--side receive --len {len} --depth {depth} --ping-pong");
         cases.push(host(&format!("ping-pong-{name}"), family, to, &words(&arguments)));
+    }
+}
+
+/// Grouped and global order with the same window, for samples of several sizes.
+fn orders(cases: &mut Vec<Case>) {
+    for (name, family, to) in [
+        ("100", "orders-100", To::Served(Data::Tiny)),
+        ("1k", "orders-1k", To::Served(Data::Short)),
+        ("4k", "orders-4k", To::Served(Data::Small)),
+        ("110k", "orders-110k", To::Served(Data::Pictures)),
+        ("100-file", "orders-100-file", To::File(Data::Tiny)),
+        ("1k-file", "orders-1k-file", To::File(Data::Short)),
+        ("4k-file", "orders-4k-file", To::File(Data::Small)),
+        ("110k-file", "orders-110k-file", To::File(Data::Pictures)),
+    ] {
+        for order in ["grouped", "global"] {
+            // As large as grouped order asks for: 8 lanes of 4 chunks, and one more a lane.
+            let line = format!("--side samples --order {order} --batch 256 --window 160M");
+            cases.push(host(&format!("orders-{name}-{order}"), family, to, &words(&line)));
+        }
     }
 }
 

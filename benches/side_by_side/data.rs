@@ -22,6 +22,10 @@ pub(crate) enum Data {
     Pictures,
     /// 1,000,000 samples of 512 bytes.
     Many,
+    /// 1,000,000 samples of 100 bytes.
+    Tiny,
+    /// 262,144 samples of 1 KiB.
+    Short,
 }
 
 impl Data {
@@ -31,15 +35,17 @@ impl Data {
             Data::Large => "large",
             Data::Pictures => "pictures",
             Data::Many => "many",
+            Data::Tiny => "tiny",
+            Data::Short => "short",
         }
     }
 
     fn count(self) -> u64 {
         match self {
-            Data::Small => 1 << 18,
+            Data::Small | Data::Short => 1 << 18,
             Data::Large => 1 << 20,
             Data::Pictures => 10_000,
-            Data::Many => 1_000_000,
+            Data::Many | Data::Tiny => 1_000_000,
         }
     }
 
@@ -47,6 +53,8 @@ impl Data {
         match self {
             Data::Small | Data::Large => 4096,
             Data::Many => 512,
+            Data::Tiny => 100,
+            Data::Short => 1024,
             Data::Pictures => {
                 // A normal number by Box and Muller; exp(sigma^2 / 2) times the median is the mean.
                 let radius = (-2.0 * random.unit().ln()).sqrt();
