@@ -1,12 +1,12 @@
-//! Bytes that nobody meant: every decoder, fed with damaged versions of what it reads.
+//! Untrusted bytes: every decoder, fed with damaged versions of its input.
 //!
-//! The targets are those of `fuzz/`, where a fuzzer that is guided by coverage drives them; here they run
-//! in the build of all tests, on the corpus and on seeded damage. A target may refuse; it may not panic, and
-//! it may not allocate by a length that it has not checked. More rounds: `DLFS_FUZZ_ROUNDS=1000000 cargo
-//! test --release --test fuzz`; another seed: `DLFS_FUZZ_SEED`.
+//! The targets are those of `fuzz/`, which a coverage-guided fuzzer drives there; here they run in
+//! the normal test build, on the corpus and on seeded damage. A target may refuse; it must not
+//! panic, and it must not allocate by an unchecked length. More rounds: `DLFS_FUZZ_ROUNDS=1000000
+//! cargo test --release --test fuzz`; another seed: `DLFS_FUZZ_SEED`.
 
 #[path = "fuzz/src/lib.rs"]
-#[allow(unreachable_pub)] // for the package they are a library of
+#[allow(unreachable_pub)] // their package exports them
 mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use targets::damage::Damage;
 use targets::{TARGETS, Target};
 
-/// One at a time: the peak of the heap is the whole process's.
+/// One at a time: the peak of the heap is that of the whole process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn check(target: &Target, what: &str, bytes: &[u8]) {
@@ -42,7 +42,7 @@ fn every_input_of_the_corpus_is_refused_or_taken() {
     }
 }
 
-/// Each seed as it is, cut short at many lengths, and damaged in as many ways as there are rounds.
+/// Each seed unchanged, truncated to many lengths, and damaged in as many ways as there are rounds.
 #[test]
 fn damaged_inputs_are_refused_or_taken() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -67,7 +67,8 @@ fn damaged_inputs_are_refused_or_taken() {
     }
 }
 
-/// What a decoder takes is of use to it: else the checks above would hold of one that refuses everything.
+/// Decoders accept valid inputs; otherwise the checks above would hold for a decoder that refuses
+/// everything.
 #[test]
 fn valid_inputs_cost_no_more_than_they_may() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

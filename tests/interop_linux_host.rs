@@ -1,7 +1,8 @@
-//! Linux's own NVMe/TCP host, booted in QEMU, and an independent host in Python, against our target.
+//! Linux's own NVMe/TCP host, booted in QEMU, and an independent host in Python, against our
+//! target.
 //!
-//! Linux's part runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_host`. Without QEMU it is
-//! skipped, loudly; see tests/interop/README.md for what it needs.
+//! The Linux tests run with `DLFS_INTEROP=1`: `cargo test --test interop_linux_host`. Without QEMU
+//! they are skipped and reported; see tests/interop/README.md for what they need.
 
 mod support;
 
@@ -21,7 +22,7 @@ use tempfile::NamedTempFile;
 
 const LEN: usize = 64 << 20;
 
-/// A file of seeded bytes and a target that serves it.
+/// A file of seeded bytes, and a target that serves it.
 struct Served {
     target: Target,
     file: NamedTempFile,
@@ -56,7 +57,7 @@ fn script(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "interop", name].iter().collect()
 }
 
-/// Runs a script of the lab on the target, and returns what it printed if it said that all is well.
+/// Runs a script of the lab on the target, and returns its output if it reported success.
 fn run(name: &str, served: &Served, arguments: &[&str]) -> String {
     let port = served.target.local_addr().port().to_string();
     let output: Output = Command::new(script(name))
@@ -138,7 +139,7 @@ fn linux_sees_that_a_namespace_is_write_protected() {
     assert_eq!((served.target.stats().writes, sha256(&served)), (0, before));
 }
 
-/// Without a keep alive nobody knows whether an idle host is still there.
+/// Without keep alive the target cannot tell whether an idle host still exists.
 #[test]
 fn linux_without_a_keep_alive_is_left_alone_until_its_place_is_wanted_and_comes_back() {
     if !linux_is_there() {
@@ -162,7 +163,7 @@ fn linux_without_a_keep_alive_is_left_alone_until_its_place_is_wanted_and_comes_
     std::thread::scope(|scope| {
         let linux = scope.spawn(|| run("linux-nvme-host", &served, &arguments));
         wait_for("Linux reads", &|stats| stats.controllers == 1 && stats.read_bytes >= 8 << 20);
-        std::thread::sleep(Duration::from_secs(4)); // twice what is worth a place, and more
+        std::thread::sleep(Duration::from_secs(4)); // twice the time after which it may be replaced, and more
         let stats = served.target.stats();
         assert_eq!((stats.controllers, stats.evicted), (1, 0), "nobody else wants the place");
         let address = served.target.address(Nsid(1));

@@ -1,7 +1,7 @@
 //! Our host against Linux's own NVMe/TCP target, booted in QEMU.
 //!
-//! Runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_target`. Without QEMU it is skipped,
-//! loudly; see tests/interop/README.md for what it needs.
+//! Runs with `DLFS_INTEROP=1`: `cargo test --test interop_linux_target`. Without QEMU it is skipped
+//! and reported; see tests/interop/README.md for what it needs.
 
 mod import_support;
 mod support;
@@ -33,15 +33,15 @@ struct Linux {
     child: Child,
     commands: Option<ChildStdin>,
     lines: Receiver<String>,
-    /// Of each port, namespace 1.
+    /// Namespace 1 of each port.
     addresses: Vec<Address>,
-    /// Of each namespace.
+    /// Each namespace.
     images: Vec<NamedTempFile>,
 }
 
 impl Linux {
-    /// Boots a guest that serves a new image of zeroes on so many ports; `None`: it cannot be had
-    /// here, which has been said.
+    /// Boots a guest that serves a new image of zeroes on so many ports; `None`: not possible here,
+    /// and the reason was printed.
     fn boot(num_ports: usize) -> Option<Linux> {
         Linux::boot_with(num_ports, 1, &[])
     }
@@ -74,7 +74,7 @@ impl Linux {
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         std::thread::spawn(move || {
             for line in output.lines().map_while(std::io::Result::ok) {
-                // Nobody listens any more once the test is over.
+                // Nobody receives once the test is over.
                 let _ = sender.send(line);
             }
         });
@@ -134,7 +134,7 @@ impl Drop for Linux {
     }
 }
 
-/// An emulated guest on a busy machine is slow: waits as the lab's notes have them.
+/// An emulated guest on a busy machine is slow: the limit of the lab's notes.
 fn long_timeouts() -> ConnectOptions {
     ConnectOptions {
         writable: true,
@@ -236,7 +236,7 @@ fn an_import_does_with_one_queue_of_each_namespace_if_linux_grants_no_more() {
     assert!(report.damages.is_empty(), "{:?}", report.damages);
     drop(opened);
 
-    // What lies in the files on this side of the guest, without a network in between.
+    // The contents of the files on this side of the guest, without a network in between.
     let device = |image: &NamedTempFile| -> Arc<dyn Device> {
         Arc::new(FileNamespace::open(image.path(), Default::default()).unwrap())
     };

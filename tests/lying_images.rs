@@ -1,5 +1,5 @@
-//! Images whose structures are each whole, and contradict each other: refused before anything of them is
-//! believed, and nothing is written. Nothing that they say makes a file longer than they are.
+//! Images whose structures are each valid but contradict each other: refused before anything in
+//! them is used, and nothing is written. Nothing in them makes a file longer.
 
 mod images;
 mod import_support;
@@ -23,7 +23,7 @@ use import_support::{options, paths, tree};
 
 const CELL: u64 = 64 << 10;
 
-/// Two generations, the second of which has deletions.
+/// Two generations; the second has deletions.
 fn honest() -> Image {
     let mut image = Image::new(1, Pack::Aligned);
     image.add(&folder(2, 30), 7, 60, &[]);
@@ -31,7 +31,7 @@ fn honest() -> Image {
     image
 }
 
-/// A file that may grow, as `delete`, `purge` and `import` open it.
+/// A file that may grow, opened as `delete`, `purge` and `import` do.
 fn device(path: &Path) -> Result<Vec<Arc<dyn Device>>> {
     let options = FileOptions { writable: true, ..FileOptions::default() };
     Ok(vec![Arc::new(FileNamespace::open(path, options)?)])
@@ -41,7 +41,7 @@ fn put(bytes: &mut [u8], at: usize, width: usize, value: u64) {
     bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
 }
 
-/// The image with its newest snapshot changed, every checksum that covers the change made right.
+/// The image with its newest snapshot changed, and every checksum that covers the change corrected.
 fn with_snapshot(image: &Image, change: impl FnOnce(&mut [u8], &SnapshotHead)) -> Vec<u8> {
     let (_, superblock) = image.open();
     let place = superblock.snapshot;
@@ -66,7 +66,7 @@ fn with_superblock(mut bytes: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
     bytes
 }
 
-/// Nobody opens it, and nobody who writes changes a byte of it.
+/// No reader opens it, and no writer changes a byte of it.
 fn assert_refused(what: &str, path: &PathBuf, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
     let source = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn a_directory_whose_deletions_differ_by_id_and_slot_is_refused() {
             let section = head.section(kind).unwrap();
             let bits = &mut snapshot[section.offset as usize..][..section.len as usize];
             bits.fill(0);
-            bits[0] = 0b11; // as many, and others
+            bits[0] = 0b11; // the same number, but others
         });
         assert_refused("other samples", &path, &lying);
         let lying = with_snapshot(&image, |snapshot, head| {
@@ -189,7 +189,7 @@ fn a_directory_whose_deletions_differ_by_id_and_slot_is_refused() {
     }
 }
 
-/// Freed cells may lie anywhere that a namespace can have: a file does not become as long.
+/// Freed cells may be anywhere in the range of a namespace: the file does not grow that long.
 #[test]
 fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
     let dir = tempfile::tempdir().unwrap();

@@ -113,10 +113,10 @@ fn a_run_is_the_same_again() {
     assert_eq!((again.took, again.scratch_bytes), (outcome.took, outcome.scratch_bytes));
 }
 
-/// Of the bound, what is reached at least.
+/// The least fraction of the bound.
 const SHARE: f64 = 0.65;
 const SHARE_LINK_STOPS: f64 = 0.7;
 const SHARE_DEVICE_STOPS: f64 = 0.7;
 
-/// How a deeper queue may differ for the end of the run alone.
+/// How much a deeper queue may differ because of the end of the run alone.
 const NOISE: f64 = 0.02;

@@ -1,4 +1,4 @@
-//! Opening an image on several remote namespaces: all at the same time.
+//! Opening an image on several remote namespaces: all connect in parallel.
 
 mod import_support;
 
@@ -19,7 +19,7 @@ use import_support::{options, paths, tree};
 
 const TARGETS: usize = 6;
 
-/// Holds the n-th connection to each target until there is an n-th one to every target.
+/// Holds the n-th connection to each target until every target has an n-th one.
 #[derive(Default)]
 struct Gate {
     come: Mutex<BTreeMap<usize, usize>>,
@@ -31,19 +31,19 @@ impl Gate {
         let mut come = self.come.lock().unwrap();
         *come.entry(number).or_default() += 1;
         self.more.notify_all();
-        // Whoever opens one after the other gives up long before.
+        // A host that opened them in sequence would time out long before.
         let limit = Duration::from_secs(60);
         let _ = self.more.wait_timeout_while(come, limit, |come| come[&number] < TARGETS).unwrap();
     }
 }
 
-/// A way to `target` that holds connections at the gate.
+/// A relay to `target` that holds connections at the gate.
 fn gated(target: SocketAddr, gate: &Arc<Gate>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap();
     let gate = Arc::clone(gate);
     std::thread::spawn(move || {
-        // Only what opening needs: the directory's own connections go to one target alone.
+        // Only the connections for opening: the directory's own go to one target.
         for (number, host) in listener.incoming().map_while(Result::ok).enumerate() {
             let gate = Arc::clone(&gate);
             std::thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! Orders as a whole: frozen, complete for every way to share and resume, and mixed within bounds.
+//! Orders as a whole: frozen, complete for every sharding and resumption, and shuffled within
+//! bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,7 +13,7 @@ use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
 use proptest::prelude::*;
 
-/// Chunks of given live samples, and spans; ids are scattered over the slots by a stride.
+/// Chunks with given numbers of live samples, and spans; a stride scatters ids over the slots.
 #[derive(Debug, Clone)]
 struct Chunks {
     sizes: Vec<u32>,
@@ -207,7 +208,8 @@ proptest! {
         len in 0..2000_u64,
         runs in proptest::collection::vec((1..17_u32, 1..70_u64, 0..9_u64), 1..5),
     ) {
-        // Each run: world size, batch of a rank, and how many global batches it makes before it stops.
+        // For each run: world size, batch size of a rank, and the number of global batches before
+        // it stops.
         let (mut consumed, mut read) = (0, Vec::new());
         for (i, &(world_size, batch, batches)) in runs.iter().enumerate() {
             let batches = if i + 1 == runs.len() { u64::MAX } else { batches };
@@ -418,7 +420,7 @@ fn a_host_holds_no_more_than_its_lanes_times_the_group() {
         let own = Shard::new(1 % world_size, world_size, Tail::Keep).unwrap();
         let mut picks = Vec::new();
         order.picks(own.positions(order.len()), &mut picks);
-        // Chunks are fetched with the first sample of their group, and let go after its last.
+        // Chunks are read with the first sample of their group, and released after its last.
         let mut last = BTreeMap::new();
         (0..).zip(&picks).for_each(|(at, pick)| _ = last.insert(pick.group, at));
         let mut held: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
@@ -479,8 +481,8 @@ fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_
     assert_eq!(moved(0.0), 0);
     let local = all_ids(OrderKind::Local { world_size }, 3, 2, &chunks);
     assert_eq!(all_ids(OrderKind::Partial { q: 0.0, world_size }, 3, 2, &chunks), local);
-    // Each of the floor(q * 125) steps moves 8 samples, but for the ranks that draw themselves: one of
-    // 8 in the mean, so 1/8 of them stay.
+    // Each of the floor(q * 125) steps moves 8 samples, except those of ranks that draw themselves:
+    // on average one of 8, so 1/8 of them stay.
     for (q, steps) in [(0.3, 37), (1.0, 125)] {
         let (found, chance) = (moved(q), steps * 7);
         assert!(
@@ -493,7 +495,7 @@ fn partial_shuffling_moves_the_asked_part_of_every_share_and_nothing_when_asked_
 #[test]
 fn grouped_orders_mix_classes_as_chance_does_where_placement_was_shuffled_and_not_where_it_was_not()
 {
-    // 40,000 samples in 100 classes, sorted by class as a folder is; 40 samples a chunk.
+    // 40,000 samples in 100 classes, sorted by class as in a folder; 40 samples per chunk.
     let n = 40_000;
     let report = |kind, slot_to_id: &dyn Fn(u64) -> u64| -> ShuffleReport {
         let mut chunks = Chunks::even(1000, 40);
@@ -537,8 +539,8 @@ fn a_padded_epoch_repeats_its_first_samples() {
     }
 }
 
-/// What all ranks read in an epoch over what there is, in blocks of 4 KiB: each part of a chunk that a rank
-/// goes through once, and what it takes [alone](Pick::alone) sample by sample.
+/// The reads of all ranks in an epoch relative to the data, in blocks of 4 KiB: each range of a
+/// chunk that a rank reads once, and the samples that it reads [alone](Pick::alone).
 fn bytes_read(
     kind: OrderKind,
     chunks: &Chunks,
@@ -586,7 +588,7 @@ fn bytes_read(
     read as f64 * 4096.0 / ((len - begun) * SAMPLE) as f64
 }
 
-/// 27 to 49 samples a chunk.
+/// 27 to 49 samples per chunk.
 fn uneven(num_chunks: u32) -> Chunks {
     let sizes = (0..num_chunks).map(|chunk| 27 + chunk * 7919 % 23).collect();
     Chunks::new(sizes, vec![1; num_chunks as usize])

@@ -1,4 +1,4 @@
-//! The keyed permutation is frozen: placement on media and every order are made of it.
+//! The keyed permutation is frozen: placement on media and every order depend on it.
 
 use dlfs::permutation::{Key, Permutation};
 

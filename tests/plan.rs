@@ -1,4 +1,4 @@
-//! Plans of whole data sets: the same on every rank without a message, and of no other data set.
+//! Plans of whole data sets: equal on every rank without messages, and specific to the data set.
 
 mod images;
 
@@ -58,7 +58,7 @@ fn a_plan_of_another_data_set_or_generation_is_refused() {
     assert_eq!(again.holder(SampleId(3)), None, "nobody keeps what is deleted");
     assert_ne!(again.name(), plan.name());
 
-    // As many samples of the same lengths under the same ids: only the UUID tells them apart.
+    // As many samples with the same lengths and ids: only the UUID distinguishes them.
     let other = image(2).add(&samples, 7, 120, &[]);
     let foreign =
         PlanError::OtherImage { planned: ImageId(first.uuid().0), open: ImageId(other.uuid().0) };

@@ -1,4 +1,4 @@
-//! Reading batches: by id, along an order, and what happens when the media or the engine fail.
+//! Reading batches: by id, in an order, and when the media or the engine fail.
 
 mod images;
 mod support;
@@ -27,7 +27,7 @@ use support::faults::{Fault, Faulty, Rule};
 use support::random::Random;
 use support::warnings::warnings_of;
 
-/// An image in memory, behind devices that can be told to fail.
+/// An image in memory, on devices that fail on request.
 struct Fixture {
     source: Vec<Sample>,
     faulty: Vec<Faulty>,
@@ -96,7 +96,7 @@ impl Fixture {
         }
     }
 
-    /// Every batch checked; the ids in the order of delivery.
+    /// Verifies every batch; returns the ids in the order of delivery.
     fn drain(&self, loader: &mut Prefetcher) -> Vec<u64> {
         let mut ids = Vec::new();
         while let Some(batch) = loader.next() {
@@ -324,8 +324,8 @@ fn a_whole_chunk_is_read_by_as_few_commands_as_carry_it_and_no_byte_twice() {
     }
 }
 
-/// The ids of an epoch in grouped order of 60 samples in a file, and the commands that it took; `None`
-/// where the file system has no such `direct`.
+/// The ids of an epoch in grouped order of 60 samples in a file, and the number of commands; `None`
+/// if the file system does not support `direct`.
 fn grouped_epoch_of_a_file(
     sample_len: usize,
     direct: Direct,
@@ -384,13 +384,13 @@ fn a_first_batch_that_would_wait_for_many_chunks_is_read_by_itself_and_stays_the
     let (expected, _) = read(Batching::Sample, 64 << 20, 2);
     let (ids, commands) = read(Batching::Chunk, 64 << 20, 1);
     assert_eq!(ids, expected[..1200]);
-    // The first 16 samples come by themselves as well, neighbours among them by one command.
+    // The first 16 samples are also read separately, neighbours among them with one command.
     assert!(chunks < commands && commands <= chunks + 16, "{commands} for {chunks} chunks");
-    // Both epochs fit the window, and only the first epoch's first batch is read so.
+    // Both epochs fit the window, and only the first batch of the first epoch is read so.
     let (ids, commands) = read(Batching::Chunk, 64 << 20, 2);
     assert_eq!(ids, expected);
     assert!(commands <= 2 * chunks + 16, "{commands}");
-    // No room beside the chunks that are awaited.
+    // No room beside the awaited chunks.
     let (ids, commands) = read(Batching::Chunk, 20 << 20, 1);
     assert_eq!((ids, commands), (expected[..1200].to_vec(), chunks));
 }
@@ -412,7 +412,8 @@ fn ranks_share_an_epoch_and_a_run_resumes_with_another_world_and_batch_size() {
     for kind in [OrderKind::Global, GROUPED] {
         let mut seen = Vec::new();
         let mut state = None;
-        // Two ranks of batch 16 take 5 batches each, then three ranks of batch 7 read the rest.
+        // Two ranks with batch size 16 take 5 batches each, then three ranks with batch size 7 read
+        // the rest.
         for rank in 0..2 {
             let mut loader = fixture.loader(kind, |options| {
                 (options.rank, options.world_size) = (rank, 2);
@@ -436,7 +437,7 @@ fn ranks_share_an_epoch_and_a_run_resumes_with_another_world_and_batch_size() {
     }
 }
 
-/// What all ranks of a run read in an epoch, in bytes and as sorted ids, and what was warned of.
+/// The reads of all ranks of a run in an epoch, in bytes and as sorted ids, and the warnings.
 fn read_by_all(
     fixture: &Fixture,
     kind: OrderKind,
@@ -501,7 +502,8 @@ fn ranks_that_lanes_cannot_be_shared_out_to_are_told_what_it_costs_and_read_less
     let (aligned, warned) = read(Some(Batching::Chunk), Sharding::Aligned);
     assert!(aligned < 1.35, "{aligned}");
     println!("strided {strided:.2}, aligned {aligned:.2} times the data: {warned:?}");
-    // Samples of 3 KiB lie in blocks of 8 KiB at most: by themselves they cost less than three chunks.
+    // Samples of 3 KiB lie in blocks of at most 8 KiB: reading them alone costs less than three
+    // chunks.
     let (by_sample, _) = read(None, Sharding::Strided);
     assert!(by_sample < strided, "{by_sample}");
 }
@@ -615,8 +617,8 @@ fn a_window_that_cannot_hold_what_a_grouped_order_has_open_is_told_what_it_needs
     assert!(read(open / 2, Some(Batching::Sample)).1.is_empty(), "chunks are not kept then");
 }
 
-/// An epoch in a window of the part `window` of what grouped order has open: bytes read over bytes delivered.
-/// Headers are not counted.
+/// An epoch in a window that is the fraction `window` of grouped order's open chunks: bytes read
+/// over bytes delivered, without headers.
 fn cost_in_a_window(
     fixture: &Fixture,
     (lanes, group): (u32, u32),
@@ -636,7 +638,7 @@ fn cost_in_a_window(
     stats.read.bytes as f64 / stats.sample_bytes as f64
 }
 
-/// What it costs to read every sample by itself: the blocks that it lies in.
+/// The cost of reading every sample alone: the blocks that it lies in.
 fn cost_of_single_reads(fixture: &Fixture) -> f64 {
     let directory = fixture.image.directory();
     let extents = (0..directory.num_samples()).filter_map(|id| directory.extent(SampleId(id)));
@@ -764,7 +766,7 @@ fn a_sample_is_resident_exactly_while_its_chunk_is() {
     let (mut delivered, mut most) = (0, 0);
     while let Some(batch) = loader.next() {
         delivered += batch.unwrap().len();
-        // The poller may be just about to change them: whole chunks are seen when it rests.
+        // The poller may be about to change them: whole chunks are visible when it is idle.
         let resident = (0..2000).find_map(|_| {
             let resident = resident_by_chunk(&fixture, &loader);
             let whole = resident
@@ -831,7 +833,7 @@ fn verify_finds_exactly_what_is_damaged() {
     assert_eq!(report.damages[0].name.as_deref(), Some(&fixture.source[6].name[..]));
 }
 
-/// Writes `bytes` where `at` lies, as a view of a batch does that was made writable.
+/// Writes `bytes` at `at`, like a view of a batch that was made writable.
 fn write_through_alias(at: &[u8], bytes: &[u8]) {
     let mut memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
     memory.seek(SeekFrom::Start(at.as_ptr() as u64)).unwrap();

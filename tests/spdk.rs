@@ -83,7 +83,6 @@ fn our_host_keeps_the_contract_on_spdks_target() {
 
 /// Not the whole contract: nvmf_tgt 26.01 exits if a connection with data digests is dropped while
 /// reads are outstanding, which the contract does.
-/// reads are outstanding, which the contract does.
 #[test]
 fn with_data_digests_both_hosts_read_what_the_other_wrote() {
     let Some((_alone, target)) = target(8) else { return };

@@ -1,4 +1,4 @@
-//! Hosts that prove to a target who they are, and those that cannot.
+//! Hosts that authenticate to a target, and hosts that cannot.
 
 mod support;
 
@@ -40,7 +40,8 @@ fn keys(of: &[(&str, &[u8], Option<u8>)]) -> BTreeMap<Nqn, HostKeys> {
     keys.collect()
 }
 
-/// A target with 1 MiB of sevens, which knows `alice` by secret 1 and proves itself to her with secret 2.
+/// A target with 1 MiB of sevens, which knows `alice` by secret 1 and authenticates itself to her
+/// with secret 2.
 fn serve(change: impl FnOnce(&mut TargetOptions)) -> Target {
     let device = MemNamespace::new(1 << 20, 512).unwrap();
     let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
@@ -147,7 +148,7 @@ fn fetch_of(room: u32) -> Sqe {
     sqe
 }
 
-/// Does what `alice` must do on a queue, with the key `byte`; whether she is told that it is right.
+/// Does alice's part on a queue, with the key `byte`; returns whether the target accepts her.
 fn authenticate(queue: &mut RawHost, byte: u8) -> bool {
     let terms = HostTerms {
         hostnqn: host("alice"),
@@ -196,7 +197,7 @@ fn every_queue_must_authenticate_before_anything_else() {
     refused(&mut admin, Sqe::identify(0, dlfs::nvme::sqe::cns::CONTROLLER, Nsid(0)));
     assert!(authenticate(&mut admin, 1));
     enable(&mut admin);
-    // Who knows the controller's identifier and claims the host's name has proved nothing.
+    // Knowing the controller's identifier and the host's name proves nothing.
     let (mut io, _) = unproven(&target, 1, cntlid);
     refused(&mut io, Sqe::read(0, Nsid(1), Lba(0), 8, 4096));
     assert!(authenticate(&mut io, 1));
@@ -228,7 +229,7 @@ fn messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served() {
     assert_eq!(other, Status::INVALID_FIELD.do_not_retry());
     let long = status(&mut admin, send_of(2048), &[0; 2048]);
     assert_eq!(long, Status::INVALID_SGL_LENGTH.do_not_retry());
-    // Bytes that are no message are taken, and their refusal is fetched.
+    // Invalid messages are received, and their refusal is sent.
     assert!(status(&mut admin, send_of(16), &[0xAA; 16]).is_success());
     let (_, message) = admin.call(fetch_of(4096), &[]);
     assert!(matches!(Message::decode(&message), Ok(Message::Failure1 { .. })));
@@ -290,7 +291,7 @@ fn a_host_authenticates_again_while_its_reads_are_outstanding() {
         let mut expected = [read, send, fetch, during];
         expected.sort_unstable();
         assert_eq!(answered, expected);
-        // It gives this one up with Failure2, and proves itself in the next.
+        // It aborts this one with Failure2, and authenticates in the next.
         let failure =
             Message::Failure2 { tid: 8, explanation: dlfs::auth::Explanation::HashNotUsable };
         let failure = failure.encode();

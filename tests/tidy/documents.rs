@@ -1,4 +1,4 @@
-//! What documents promise: links that lead somewhere, figures that results hold, tables that the code has.
+//! Checks of the documents: links have targets, figures are in results, tables match the code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +10,8 @@ use super::{assert_none, files, root};
 #[path = "../../benches/support/results.rs"]
 mod results;
 
-/// Documents whose blocks run: those of shell in `tools/cli/tests/documents.rs`, those of Python in
-/// `tools/python/tests/test_documents.py`, and those of Rust as documentation of `src/lib.rs`.
+/// Documents whose blocks run: shell in `tools/cli/tests/documents.rs`, Python in
+/// `tools/python/tests/test_documents.py`, and Rust as documentation of `src/lib.rs`.
 const RUN: &[&str] = &[
     "README.md",
     "docs/training.md",
@@ -20,7 +20,7 @@ const RUN: &[&str] = &[
     "docs/install.md",
 ];
 
-/// Documents in which every figure stands in results that its paragraph links.
+/// Documents in which every figure is in results that its paragraph links.
 const WITH_FIGURES: &[&str] = &["README.md", "docs/performance.md"];
 
 const README_LINES: usize = 150;
@@ -83,7 +83,7 @@ fn the_readme_is_short_and_the_book_has_every_page() {
     assert_none(wrong.map(|page| format!("docs/SUMMARY.md has no {page}")).collect());
 }
 
-/// A figure without its source is a claim: whoever doubts it must find command, machine and commit.
+/// A figure without its source is a claim: a reader must find its command, machine and commit.
 #[test]
 fn every_figure_stands_in_the_results_that_its_paragraph_links() {
     let (mut wrong, mut found) = (Vec::new(), 0);
@@ -130,7 +130,7 @@ fn the_picture_is_drawn_from_the_results() {
     }
 }
 
-/// Byte tables stand beside the structs, and once more in the page for those who decode an image by hand.
+/// Byte tables are beside the structs, and also in the page for those who decode an image by hand.
 #[test]
 fn the_page_of_the_format_has_the_byte_tables_of_the_code() {
     let page = read("docs/format.md");
@@ -165,7 +165,7 @@ fn the_page_of_the_format_has_the_byte_tables_of_the_code() {
     assert_none(wrong);
 }
 
-/// What is shown as a command is run by a test, or says why it is not.
+/// Every command is run by a test, or says why it is not.
 #[test]
 fn every_block_of_code_runs_or_says_why_not() {
     let mut wrong = Vec::new();
@@ -263,7 +263,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
 /// Why `target` in `document` leads nowhere.
 fn broken(document: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
-        return None; // the network is not asked
+        return None; // external links are not checked
     }
     let (path, anchor) = target.split_once('#').map_or((target, None), |(p, a)| (p, Some(a)));
     let folder = Path::new(document).parent().unwrap_or(Path::new(""));
@@ -300,7 +300,7 @@ fn slug(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Paragraphs, items of lists, and tables, outside of code.
+/// Paragraphs, list items and tables, outside of code.
 fn paragraphs(text: &str) -> Vec<String> {
     let (mut found, mut inside) = (vec![String::new()], false);
     for line in text.lines() {
@@ -320,8 +320,8 @@ fn paragraphs(text: &str) -> Vec<String> {
     found
 }
 
-/// Measured numbers: those with a unit of speed or time, and, in a paragraph that links results, all that do not
-/// count something else (`4 KiB`, `depth 32`).
+/// Measured numbers: those with a unit of speed or time, and, in a paragraph that links results,
+/// all that do not count something else (`4 KiB`, `depth 32`).
 fn figures(paragraph: &str, has_results: bool) -> Vec<String> {
     const RATES: &[&str] = &[
         "samples/s",
@@ -361,7 +361,7 @@ fn figures(paragraph: &str, has_results: bool) -> Vec<String> {
     found
 }
 
-/// Whether `text` has `number`, and not as a part of a longer one.
+/// Whether `text` contains `number`, not as part of a longer one.
 fn has_number(text: &str, number: &str) -> bool {
     let digit_at = |at: Option<char>| at.is_some_and(|c| c.is_ascii_digit());
     text.match_indices(number).any(|(at, _)| {

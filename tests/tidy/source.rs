@@ -1,4 +1,5 @@
-//! Rust source as far as the rules need it: without comments and strings, its `mod`s and its paths.
+//! Rust source as far as the rules need it: without comments and strings, with its `mod`s and
+//! paths.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ pub(crate) struct Source {
     pub(crate) text: String,
     /// The text without comments and contents of strings; lines stay where they are.
     pub(crate) code: String,
-    /// Whether only tests have it.
+    /// Whether only tests use it.
     pub(crate) is_test: bool,
 }
 
@@ -21,14 +22,14 @@ impl Source {
         Source { path, text, code, is_test }
     }
 
-    /// The library's module that the file belongs to; none for its root.
+    /// The library's module that the file belongs to; `None` for its root.
     pub(crate) fn module(&self) -> Option<&str> {
         let name = self.path.strip_prefix("src/")?;
         let module = name.split('/').next()?.trim_end_matches(".rs");
         Some(module).filter(|&module| module != "lib")
     }
 
-    /// The code without its tests: each item under `#[cfg(test)]` is taken away, its lines stay.
+    /// The code without its tests: items under `#[cfg(test)]` are removed, their lines stay.
     pub(crate) fn without_tests(&self) -> String {
         let (mut kept, mut rest) = (String::new(), &*self.code);
         while let Some(at) = rest.find("#[cfg(test)]") {
@@ -40,7 +41,7 @@ impl Source {
         kept + rest
     }
 
-    /// What stands after each `crate::`, also in braces, and after a `super::` that means the crate.
+    /// What follows each `crate::`, also in braces, and each `super::` that means the crate.
     pub(crate) fn crate_paths(&self) -> Vec<String> {
         let mut names = Vec::new();
         for (at, _) in self.code.match_indices("crate::") {
@@ -57,7 +58,7 @@ impl Source {
     }
 }
 
-/// Up to the end of the item that begins here: its `;`, or the brace that closes its first.
+/// Up to the end of the item that begins here: its `;`, or the brace that closes its first one.
 fn item_len(code: &str) -> usize {
     let mut depth = 0;
     for (at, c) in code.char_indices() {
@@ -154,7 +155,7 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-/// `text` with comments gone and strings and characters empty; line ends stay.
+/// `text` without comments, and with empty strings and characters; line ends stay.
 pub(crate) fn without_comments_and_strings(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;

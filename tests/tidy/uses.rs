@@ -1,4 +1,4 @@
-//! Which module names which: `use` lines and paths, followed through what a `mod.rs` hands on.
+//! Which module names which: `use` lines and paths, followed through re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,8 @@ fn reachable<'a>(
     found
 }
 
-/// For each folder, which of its modules name which others; whatever lies beneath a module counts as it.
+/// For each folder, which of its modules name which others; everything beneath a module counts as
+/// part of it.
 fn edges_by_folder(sources: &[Source]) -> BTreeMap<Path, BTreeMap<String, BTreeSet<String>>> {
     let modules: BTreeSet<Path> = sources.iter().map(|source| module_of(&source.path)).collect();
     let code: Vec<(Path, String)> =
@@ -72,7 +73,7 @@ fn module_of(path: &str) -> Path {
     path.split('/').filter(|&name| name != "lib").map(str::to_owned).collect()
 }
 
-/// The module that what `path` names is written in.
+/// The module that defines what `path` names.
 fn file_of(
     mut path: Path,
     modules: &BTreeSet<Path>,
@@ -109,7 +110,7 @@ fn absolute(module: &Path, path: &Path, modules: &BTreeSet<Path>) -> Option<Path
     Some([&base[..], rest].concat())
 }
 
-/// What `use` lines name: those that hand it on, or the others.
+/// The names in `use` lines: re-exports, or the others.
 fn uses(code: &str, hand_on: bool) -> Vec<Path> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("use ") {
@@ -158,7 +159,7 @@ fn paths(code: &str) -> Vec<Path> {
     words.map(|word| word.split("::").map(str::to_owned).collect()).collect()
 }
 
-/// The most modules that hand a name on to each other.
+/// The longest chain of re-exports.
 const MAX_HOPS: usize = 8;
 
 #[test]

@@ -1,8 +1,9 @@
-//! Tries the lock-free parts of dlfs in every order that the memory model allows, with loom.
+//! Checks the lock-free code of dlfs in every execution that the memory model allows, with loom.
 //!
-//! The files are dlfs's own; `sync` stands in for its module of that name. Each model is tried twice: as the
-//! code is, which must hold, and with every ordering `Relaxed`, which must fail, or else it shows nothing.
-//! loom knows no total order of `SeqCst` but that of fences, so these files use fences where they need one.
+//! The files are dlfs's own; `sync` replaces its module of that name. Each model runs twice:
+//! unchanged, which must pass, and with every ordering `Relaxed`, which must fail, since otherwise
+//! the model proves nothing. loom does not model a total order of `SeqCst` except for fences, so
+//! these files use fences where they need one.
 
 mod sync;
 
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         let holds = catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_ok();
         weaken(true);
         let hook = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| {})); // it is to panic
+        std::panic::set_hook(Box::new(|_| {})); // a panic is expected
         let can_fail = catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err();
         std::panic::set_hook(hook);
         let verdict = match (holds, can_fail) {
@@ -133,7 +134,7 @@ fn slots_have_one_owner_at_a_time() {
     let (slots, bytes) = (Arc::new(Slots::new(1)), Arc::new(AtomicU64::new(0)));
     let own = |slots: &Slots, bytes: &AtomicU64| {
         let Some(first) = slots.take(1) else { return 0 };
-        // Two owners at once, or one that does not see what the last one did, lose a count.
+        // Two owners at once, or one that does not see what the previous one did, lose a count.
         bytes.store(bytes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         slots.give_back(first, 1);
         1

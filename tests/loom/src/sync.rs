@@ -1,10 +1,10 @@
-//! What the modelled files of dlfs know as `crate::sync`: loom's types, which can be told to forget orderings.
+//! `crate::sync` of the modelled files: loom's types, with a switch that weakens all orderings.
 
 use std::sync::atomic::{AtomicBool as Flag, Ordering as Std};
 
 pub(crate) use loom::sync::atomic::Ordering;
 
-/// Whether every ordering is `Relaxed` and no fence is there.
+/// Whether every ordering is `Relaxed` and fences are removed.
 static WEAKENED: Flag = Flag::new(false);
 
 pub(crate) fn weaken(weakened: bool) {
@@ -93,7 +93,7 @@ atomic!(AtomicBool, bool);
 number!(AtomicU64, u64);
 number!(AtomicUsize, usize);
 
-/// A lock whose guard comes without a `Result`, as parking_lot's.
+/// A lock whose guard is returned without a `Result`, like parking_lot's.
 #[derive(Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
