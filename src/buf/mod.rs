@@ -21,6 +21,7 @@ mod handles;
 mod pages;
 mod pool;
 mod shared;
+mod shared_bytes;
 mod shared_words;
 mod slots;
 
@@ -30,6 +31,7 @@ use std::ptr::NonNull;
 pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use shared::SharedBuf;
+pub use shared_bytes::SharedBytes;
 pub use shared_words::SharedWords;
 
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
@@ -194,15 +196,21 @@ impl std::fmt::Debug for IoBuf {
 /// recognises the sequence and fetches the rest.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8]) {
+    prefetch_lines(bytes.as_ptr(), bytes.len());
+}
+
+/// [`prefetch`] of memory that others may be writing.
+#[inline]
+fn prefetch_lines(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(CACHE_LINE_BYTES).take(PREFETCHED_LINES) {
+    for line in (0..len).step_by(CACHE_LINE_BYTES).take(PREFETCHED_LINES) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint that reads nothing and cannot fault, whatever the address; every x86-64
         // processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes; // a hint only
+    let _ = (start, len); // a hint only
 }
 
 #[cfg(target_arch = "x86_64")]

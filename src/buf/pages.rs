@@ -196,7 +196,7 @@ fn transparent_is_allowed() -> bool {
 }
 
 /// The size of a huge page: 2 MiB on x86-64.
-const HUGE_LEN: usize = 2 << 20;
+pub(super) const HUGE_LEN: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -7,8 +7,12 @@
 //! copy of the stripe, which replaces it: borrowed bytes never change. So borrowing suits data that are
 //! rarely written, and queue pairs that may write do not offer it. The copies take at most as much memory as
 //! the borrowed stripes.
+//!
+//! [`MemNamespace::shared`] has no stripes: other processes read the same memory, and no lock keeps them from
+//! it. What a read returns that overlaps a write is for the caller to discard.
 
 use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +20,10 @@ use parking_lot::RwLock;
 
 use super::readiness::Registry;
 use super::{
-    Capabilities, Completion, Cpus, Device, Fence, Io, IoOp, Namespace, Notice, PairScope,
+    Capabilities, Completion, Cpus, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
     QueuePair,
 };
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, prefetch};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{ALIGN_BYTES, Lba};
 
@@ -39,23 +43,38 @@ impl MemNamespace {
     /// `InvalidArgument`: the block length is no power of two from 512 to 4,096, or the length is not one or
     /// more whole blocks. `OutOfMemory`: the operating system has too little memory.
     pub fn new(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
-        let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
-        let block_len = u64::from(block_len_bytes);
-        if !block_ok || len_bytes == 0 || !len_bytes.is_multiple_of(block_len) {
-            let message = format!("{len_bytes} bytes are not whole blocks of {block_len_bytes}");
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
-        }
-        let namespace = Namespace {
-            address: "mem".into(),
-            block_len_bytes,
-            num_blocks: len_bytes / block_len,
-            max_transfer_bytes: MAX_TRANSFER_BYTES,
-            queue_depth: QUEUE_DEPTH,
-            nguid: [0; 16],
-            read_only: false,
-            engine: "mem".into(),
-        };
+        let namespace = namespace(len_bytes, block_len_bytes)?;
         Ok(MemNamespace { region: Arc::new(Region::new(len_bytes)?), namespace })
+    }
+
+    /// As [`MemNamespace::new`], in memory that other processes may read: see [`MemNamespace::attach`].
+    /// Nobody borrows its bytes.
+    ///
+    /// # Errors
+    /// As [`MemNamespace::new`].
+    pub fn shared(len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
+        let namespace = namespace(len_bytes, block_len_bytes)?;
+        let region = Region::Shared(SharedBytes::new(addressable(len_bytes)?)?);
+        Ok(MemNamespace { region: Arc::new(region), namespace })
+    }
+
+    /// The read-only namespace in the memory `file`, which another process created with
+    /// [`MemNamespace::shared`] and these lengths.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the file has another length, or could be cut off. As [`MemNamespace::new`].
+    pub fn attach(file: OwnedFd, len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
+        let namespace = Namespace { read_only: true, ..namespace(len_bytes, block_len_bytes)? };
+        let region = Region::Shared(SharedBytes::open(file, addressable(len_bytes)?)?);
+        Ok(MemNamespace { region: Arc::new(region), namespace })
+    }
+
+    /// The memory, to be passed to another process; `None` if it is not shared.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &*self.region {
+            Region::Shared(bytes) => Some(bytes.file()),
+            Region::Own(_) => None,
+        }
     }
 
     /// As [`MemNamespace::new`], but allocates all memory now, near `cpus`: the kernel allocates a page on
@@ -123,6 +142,30 @@ impl Device for MemNamespace {
     }
 }
 
+fn namespace(len_bytes: u64, block_len_bytes: u32) -> Result<Namespace> {
+    let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
+    let block_len = u64::from(block_len_bytes);
+    if !block_ok || len_bytes == 0 || !len_bytes.is_multiple_of(block_len) {
+        let message = format!("{len_bytes} bytes are not whole blocks of {block_len_bytes}");
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    Ok(Namespace {
+        address: "mem".into(),
+        block_len_bytes,
+        num_blocks: len_bytes / block_len,
+        max_transfer_bytes: MAX_TRANSFER_BYTES,
+        queue_depth: QUEUE_DEPTH,
+        nguid: [0; 16],
+        read_only: false,
+        engine: "mem".into(),
+    })
+}
+
+fn addressable(len_bytes: u64) -> Result<usize> {
+    let too_large = |_| Error::new(ErrorKind::OutOfMemory, "more bytes than can be addressed");
+    usize::try_from(len_bytes).map_err(too_large)
+}
+
 /// Copies a few I/Os in each turn, so that the caller uses the bytes while they are in the cache.
 struct MemPair {
     region: Arc<Region>,
@@ -168,13 +211,14 @@ impl QueuePair for MemPair {
                 self.prefetch(later);
             }
             let Some(mut io) = self.taken.pop_front() else { return index };
-            let result = self.namespace.check(&io).map(|()| {
+            let result = self.namespace.check(&io).and_then(|()| {
                 let offset = io.slba.0 * u64::from(self.namespace.block_len_bytes);
                 match io.op {
                     IoOp::Read => self.region.read(offset, &mut io.buf),
-                    IoOp::Write => self.region.write(offset, &io.buf),
+                    IoOp::Write => return self.region.write(offset, &io.buf),
                     IoOp::Flush => {}
                 }
+                Ok(())
             });
             done.push(Completion { tag: io.tag, buf: io.buf, result });
         }
@@ -214,15 +258,18 @@ impl QueuePair for MemPair {
     }
 }
 
-/// The bytes: stripes of equal length, except a shorter last one.
-struct Region {
-    stripes: Box<[RwLock<SharedBuf>]>,
+/// The bytes.
+enum Region {
+    /// In this process: stripes of equal length, except a shorter last one.
+    Own(Box<[RwLock<SharedBuf>]>),
+    /// In memory that other processes read.
+    Shared(SharedBytes),
 }
 
 impl Region {
     fn new(len_bytes: u64) -> Result<Region> {
         let too_large = || Error::new(ErrorKind::OutOfMemory, "more bytes than can be addressed");
-        let len = usize::try_from(len_bytes).map_err(|_| too_large())?;
+        let len = addressable(len_bytes)?;
         let bytes = len.checked_next_multiple_of(STRIPE_LEN_BYTES).ok_or_else(too_large)?;
         let slot_len_bytes = STRIPE_LEN_BYTES;
         let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })?;
@@ -230,12 +277,13 @@ impl Region {
             let len = STRIPE_LEN_BYTES.min(len - start);
             RwLock::new(pool.take(len).expect("as many slots as stripes").freeze())
         };
-        Ok(Region { stripes: (0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect() })
+        Ok(Region::Own((0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect()))
     }
 
     /// Writes to every page, zeroes all of them.
     fn touch(&self) {
-        for stripe in &self.stripes {
+        let Region::Own(stripes) = self else { return };
+        for stripe in stripes {
             let mut place = stripe.write();
             let mut bytes =
                 std::mem::take(&mut *place).thaw().expect("the bytes are not shared yet");
@@ -245,9 +293,13 @@ impl Region {
     }
 
     fn read(&self, offset: u64, mut bytes: &mut [u8]) {
+        let stripes = match self {
+            Region::Own(stripes) => stripes,
+            Region::Shared(shared) => return shared.read(offset as usize, bytes), // checked before
+        };
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let source = self.stripes[stripe].read();
+            let source = stripes[stripe].read();
             let count = bytes.len().min(source.len() - start);
             let (now, later) = bytes.split_at_mut(count);
             now.copy_from_slice(&source[start..start + count]);
@@ -257,15 +309,28 @@ impl Region {
 
     /// Prefetches the first of `len` bytes into the processor's cache.
     fn prefetch(&self, offset: u64, len: usize) {
+        let stripes = match self {
+            Region::Own(stripes) => stripes,
+            Region::Shared(shared) => return shared.prefetch(offset as usize, len),
+        };
         let (stripe, start) = split_offset(offset);
-        let source = self.stripes[stripe].read();
+        let source = stripes[stripe].read();
         prefetch(&source[start..source.len().min(start + len)]);
     }
 
-    fn write(&self, offset: u64, mut bytes: &[u8]) {
+    fn write(&self, offset: u64, mut bytes: &[u8]) -> Result<(), IoError> {
+        let stripes = match self {
+            Region::Own(stripes) => stripes,
+            Region::Shared(shared) => {
+                let no_memory = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+                return shared
+                    .write(offset as usize, bytes)
+                    .map_err(|error| IoError::Os(no_memory(error)));
+            }
+        };
         let (mut stripe, mut start) = split_offset(offset);
         while !bytes.is_empty() {
-            let mut place = self.stripes[stripe].write();
+            let mut place = stripes[stripe].write();
             let count = bytes.len().min(place.len() - start);
             let mut destination = std::mem::take(&mut *place).thaw().unwrap_or_else(|lent| {
                 let mut copy = IoBuf::zeroed(lent.len());
@@ -276,12 +341,14 @@ impl Region {
             *place = destination.freeze();
             (bytes, stripe, start) = (&bytes[count..], stripe + 1, 0);
         }
+        Ok(())
     }
 
-    /// Borrows `len` bytes in place, unless they lie in two stripes.
+    /// Borrows `len` bytes in place, unless they lie in two stripes or other processes share them.
     fn borrow(&self, offset: u64, len: usize) -> Option<SharedBuf> {
+        let Region::Own(stripes) = self else { return None };
         let (stripe, start) = split_offset(offset);
-        let stripe = self.stripes[stripe].read();
+        let stripe = stripes[stripe].read();
         (start + len <= stripe.len()).then(|| stripe.slice(start..start + len))
     }
 }
@@ -356,6 +423,26 @@ mod tests {
         assert!(read[4096..].iter().all(|&byte| byte == 2));
         let again = reader.borrow(Lba(256), 8192).expect("within one stripe");
         assert_eq!(again[..], read[..]);
+    }
+
+    #[test]
+    fn another_handle_on_shared_memory_reads_what_is_written_and_writes_nothing() {
+        let device = MemNamespace::shared(3 << 20, 4096).unwrap();
+        let file = device.file().expect("it is shared").try_clone_to_owned().unwrap();
+        let attached = MemNamespace::attach(file, 3 << 20, 4096).unwrap();
+        let mut writer = device.queue_pair().unwrap();
+        let mut reader = attached.queue_pair().unwrap();
+        let mut buf = IoBuf::zeroed(1 << 20);
+        buf.fill(7);
+        assert_eq!(run(&mut *writer, IoOp::Write, 512, buf).result, Ok(()));
+        let read = run(&mut *reader, IoOp::Read, 511, IoBuf::zeroed(8192));
+        assert!(
+            read.result.is_ok() && read.buf[..4096] == [0; 4096] && read.buf[4096..] == [7; 4096]
+        );
+        assert!(reader.borrow(Lba(512), 4096).is_none(), "others may write to it");
+        let refused = run(&mut *reader, IoOp::Write, 0, IoBuf::zeroed(4096));
+        assert!(matches!(refused.result, Err(IoError::Invalid(_))));
+        assert!(MemNamespace::new(4096, 4096).unwrap().file().is_none());
     }
 
     #[test]
