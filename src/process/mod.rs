@@ -5,13 +5,15 @@
 //! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
 //! gives access only to the process that created it, and lets a child leak it and create its own.
 //! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
-//! for it.
+//! for it. [`NotInherited`] keeps locks and connections out of the child.
 
+mod at_fork;
 mod id;
 
 use std::convert::Infallible;
 use std::sync::OnceLock;
 
+pub use at_fork::NotInherited;
 pub use id::process_id;
 
 /// A value that belongs to the process that created it; each child process may create its own.

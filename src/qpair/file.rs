@@ -9,6 +9,7 @@
 //! never returns zeroes.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::NotInherited;
 use crate::units::round_up;
 
 /// How to open a file as a namespace.
@@ -99,6 +101,12 @@ impl FileNamespace {
             engine: engine(calls, files.is_direct()),
         };
         Ok(FileNamespace { files: Arc::new(files), namespace, calls })
+    }
+
+    /// While the result exists, a forked child gets its own descriptor, for reading and without the lock. Else
+    /// the lock outlives this process with any of its children.
+    pub fn keep_lock_from_children(&self) -> NotInherited {
+        NotInherited::reopen(self.files.buffered.as_fd())
     }
 }
 
