@@ -38,7 +38,7 @@ fn source() -> Vec<Sample> {
 
 /// An image in memory.
 fn medium() -> Arc<dyn Device> {
-    let mut image = images::Image::new(1, Pack::Tight);
+    let mut image = images::Image::unique(1, Pack::Tight);
     image.add(&source(), 7, 400, &[]);
     let mut bytes = image.namespaces.remove(0);
     bytes.resize(bytes.len().next_multiple_of(64 << 10), 0);

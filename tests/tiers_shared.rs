@@ -1,6 +1,7 @@
 //! Processes of one node on one tier: one owns it, the others attach, and nothing is kept or read from
 //! the origin twice.
 
+mod images;
 mod support;
 
 use std::fs;
@@ -14,8 +15,10 @@ use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::tier::{Policy, Units};
 use dlfs::units::Generation;
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
-use support::fork::in_child;
+use images::unique_uuid;
+use support::fork::{in_child, spawn_child};
 use support::origin::Origin;
 use support::warnings::warnings_of;
 
@@ -30,10 +33,14 @@ impl Origin {
     }
 
     fn try_open(&self, image: u8, tier: &str) -> dlfs::Result<Cache> {
-        let identity = Identity { uuid: Uuid([image; 16]), generation: Generation(1) };
+        self.open_all(Uuid([image; 16]), &[tier])
+    }
+
+    fn open_all(&self, uuid: Uuid, tiers: &[&str]) -> dlfs::Result<Cache> {
+        let identity = Identity { uuid, generation: Generation(1) };
         let units =
             Units::from_pages((0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32)));
-        let tiers = vec![tier.parse().unwrap()];
+        let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
         let options = TierOptions { tiers, policy: Policy::FirstTouch, ..Default::default() };
         Cache::new(&[Arc::clone(&self.device)], units, identity, &options)
     }
@@ -233,6 +240,96 @@ fn one_of_those_attached_takes_over_and_uses_the_copies_again() {
     // What only the attached one reads is kept again.
     origin.read(attached.iter().find(|cache| cache.owner().is_some()).unwrap(), 0..NUM_PIECES);
     wait_for_all(&origin, heir);
+}
+
+#[test]
+fn a_tier_in_memory_is_shared_and_its_copies_serve_all() {
+    let origin = origin(8);
+    let uuid = unique_uuid();
+    let owner = origin.open_all(uuid, &["ram:64M"]).unwrap();
+    let attached = origin.open_all(uuid, &["ram:64M"]).unwrap();
+    assert_eq!((owner.owner(), attached.owner()), (None, Some(std::process::id())));
+    let other = origin.open_all(unique_uuid(), &["ram:64M"]).unwrap();
+    assert_eq!(other.owner(), None, "another image has its own");
+    origin.read(&owner, (0..NUM_PIECES).filter(|piece| piece % 2 == 0));
+    origin.read(&attached, (0..NUM_PIECES).filter(|piece| piece % 2 == 1));
+    wait_for_all(&origin, &attached);
+    wait_for_all(&origin, &owner);
+    assert_eq!(owner.stats().tiers[0].fills, NUM_UNITS, "one copy of each");
+    let third = origin.open_all(uuid, &["ram:64M"]).unwrap();
+    origin.read(&third, 0..NUM_PIECES);
+    assert_eq!(origin_bytes(&third), 0, "{:?}", third.stats());
+    assert_eq!(third.stats().tiers[0].hits, NUM_PIECES);
+}
+
+#[test]
+fn after_its_owner_a_tier_in_memory_begins_empty_and_the_one_in_a_file_is_used_again() {
+    let origin = origin(9);
+    let folder = tempfile::tempdir().unwrap();
+    let (half, uuid) = (NUM_UNITS * UNIT_BYTES / 2, unique_uuid());
+    let file = format!("file:{}:64M", folder.path().display());
+    let open = || origin.open_all(uuid, &[&format!("ram:{half}"), &file]).unwrap();
+    let (owner, attached) = (open(), open());
+    origin.read_units(&attached, 0..NUM_UNITS);
+    wait_for_all(&origin, &attached);
+    let fills: Vec<u64> = owner.stats().tiers.iter().map(|tier| tier.fills).collect();
+    assert_eq!(fills, [NUM_UNITS / 2, NUM_UNITS / 2]);
+    drop(owner);
+    wait_for("the other one to take over", || attached.owner().is_none() && attached.is_settled());
+    let stats = attached.stats();
+    assert_eq!(
+        (stats.tiers[0].used_bytes, stats.tiers[1].restored),
+        (0, NUM_UNITS / 2),
+        "{stats:?}"
+    );
+    origin.read_units(&attached, 0..NUM_UNITS);
+    wait_for_all(&origin, &attached);
+    assert_eq!(attached.stats().tiers[0].used_bytes, half, "it fills again");
+}
+
+#[test]
+fn a_child_of_the_owner_follows_a_takeover_and_keeps_neither_lock_nor_name() {
+    let origin = origin(10);
+    let folder = tempfile::tempdir().unwrap();
+    let notes = tempfile::tempdir().unwrap();
+    let file = format!("file:{}:64M", folder.path().display());
+    let note = |name: &str| notes.path().join(name);
+    let wait_for_note = |name: &str| wait_for(name, || note(name).exists());
+    for tier in ["ram:64M", &file] {
+        let uuid = unique_uuid();
+        // A process that owns the tiers and forks a child that reads, and is killed.
+        let owner = || {
+            let owner = origin.open_all(uuid, &[tier]).unwrap();
+            origin.read_units(&owner, 0..NUM_UNITS);
+            wait_for("copies", || owner.stats().tiers[0].fills == NUM_UNITS);
+            spawn_child(|| {
+                origin.read(&owner, 0..NUM_PIECES);
+                fs::write(note("child reads"), "").unwrap();
+                wait_for_note("taken over");
+                let first = owner.stats().origin.reads;
+                wait_for_all(&origin, &owner);
+                println!("origin reads: {first}, then {}", owner.stats().origin.reads);
+                let is_attached = owner.owner().is_some();
+                fs::write(note("child attached"), if is_attached { "yes" } else { "no" }).unwrap();
+                is_attached
+            });
+            wait_for_note("the end");
+            true
+        };
+        let owner = spawn_child(owner);
+        wait_for_note("child reads");
+        let successor = origin.open_all(uuid, &[tier]).unwrap();
+        assert!(successor.owner().is_some());
+        kill_process(owner, Signal::KILL).unwrap();
+        wait_for("the other process to take over", || successor.owner().is_none());
+        fs::write(note("taken over"), "").unwrap();
+        wait_for_note("child attached");
+        assert_eq!(fs::read_to_string(note("child attached")).unwrap(), "yes", "{tier}");
+        waitpid(Some(owner), WaitOptions::empty()).unwrap();
+        for name in ["child reads", "taken over", "child attached"] {
+            fs::remove_file(note(name)).unwrap();
+        }
+    }
 }
 
 #[test]

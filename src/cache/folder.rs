@@ -11,6 +11,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 
 use super::Identity;
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::NotInherited;
 use crate::tier::{Index, PAGE_BYTES};
 
 /// Name of the tier of `identity` in its folder.
@@ -29,6 +31,7 @@ pub(super) fn file_name(identity: Identity) -> String {
 /// The lock on a folder of tiers; held while the files in it are chosen and opened.
 pub(super) struct Locked {
     folder: PathBuf,
+    _own: NotInherited,
     _lock: File,
 }
 
@@ -49,7 +52,8 @@ impl Locked {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Locked { folder: folder.to_path_buf(), _lock: lock })
+        let own = NotInherited::reopen(lock.as_fd());
+        Ok(Locked { folder: folder.to_path_buf(), _own: own, _lock: lock })
     }
 
     /// Makes room for the tier at `own`, which wants `wanted` bytes; returns the bytes that it may

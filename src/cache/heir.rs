@@ -2,12 +2,13 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use parking_lot::Mutex;
 
-use super::{Opening, Owned, Shared};
+use super::Shared;
+use super::opening::{Opening, Owned};
 use crate::threads::{self, Fate, Thread};
 
 /// The thread of an attached process that waits for the owner's end.
@@ -18,7 +19,8 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// Starts the thread. What it opens follows `shared` and the last of its successors.
+    /// Starts the thread. What it opens follows `shared` and the last of its successors. For the time
+    /// `yields` after each end of an owner it only attaches.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -26,10 +28,11 @@ impl Heir {
         opening: Opening,
         shared: &Arc<Shared>,
         owned: &Arc<Mutex<Option<Owned>>>,
+        yields: Duration,
     ) -> crate::Result<Heir> {
         let (running, stopped) = bounded(0);
-        let waiting =
-            Waiting { opening, shared: Arc::clone(shared), owned: Arc::clone(owned), stopped };
+        let (shared, owned) = (Arc::clone(shared), Arc::clone(owned));
+        let waiting = Waiting { opening, shared, owned, yields, stopped };
         let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
         Ok(Heir { running, thread })
     }
@@ -46,30 +49,39 @@ struct Waiting {
     /// What the tiers are now.
     shared: Arc<Shared>,
     owned: Arc<Mutex<Option<Owned>>>,
+    yields: Duration,
     /// Disconnected when the thread shall end.
     stopped: Receiver<Infallible>,
 }
 
 impl Waiting {
     fn run(&mut self) {
-        while let Some(ended) = self.shared.link().map(|link| link.ended()) {
-            select! {
-                recv(ended) -> _ => {}
-                recv(self.stopped) -> _ => return,
+        while !self.shared.is_owner() {
+            // Without a connection there is no owner yet.
+            if let Some(ended) = self.shared.link().map(|link| link.ended()) {
+                select! {
+                    recv(ended) -> _ => {}
+                    recv(self.stopped) -> _ => return,
+                }
             }
             if !self.succeed() {
                 return;
             }
         }
-        // This process owns the tiers now.
     }
 
     /// Opens the tiers again, until that works; `false`: the cache ends.
     fn succeed(&mut self) -> bool {
         let mut pause = FIRST_PAUSE;
+        let ended = Instant::now();
         let (next, owned) = loop {
-            match self.opening.attach_or_own() {
-                Ok(opened) => break opened,
+            let opened = match ended.elapsed() < self.yields {
+                true => self.opening.attach().map(|shared| Some((shared?, None))),
+                false => self.opening.attach_or_own().map(Some),
+            };
+            match opened {
+                Ok(Some(opened)) => break opened,
+                Ok(None) => {}
                 Err(error) => tracing::debug!(error = %error.report(), "the tiers stay without us"),
             }
             match self.stopped.recv_timeout(pause) {
@@ -79,7 +91,10 @@ impl Waiting {
         };
         match next.attached_to {
             Some(owner) => tracing::debug!(owner, "attached to the next owner of the tiers"),
-            None => tracing::info!("the owner of the tiers has ended: this process owns them now"),
+            None => tracing::info!(
+                "the owner of the tiers has ended: this process owns them now; what was kept in files is \
+                 used again, and tiers in memory begin empty"
+            ),
         }
         *self.owned.lock() = owned;
         let before = std::mem::replace(&mut self.shared, Arc::clone(&next));

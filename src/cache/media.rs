@@ -1,6 +1,7 @@
 //! The storage of a tier: opens and locks it, and identifies the data set of its copies.
 
 use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +11,10 @@ use parking_lot::Mutex;
 use super::Identity;
 use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
-use super::share::SharedTier;
+use super::share::{Place, SharedTier};
 use super::takeover::{Taken, take_over};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::NotInherited;
 use crate::qpair::Device;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
@@ -21,6 +23,8 @@ use crate::tier::{Index, IndexError, Kept, PAGE_BYTES, Units};
 
 /// The storage of one tier.
 pub(super) struct Media {
+    /// Before the device, which has the descriptor.
+    _lock: Option<NotInherited>,
     /// Its name as the user wrote it.
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
@@ -28,6 +32,8 @@ pub(super) struct Media {
     pub(super) data_offset: u64,
     /// Number of pages for copies.
     pub(super) capacity_pages: u64,
+    /// The memory of a tier in shared memory.
+    memory: Option<MemNamespace>,
     /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
     /// Prevents mounting a block device meanwhile.
@@ -35,14 +41,21 @@ pub(super) struct Media {
 }
 
 impl Media {
-    /// What a process needs to read this tier; `None` in memory.
+    /// What a process needs to read this tier; `None` where it is in memory that others cannot map.
     pub(super) fn shared(&self) -> Option<SharedTier> {
+        let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
+        let path = || self.device.capabilities().local_path;
         Some(SharedTier {
             name: self.name.clone(),
-            path: self.device.capabilities().local_path?,
+            place: memory.map(Place::Memory).or_else(|| path().map(Place::File))?,
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
         })
+    }
+
+    /// The memory to pass to processes that attach.
+    pub(super) fn memory(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.as_ref()?.file()
     }
 
     /// Opens a tier, and returns the copies that its index lists.
@@ -63,38 +76,64 @@ impl Media {
         }
         Ok((media, kept))
     }
+
+    /// A tier in memory that other processes can map, where the operating system has such memory.
+    fn of_memory(name: String, capacity_pages: u64) -> Result<Media> {
+        let (len_bytes, block_len) =
+            ((capacity_pages * PAGE_BYTES).max(PAGE_BYTES), PAGE_BYTES as u32);
+        let memory = match MemNamespace::shared(len_bytes, block_len) {
+            Ok(memory) => memory,
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
+            Err(error) => {
+                tracing::debug!(tier = %name, error = %error.report(), "no shared memory");
+                MemNamespace::new(len_bytes, block_len)?
+            }
+        };
+        Ok(Media {
+            _lock: None,
+            name,
+            device: Arc::new(memory.clone()),
+            data_offset: 0,
+            capacity_pages,
+            memory: memory.file().is_some().then_some(memory),
+            index: None,
+            _claim: None,
+        })
+    }
 }
 
-/// The tiers that another process owns, for reading.
-pub(super) fn attached(tiers: &[SharedTier]) -> Result<Vec<Media>> {
-    let media = |tier: &SharedTier| {
+/// The tiers that another process owns, for reading; `memory` are those in memory.
+pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec<Media>> {
+    let mut memory = memory.into_iter();
+    let mut media = |tier: &SharedTier| {
+        let device: Arc<dyn Device> = match &tier.place {
+            Place::File(path) => Arc::new(FileNamespace::open(path, FileOptions::default())?),
+            Place::Memory(len_bytes) => {
+                let missing =
+                    || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
+                let file = memory.next().ok_or_else(missing)?;
+                Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32)?)
+            }
+        };
         Ok(Media {
+            _lock: None,
             name: tier.name.clone(),
-            device: Arc::new(FileNamespace::open(&tier.path, FileOptions::default())?),
+            device,
             data_offset: tier.data_offset,
             capacity_pages: tier.capacity_pages,
+            memory: None,
             index: None,
             _claim: None,
         })
     };
-    tiers.iter().map(media).collect()
+    tiers.iter().map(&mut media).collect()
 }
 
+/// A tier in memory, no larger than the data set.
 fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
-    // No more than the data set: memory is allocated at once.
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all_pages(units));
-    let len_bytes = (capacity_pages * PAGE_BYTES).max(PAGE_BYTES);
-    let device = MemNamespace::new(len_bytes, PAGE_BYTES as u32).map_err(|error| {
+    Media::of_memory(spec.to_string(), capacity_pages).map_err(|error| {
         error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
-    })?;
-    let name = spec.to_string();
-    Ok(Media {
-        name,
-        device: Arc::new(device),
-        data_offset: 0,
-        capacity_pages,
-        index: None,
-        _claim: None,
     })
 }
 
@@ -116,8 +155,8 @@ fn in_file(
         let hint = match error.kind() {
             ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
             ErrorKind::Busy => format!(
-                "the process that has the tier {name} does not share it: it is another user's, reads \
-                 another image, or has a tier in memory or on a device; name another folder"
+                "the process that has the tier {name} does not share it: it is another user's, or reads \
+                 another image; name another folder"
             ),
             _ => format!("see the tier {name}"),
         };
@@ -141,10 +180,11 @@ fn in_file(
                 "other processes use the whole quota for tiers of other data sets: this one stays \
                  empty; raise the quota"
             );
-            return Ok((without_room(name)?, Vec::new()));
+            return Ok((Media::of_memory(name, 0)?, Vec::new()));
         }
     }
     let device = open_file(&path, quota).map_err(named)?;
+    let lock = device.keep_lock_from_children();
     if folder.is_some() {
         folder::note_use(&path);
     }
@@ -152,7 +192,17 @@ fn in_file(
     let (index, kept) = read_index(&mut io, &name, identity, units)?;
     let capacity_pages = (quota - data_offset) / PAGE_BYTES;
     let index = Some(Mutex::new(index));
-    Ok((Media { name, device, data_offset, capacity_pages, index, _claim: claim }, kept))
+    let media = Media {
+        _lock: Some(lock),
+        name,
+        device: Arc::new(device),
+        data_offset,
+        capacity_pages,
+        memory: None,
+        index,
+        _claim: claim,
+    };
+    Ok((media, kept))
 }
 
 /// The quota, or what the file system has free where that is less.
@@ -204,12 +254,6 @@ fn read_index(
     Ok((index, Vec::new()))
 }
 
-/// A tier that has no room for any copy.
-fn without_room(name: String) -> Result<Media> {
-    let device = Arc::new(MemNamespace::new(PAGE_BYTES, PAGE_BYTES as u32)?);
-    Ok(Media { name, device, data_offset: 0, capacity_pages: 0, index: None, _claim: None })
-}
-
 /// Pages of all units.
 fn all_pages(units: &Units) -> u64 {
     (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum()
@@ -230,9 +274,9 @@ fn room_on_disk(path: &Path) -> Option<u64> {
 }
 
 /// Opens the tier's file exclusively, and extends it to the quota.
-fn open_file(path: &Path, quota: u64) -> Result<Arc<dyn Device>> {
+fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
     let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
-    Ok(Arc::new(FileNamespace::open(path, options)?))
+    FileNamespace::open(path, options)
 }
 
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).

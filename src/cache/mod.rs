@@ -20,8 +20,8 @@
 //! `tier` decides quota, admission and locations; this module only moves data.
 //!
 //! Processes of a node share their tiers (`share/`): the first one owns them, the others read its
-//! copies and send it what they read from the origin. So does a forked child. Where tiers are not
-//! shared, a forked child reads the existing copies and creates none.
+//! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
+//! are not shared, a forked child reads the existing copies and creates none.
 //!
 //! Read `pair.rs` first, then `copier.rs`, then `media.rs`; `takeover.rs` says what a tier may
 //! overwrite.
@@ -32,16 +32,17 @@ mod copier;
 mod folder;
 mod heir;
 mod media;
+mod opening;
 mod options;
 mod pair;
 mod plan;
 mod probe;
 mod read_ahead;
+mod running;
 mod share;
 mod stats;
 mod takeover;
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -49,13 +50,12 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
-use crate::buf::SharedWords;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Uuid;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
-use crate::threads::{self, Fate, Thread, caught};
+use crate::threads::Fate;
 use crate::tier::{
     Candidate, CopyLocation, CopyState, CopyTable, Ledger, Policy, Stop, Units, copies_to_evict,
 };
@@ -67,47 +67,24 @@ pub use plan::TierPlan;
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
-use copier::{Copier, Job};
-use heir::Heir;
+use copier::Job;
 use media::Media;
-use share::{Hello, Link, Owner, Welcome};
+use opening::Opening;
+use running::Tiers;
+use share::Link;
 use stats::Counters;
 
 /// The tiers of one data set in one process. After it is dropped, its devices still serve reads,
 /// but nothing more is copied.
 pub struct Cache {
-    /// The first of a chain: each takeover adds one.
-    shared: Arc<Shared>,
+    tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
-    /// What this process runs if it owns the tiers.
-    owned: Arc<Mutex<Option<Owned>>>,
-    /// Waits for the owner's end, if that is another process.
-    heir: Option<Heir>,
     policy: Policy,
-}
-
-/// The threads of the owner.
-struct Owned {
-    copier: Thread,
-    /// Serves processes that attach.
-    owner: Option<Owner>,
-}
-
-/// How [`Cache::new`] and takeovers open the tiers.
-#[derive(Clone)]
-struct Opening {
-    origins: Vec<Arc<dyn Device>>,
-    units: Arc<Units>,
-    identity: Identity,
-    options: TierOptions,
-    /// Counters that go on through takeovers.
-    counters: Arc<Counters>,
-    demand: Arc<AtomicUsize>,
 }
 
 /// State shared by all queue pairs and the copier.
 struct Shared {
-    /// The copier exists only in the process that created it.
+    /// Threads and connections exist only in the process that created them.
     home: Forked<()>,
     units: Arc<Units>,
     copies: CopyTable,
@@ -120,9 +97,9 @@ struct Shared {
     waker: Option<Waker>,
     /// The process that owns the tiers, if it is another one.
     attached_to: Option<u32>,
-    /// Name of the owner's socket, if the tiers are shared.
-    socket: Option<Vec<u8>>,
-    /// The connection to the owner: of an attached process, or of a forked child of either.
+    /// Whether other processes attach to the tiers of this one.
+    is_shared: bool,
+    /// The connection to the owner.
     link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
@@ -150,7 +127,8 @@ impl Cache {
     ///
     /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
     /// the background. Where another process of the same user has these tiers open for the same data
-    /// set, this one attaches to it: see `share`. Only tiers in files are shared.
+    /// set, this one attaches to it: see `share`. Tiers in memory that a plan fills are not shared, unless
+    /// there is one in a file beside them.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
@@ -186,16 +164,13 @@ impl Cache {
                 opened => break opened?,
             }
         };
-        let devices = pair::devices(&shared);
-        let owned = Arc::new(Mutex::new(owned));
-        let attached = shared.attached_to.is_some();
-        let heir = attached.then(|| Heir::start(opening, &shared, &owned)).transpose()?;
-        Ok(Cache { shared, devices, owned, heir, policy: options.policy })
+        let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
+        Ok(Cache { devices: pair::devices(&tiers), tiers, policy: options.policy })
     }
 
     /// The process that owns the tiers, if this one has attached to another.
     pub fn owner(&self) -> Option<u32> {
-        self.shared.latest().attached_to
+        self.tiers.latest().attached_to
     }
 
     /// The namespaces of the data set, with the tiers in front of them.
@@ -210,12 +185,12 @@ impl Cache {
 
     /// The units of the data set.
     pub fn units(&self) -> &Units {
-        &self.shared.units
+        &self.tiers.opening.units
     }
 
     /// Quota of each tier in pages, fastest first.
     pub fn capacities(&self) -> Vec<u64> {
-        self.shared.latest().media.iter().map(|media| media.capacity_pages).collect()
+        self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
     }
 
     /// Sets the plan of the next run. Existing copies stay, unless they are evicted for units that
@@ -225,9 +200,9 @@ impl Cache {
     /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
     /// changed.
     pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
-        let shared = &*self.shared.latest();
+        let shared = &*self.tiers.latest();
         plan.check(&shared.units, shared.media.len())?;
-        if shared.attached_to.is_some() {
+        if !shared.is_owner() {
             return Ok(()); // the owner's plan holds
         }
         let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
@@ -244,7 +219,7 @@ impl Cache {
 
     /// Counters of reads and copies since the start.
     pub fn stats(&self) -> CacheStats {
-        let shared = self.shared.latest();
+        let shared = self.tiers.latest();
         let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
         stats.owner = shared.attached_to;
         if stats.owner.is_some() {
@@ -258,109 +233,11 @@ impl Cache {
 
     /// Whether nothing is being copied or verified, or waiting for that. For tests and benches.
     pub fn is_settled(&self) -> bool {
-        let shared = self.shared.latest();
+        let shared = self.tiers.latest();
         if let Some(link) = shared.link() {
             return link.is_idle();
         }
         shared.counters.is_settled() || shared.fate.died().is_some()
-    }
-}
-
-impl Opening {
-    /// Attaches to the owner of the tiers, or owns them.
-    fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
-        match self.attach()? {
-            Some(shared) => Ok((shared, None)),
-            None => self.own().map(|(shared, owned)| (shared, Some(owned))),
-        }
-    }
-
-    /// Opens the tiers as their owner.
-    fn own(&self) -> Result<(Arc<Shared>, Owned)> {
-        let Opening { origins, units, identity, options, .. } = self;
-        let mut media = Vec::new();
-        let mut to_check = Vec::new();
-        for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) = Media::open(number, spec, *identity, units, origins)?;
-            media.push(opened);
-            to_check.extend(kept.into_iter().map(|kept| (number, kept)));
-        }
-        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
-        let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
-        let sharing = Sharing::of(&media, units, *identity, options);
-        let (copies, sharing) = match sharing {
-            Some((copies, sharing)) => (copies, Some(sharing)),
-            None => (CopyTable::new(units.len()), None),
-        };
-        to_check.retain(|(tier, kept)| {
-            let location = CopyLocation { tier: *tier, page: kept.page };
-            let end = kept.page.saturating_add(units.get(kept.unit).pages.into());
-            copies.state(kept.unit) == CopyState::Absent
-                && ledger.restore(*tier, kept.page..end)
-                && copies.reserve(kept.unit, location)
-        });
-        copies.set_room(ledger.room());
-        let (jobs, received) = crossbeam::channel::unbounded();
-        let calls = Copier::calls()?;
-        let shared = Arc::new(Shared {
-            copies,
-            ledger: Mutex::new(ledger),
-            waker: Some(calls.waker()),
-            socket: sharing.as_ref().map(|sharing| sharing.name.clone()),
-            ..Shared::new(self, media, jobs)
-        });
-        let bandwidth = options.bandwidth_bytes_per_s;
-        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
-        let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
-            let who = format!("the thread {COPIER}");
-            if let Err(error) = caught(&who, || copier.run()) {
-                copier.shared().copier_died(&error);
-            }
-        })?;
-        let owner = match sharing {
-            None => None,
-            Some(Sharing { name, hello, table }) => {
-                Some(Owner::start(Arc::clone(&shared), name, hello, table)?)
-            }
-        };
-        Ok((shared, Owned { copier: thread, owner }))
-    }
-
-    /// Attaches to the process that owns the tiers; `None`: there is none for this data set, or it is
-    /// about to end.
-    fn attach(&self) -> Result<Option<Arc<Shared>>> {
-        let Opening { identity, options, units, .. } = self;
-        let identity = *identity;
-        let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
-        let Welcome { stream, hello, table } = match share::connect(&name) {
-            Ok(Some(welcome)) => welcome,
-            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-            Ok(None) | Err(_) => return Ok(None),
-        };
-        let is_same = (hello.uuid, hello.generation) == (identity.uuid.0, identity.generation.0)
-            && hello.fingerprint == units.fingerprint();
-        if !is_same {
-            let pid = hello.pid;
-            let text = format!("process {pid} has this tier for another image or generation");
-            let path = hello.tiers.first().map(|tier| tier.path.clone()).unwrap_or_default();
-            let hint = "name a folder, which holds the tiers of several images";
-            return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
-        }
-        share::warn_of_other_options(&hello, options);
-        let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
-        let media = media::attached(&hello.tiers)?;
-        let (jobs, _) = crossbeam::channel::unbounded();
-        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
-        let shared = Arc::new(Shared {
-            copies: CopyTable::over(Box::new(words)),
-            ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
-            attached_to: Some(hello.pid),
-            socket: Some(name),
-            link: Forked::new(Some(Link::start(stream)?)),
-            ..Shared::new(self, media, jobs)
-        });
-        tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
-        Ok(Some(shared))
     }
 }
 
@@ -378,7 +255,7 @@ impl Shared {
             jobs,
             waker: None,
             attached_to: None,
-            socket: None,
+            is_shared: false,
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
             demand: Arc::clone(&opening.demand),
@@ -436,28 +313,12 @@ impl Shared {
 
     /// Whether this process has the copier.
     fn is_owner(&self) -> bool {
-        self.is_at_home() && self.attached_to.is_none()
+        self.is_at_home() && self.waker.is_some()
     }
 
     /// The connection to the owner, if this process has one.
     fn link(&self) -> Option<&Link> {
         self.link.get()?.as_ref()
-    }
-
-    /// Connects a forked child to the owner, so that what it reads is kept, too.
-    fn link_in_child(&self) {
-        if self.is_at_home() {
-            return;
-        }
-        self.link.get_or_init(|| {
-            let found = share::connect(self.socket.as_deref()?);
-            let linked = found
-                .and_then(|found| found.map(|welcome| Link::start(welcome.stream)).transpose());
-            linked.unwrap_or_else(|error| {
-                tracing::debug!(%error, "a forked child reads copies and creates none");
-                None
-            })
-        });
     }
 
     /// Whether there is a copier that accepts data, here or in the owner.
@@ -468,9 +329,13 @@ impl Shared {
         }
     }
 
-    /// Whether the owner is gone: the next one may overwrite the copies, so they are not used.
+    /// Whether the owner may be gone: the next one may overwrite the copies, so they are not used. A forked
+    /// child does not notice its parent's end, so it uses them only where nobody takes over.
     fn is_detached(&self) -> bool {
-        self.attached_to.is_some() && !self.link().is_some_and(Link::is_alive)
+        match self.waker {
+            Some(_) => self.is_shared && !self.is_at_home(),
+            None => !self.link().is_some_and(Link::is_alive),
+        }
     }
 
     /// Where the unit's copy is, if it may be read.
@@ -574,69 +439,13 @@ impl Shared {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        if !self.shared.is_at_home() {
-            // The threads do not exist in this process, and one may have held the lock.
-            std::mem::forget((self.heir.take(), Arc::clone(&self.owned)));
-            return;
-        }
-        // First, so that it takes over nothing any more.
-        if let Some(heir) = self.heir.take() {
-            heir.stop();
-        }
-        let shared = self.shared.latest();
-        shared.link().into_iter().for_each(Link::close);
-        shared.stop.store(true, Ordering::Release);
-        shared.waker.iter().for_each(Waker::wake);
-        if let Some(Owned { copier, owner }) = self.owned.lock().take() {
-            owner.into_iter().for_each(|mut owner| owner.stop());
-            copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
-        }
-    }
-}
-
-/// What the owner of tiers tells those who attach, and where.
-struct Sharing {
-    name: Vec<u8>,
-    hello: Hello,
-    table: OwnedFd,
-}
-
-impl Sharing {
-    /// The table in shared memory and what goes with it; `None` if the tiers are not shared, or if the
-    /// operating system has no such memory.
-    fn of(
-        media: &[Media],
-        units: &Units,
-        identity: Identity,
-        options: &TierOptions,
-    ) -> Option<(CopyTable, Sharing)> {
-        let name = share::socket_name(options, identity)?;
-        let tiers = media.iter().map(Media::shared).collect::<Option<_>>()?;
-        let hello = Hello::new(identity, units.fingerprint(), options.policy, tiers);
-        let table = SharedWords::new(CopyTable::num_words(units.len())).and_then(|words| {
-            let file = words.file().try_clone_to_owned()?;
-            Ok((CopyTable::over(Box::new(words)), file))
-        });
-        match table {
-            Ok((copies, table)) => Some((copies, Sharing { name, hello, table })),
-            Err(error) => {
-                tracing::warn!(%error, "no shared memory: other processes cannot use these tiers");
-                None
-            }
-        }
+        self.tiers.stop();
     }
 }
 
 /// How long to wait for the process that has the tiers to share them, or to end.
 const ATTACH_WAIT: Duration = Duration::from_secs(5);
 const ATTACH_AGAIN: Duration = Duration::from_millis(20);
-
-/// Name of the copier's thread.
-const COPIER: &str = "dlfs-tiers";
-
-/// How long to wait for the copier after the last index writes: one iteration, unless a device
-/// hangs.
-const LAST_ITERATION: Duration = Duration::from_secs(5);
 
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

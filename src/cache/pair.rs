@@ -11,6 +11,7 @@ use slab::Slab;
 use super::Shared;
 use super::copier::Job;
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
+use super::running::Tiers;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
@@ -22,25 +23,27 @@ use crate::tier::PAGE_BYTES;
 use crate::units::Lba;
 
 /// One for each origin.
-pub(super) fn devices(shared: &Arc<Shared>) -> Vec<Arc<dyn Device>> {
-    let device = |number| -> Arc<dyn Device> {
-        Arc::new(TieredDevice { shared: Arc::clone(shared), number })
-    };
-    (0..shared.origins.len() as u16).map(device).collect()
+pub(super) fn devices(tiers: &Arc<Tiers>) -> Vec<Arc<dyn Device>> {
+    let device =
+        |number| -> Arc<dyn Device> { Arc::new(TieredDevice { tiers: Arc::clone(tiers), number }) };
+    (0..tiers.opening.origins.len() as u16).map(device).collect()
 }
 
 struct TieredDevice {
-    /// The first of its chain.
-    shared: Arc<Shared>,
+    tiers: Arc<Tiers>,
     number: u16,
 }
 
 impl TieredDevice {
+    fn origin(&self) -> &Arc<dyn Device> {
+        &self.tiers.opening.origins[usize::from(self.number)]
+    }
+
     /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
     fn describe(&self, origin: Namespace) -> Namespace {
-        let shared = self.shared.latest();
+        let shared = self.tiers.latest();
         let tiers = shared.media.iter().map(|media| media.device.namespace());
-        let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(u32::MAX);
+        let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(MIN_OF_TIERS);
         Namespace {
             num_blocks: origin.len_bytes() / PAGE_BYTES,
             block_len_bytes: PAGE_BYTES as u32,
@@ -54,13 +57,12 @@ impl TieredDevice {
 
 impl Device for TieredDevice {
     fn namespace(&self) -> Namespace {
-        self.describe(self.shared.origins[usize::from(self.number)].namespace())
+        self.describe(self.origin().namespace())
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let shared = self.shared.latest();
-        shared.link_in_child();
-        let origin = self.shared.origins[usize::from(self.number)].queue_pair_in(scope)?;
+        let shared = self.tiers.latest();
+        let origin = self.origin().queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
         let mut sources = vec![Source::to(origin)];
         for media in &shared.media {
@@ -82,7 +84,7 @@ impl Device for TieredDevice {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let origin = self.shared.origins[usize::from(self.number)].capabilities();
+        let origin = self.origin().capabilities();
         Capabilities {
             max_queue_pairs: origin.max_queue_pairs,
             can_grow: false,
@@ -226,7 +228,6 @@ impl TieredPair {
             return;
         }
         let next = self.shared.latest();
-        next.link_in_child();
         let mut sources = Vec::with_capacity(next.media.len());
         for media in &next.media {
             match media.device.queue_pair_in(&PairScope::new()) {
@@ -598,3 +599,6 @@ const AHEAD_TAG: u64 = 1 << 63;
 
 /// The most data queued for the copier; more data are read from the origin again later.
 pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;
+
+/// The largest transfer that each kind of tier takes, for a process that has none yet.
+const MIN_OF_TIERS: u32 = 1 << 20;

@@ -1,6 +1,8 @@
 //! Images in memory, made through the public API alone: what an import does, without any I/O.
 #![allow(dead_code, unreachable_pub)] // each test file uses its own part of it
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use dlfs::buf::IoBuf;
 use dlfs::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs::directory::{Directory, DirectoryBuilder};
@@ -43,6 +45,17 @@ pub fn folder(classes: usize, each: usize) -> Vec<Sample> {
     (0..classes).flat_map(of_class).collect()
 }
 
+/// A UUID that no other test of this machine has.
+pub fn unique_uuid() -> Uuid {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) << 32 | u64::from(std::process::id());
+    let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_nanos() as u64;
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&count.to_le_bytes());
+    bytes[8..].copy_from_slice(&now.to_le_bytes());
+    Uuid::from_random_bytes(bytes)
+}
+
 /// An image and its bytes, namespace by namespace.
 #[derive(Debug, Clone)]
 pub struct Image {
@@ -55,7 +68,15 @@ pub struct Image {
 
 impl Image {
     pub fn new(num_namespaces: u16, pack: Pack) -> Image {
-        let uuid = Uuid::from_random_bytes([0x5a; 16]);
+        Image::with_uuid(Uuid::from_random_bytes([0x5a; 16]), num_namespaces, pack)
+    }
+
+    /// An image that no other test has: processes share tiers in memory by the UUID of their image.
+    pub fn unique(num_namespaces: u16, pack: Pack) -> Image {
+        Image::with_uuid(unique_uuid(), num_namespaces, pack)
+    }
+
+    fn with_uuid(uuid: Uuid, num_namespaces: u16, pack: Pack) -> Image {
         let layout = ImageLayout::new(uuid, 64 << 10, pack, num_namespaces).unwrap();
         let namespaces = vec![Vec::new(); num_namespaces.into()];
         Image { layout, namespaces, time_ns: 1_000_000, stop_commit_after: usize::MAX }

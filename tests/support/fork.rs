@@ -11,6 +11,21 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 ///
 /// The child has only the calling thread. It neither prints nor returns.
 pub fn in_child(work: impl FnOnce() -> bool) -> bool {
+    let child = spawn_child(work);
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
+            return status.exit_status() == Some(0);
+        }
+        if Instant::now() > limit {
+            kill_process(child, Signal::KILL).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Starts `work` in a forked child, which exits with 0 if it returns true.
+pub fn spawn_child(work: impl FnOnce() -> bool) -> Pid {
     // SAFETY: the child calls nothing but `work` and `_exit`. Like a forked data loader it relies on
     // the C library's promise that its allocator works after a fork, and takes no other lock that
     // another thread of the parent may have held.
@@ -24,15 +39,5 @@ pub fn in_child(work: impl FnOnce() -> bool) -> bool {
         // SAFETY: ends the child at once; nothing of the parent's is flushed or torn down twice.
         unsafe { libc::_exit(code) }
     }
-    let child = Pid::from_raw(pid).expect("fork works and gives a child");
-    let limit = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
-            return status.exit_status() == Some(0);
-        }
-        if Instant::now() > limit {
-            kill_process(child, Signal::KILL).unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    Pid::from_raw(pid).expect("fork works and gives a child")
 }

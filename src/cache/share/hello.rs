@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_same_user;
 use crate::cache::Identity;
+use crate::cache::options::MAX_TIERS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::Policy;
 
@@ -40,9 +41,20 @@ pub(in crate::cache) struct Hello {
 pub(in crate::cache) struct SharedTier {
     /// Its name as the owner's user wrote it.
     pub name: String,
-    pub path: PathBuf,
+    pub place: Place,
     pub data_offset: u64,
     pub capacity_pages: u64,
+}
+
+/// Where a shared tier keeps its copies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::cache) enum Place {
+    /// In this file or block device.
+    File(PathBuf),
+    /// In shared memory of this length in bytes. The files of all tiers in memory come with the message, in
+    /// the order of the tiers.
+    Memory(u64),
 }
 
 /// What a process receives when it attaches.
@@ -52,6 +64,8 @@ pub(in crate::cache) struct Welcome {
     pub hello: Hello,
     /// The memory of the table.
     pub table: OwnedFd,
+    /// The memory of the tiers that are in memory.
+    pub memory: Vec<OwnedFd>,
 }
 
 impl Hello {
@@ -99,21 +113,25 @@ pub(in crate::cache) fn connect(name: &[u8]) -> Result<Option<Welcome>> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_WAIT))?;
     stream.set_write_timeout(Some(HELLO_WAIT))?;
-    let (text, table) = receive(&stream)?;
+    let (text, mut files) = receive(&stream)?;
     let hello = parse(&text)?;
-    let table = table.ok_or_else(|| failed(ErrorKind::Internal, "it sent no table"))?;
+    if files.is_empty() {
+        return Err(failed(ErrorKind::Internal, "it sent no table"));
+    }
+    let table = files.remove(0);
     stream.set_read_timeout(None)?;
-    Ok(Some(Welcome { stream, hello, table }))
+    Ok(Some(Welcome { stream, hello, table, memory: files }))
 }
 
-/// Sends the first message. It fits into the buffer of a new socket.
-pub(super) fn send(stream: &UnixStream, hello: &Hello, table: BorrowedFd<'_>) -> Result<()> {
+/// Sends the first message with its files, the table first. It fits into the buffer of a new socket.
+pub(super) fn send(stream: &UnixStream, hello: &Hello, files: &[BorrowedFd<'_>]) -> Result<()> {
     let text = serde_json::to_vec(hello).map_err(std::io::Error::other)?;
     let len = (text.len() as u32).to_le_bytes();
-    let files = [table];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&files));
+    if !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(failed(ErrorKind::Internal, "too many files"));
+    }
     let parts = [IoSlice::new(&len), IoSlice::new(&text)];
     let sent = rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL);
     match sent.map_err(std::io::Error::from)? {
@@ -122,9 +140,9 @@ pub(super) fn send(stream: &UnixStream, hello: &Hello, table: BorrowedFd<'_>) ->
     }
 }
 
-fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
+fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut head = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut head)];
     let found = rustix::io::retry_on_intr(|| {
@@ -134,10 +152,10 @@ fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         Errno::AGAIN => failed(ErrorKind::TimedOut, "it does not answer"),
         errno => std::io::Error::from(errno).into(),
     })?;
-    let mut table = None;
+    let mut files = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            table = table.or(files.into_iter().next());
+        if let RecvAncillaryMessage::ScmRights(found) = message {
+            files.extend(found);
         }
     }
     if count.bytes != head.len() {
@@ -149,7 +167,7 @@ fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Option<OwnedFd>)> {
     }
     let mut text = vec![0; len];
     stream.read_exact(&mut text)?;
-    Ok((text, table))
+    Ok((text, files))
 }
 
 /// Parses the version first: another version may differ in everything else.
@@ -175,7 +193,10 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 1;
+pub(in crate::cache) const PROTOCOL: u32 = 2;
+
+/// The table, and each tier's memory.
+const MAX_FILES: usize = 1 + MAX_TIERS;
 
 const MAX_HELLO_BYTES: usize = 64 << 10;
 
@@ -184,6 +205,8 @@ const HELLO_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     fn hello() -> Hello {
@@ -197,7 +220,7 @@ mod tests {
             policy: "FirstTouch".to_owned(),
             tiers: vec![SharedTier {
                 name: "file:/a:1M".to_owned(),
-                path: "/a/tier".into(),
+                place: Place::File("/a/tier".into()),
                 data_offset: 8192,
                 capacity_pages: 100,
             }],
@@ -205,13 +228,17 @@ mod tests {
     }
 
     #[test]
-    fn the_first_message_arrives_with_its_file() {
+    fn the_first_message_arrives_with_its_files() {
         let (here, there) = UnixStream::pair().unwrap();
-        let file = tempfile::tempfile().unwrap();
-        send(&here, &hello(), std::os::fd::AsFd::as_fd(&file)).unwrap();
-        let (text, table) = receive(&there).unwrap();
+        let files: Vec<_> = (0..MAX_FILES).map(|_| tempfile::tempfile().unwrap()).collect();
+        let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&here, &hello(), &borrowed).unwrap();
+        let (text, found) = receive(&there).unwrap();
         assert_eq!(parse(&text).unwrap(), hello());
-        assert!(table.is_some());
+        let inode = |file: std::os::fd::BorrowedFd<'_>| rustix::fs::fstat(file).unwrap().st_ino;
+        let sent: Vec<u64> = borrowed.into_iter().map(inode).collect();
+        let found: Vec<u64> = found.iter().map(|file| inode(file.as_fd())).collect();
+        assert_eq!(sent, found, "in their order");
     }
 
     #[test]
@@ -220,7 +247,7 @@ mod tests {
         let error = parse(&serde_json::to_vec(&other).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("process 7 runs dlfs 1.2.3"), "{error}");
-        for text in ["", "[]", "{\"protocol\": 1}", "\u{0}"] {
+        for text in ["", "[]", "{\"protocol\": 2}", "\u{0}"] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,17 +14,24 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use super::frames::Frame;
 use crate::cache::copier::Job;
 use crate::error::Result;
+use crate::process::NotInherited;
 use crate::threads::{self, Fate, Thread};
 
 /// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
 pub(in crate::cache) struct Link {
     jobs: Sender<Job>,
-    stream: UnixStream,
+    connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
     queued_bytes: Arc<AtomicUsize>,
     ended: Receiver<Infallible>,
     /// They end with the connection; nobody joins them.
     _threads: [Thread; 2],
+}
+
+/// The owner notices the end of this process, whatever its children do.
+struct Connection {
+    _own: NotInherited,
+    stream: UnixStream,
 }
 
 impl Link {
@@ -36,25 +44,27 @@ impl Link {
         let (held, ended) = bounded(0);
         let is_alive = Arc::new(AtomicBool::new(true));
         let queued_bytes = Arc::<AtomicUsize>::default();
+        let own = NotInherited::close(stream.as_fd());
+        let stream = Arc::new(Connection { _own: own, stream });
         let sending = Sending {
-            stream: stream.try_clone()?,
+            connection: Arc::clone(&stream),
             jobs: received,
             end: End { is_alive: Arc::clone(&is_alive), _held: held },
             queued_bytes: Arc::clone(&queued_bytes),
         };
         let end = Arc::clone(&is_alive);
-        let waiting = (stream.try_clone()?, jobs.clone(), end);
+        let waiting = (Arc::clone(&stream), jobs.clone(), end);
         let threads = [
             threads::start(SENDER, &Fate::default(), sending, Sending::run)?,
-            threads::start(WATCHER, &Fate::default(), waiting, |(stream, jobs, end)| {
+            threads::start(WATCHER, &Fate::default(), waiting, |(connection, jobs, end)| {
                 // The owner sends nothing after its first message: this returns only when the owner
                 // has ended, not when a signal interrupts it.
-                let _ = stream.read_exact(&mut [0]);
+                let _ = (&mut &connection.stream).read_exact(&mut [0]);
                 end.store(false, Ordering::Release);
                 let _ = jobs.send(Job::Stop); // wakes the sender
             })?,
         ];
-        Ok(Link { jobs, stream, is_alive, queued_bytes, ended, _threads: threads })
+        Ok(Link { jobs, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
     }
 
     /// Whether the owner is there.
@@ -85,7 +95,7 @@ impl Link {
     /// Ends the connection; the threads end by themselves.
     pub(in crate::cache) fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
-        let _ = self.stream.shutdown(Shutdown::Both); // fails only when it has ended
+        let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when it has ended
         let _ = self.jobs.send(Job::Stop);
     }
 }
@@ -115,7 +125,7 @@ impl Drop for End {
 }
 
 struct Sending {
-    stream: UnixStream,
+    connection: Arc<Connection>,
     jobs: Receiver<Job>,
     end: End,
     queued_bytes: Arc<AtomicUsize>,
@@ -133,11 +143,12 @@ impl Sending {
             }
         }
         self.end.tell();
-        let _ = self.stream.shutdown(Shutdown::Both); // wakes the other thread
+        let _ = self.connection.stream.shutdown(Shutdown::Both); // wakes the other thread
     }
 
     fn send(&mut self, job: Job) -> std::io::Result<()> {
-        let mut send = |frame: Frame<'_>| self.stream.write_all(&frame.head());
+        let mut stream = &self.connection.stream;
+        let mut send = |frame: Frame<'_>| stream.write_all(&frame.head());
         match job {
             Job::Begin(units) => {
                 for unit in units {
@@ -149,7 +160,7 @@ impl Sending {
             Job::Piece { unit, offset, bytes } => {
                 self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
                 send(Frame::Piece { unit, offset, bytes: &bytes })?;
-                self.stream.write_all(&bytes)?;
+                stream.write_all(&bytes)?;
             }
             Job::Plan { .. } | Job::Stop => {} // the owner plans
         }

@@ -1,23 +1,25 @@
 //! Sharing the tiers of one node: the process that opens them first owns them, the others attach.
 //!
-//! The owner keeps the table of copies in memory that all map, and listens on a Unix socket. A process
-//! that attaches gets the table and the paths of the tiers, and from then on reads copies from the
-//! files itself: as fast as the owner, without a message. What it reads from its own origin and wants
-//! kept it sends to the owner, whose copier assembles and writes all copies; so each page is kept once
-//! and read from the origin once. A forked child of either attaches in the same way.
+//! The owner keeps the table of copies in memory that all map, and so does it with the copies of tiers in
+//! memory. It listens on a Unix socket. A process that attaches gets the table, the memory and the paths of
+//! the tiers in files, and from then on reads copies itself: as fast as the owner, without a message. What it
+//! reads from its own origin and wants kept it sends to the owner, whose copier assembles and writes all
+//! copies; so each page is kept once and read from the origin once. A forked child of either attaches in the
+//! same way.
 //!
 //! The alternative was to read copies through the owner's target: each read would then cost the
 //! owner a turn and copy each byte twice through a socket, and a stopped owner would block all
 //! reads.
 //!
-//! The socket has an abstract name made of the user, and the device and inode of the first tier's
-//! file. So there is nothing to remove after a kill, and no path that could be too long or not
-//! writable. Both sides check that the other one belongs to the same user.
+//! The socket has an abstract name made of the user, and the device and inode of the first tier in a file;
+//! where all tiers are in memory, of the image and its generation. So there is nothing to remove after a kill,
+//! and no path that could be too long or not writable. Both sides check that the other one belongs to the
+//! same user. Without a file to lock, whoever has the name owns the tiers.
 //!
 //! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
 //! next owner may overwrite it. It reads on from the origin at once, and tries to open the tiers again,
-//! as every other attached process does (`heir.rs`): the one that gets the lock on the files owns them,
-//! the others attach to it. A forked child does not follow: it stays with the origin.
+//! as every other attached process does (`heir.rs`): the one that gets the lock on the files, or the name,
+//! owns them, the others attach to it. Copies in files are used again, those in memory are gone.
 //!
 //! Read `hello.rs` first, then `owner.rs` and `link.rs`.
 
@@ -26,36 +28,56 @@ mod hello;
 mod link;
 mod owner;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-pub(super) use hello::{Hello, SharedTier, Welcome, connect};
+pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::Link;
-pub(super) use owner::Owner;
+pub(super) use owner::{Listener, Owner};
 
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
+use crate::tier::Policy;
 
-/// The name of the socket on which the owner of these tiers listens; `None` if the first tier has
-/// no file yet, or if some are in memory, since those are not shared.
+/// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
+/// first tier in a file has none yet.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
-    let path = |tier: &super::TierSpec| match &tier.kind {
-        TierKind::File(path) => Some(path.clone()),
-        TierKind::Ram => None,
-    };
-    let paths: Option<Vec<_>> = options.tiers.iter().map(path).collect();
-    let mut first = paths?.into_iter().next()?;
-    if first.is_dir() {
-        first.push(folder::file_name(identity));
+    let Some(first) = first_path(options) else { return name_in_memory(options, identity) };
+    let mut path = first.to_path_buf();
+    if path.is_dir() {
+        path.push(folder::file_name(identity));
     }
-    name_of(&first)
+    name_of(&path)
 }
 
-/// Name of the socket for the tier at `path`; `None` if that is no regular file.
-fn name_of(path: &Path) -> Option<Vec<u8>> {
-    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+/// Name of the socket that is also the lock on the tiers, where none of them is in a file. Each rank plans
+/// its own copies, so those of a plan are not shared.
+pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
+    if first_path(options).is_some() || options.policy == Policy::Clairvoyant {
+        return None;
+    }
     let user = rustix::process::geteuid().as_raw();
-    Some(format!("dlfs-tier-{user}-{:x}-{:x}", found.dev(), found.ino()).into_bytes())
+    let Identity { uuid, generation } = identity;
+    Some(format!("dlfs-ram-{user}-{uuid}-g{generation}").into_bytes())
+}
+
+fn first_path(options: &TierOptions) -> Option<&Path> {
+    options.tiers.iter().find_map(|tier| match &tier.kind {
+        TierKind::File(path) => Some(&**path),
+        TierKind::Ram => None,
+    })
+}
+
+/// Name of the socket for the tier at `path`; `None` if that is neither a file nor a block device.
+fn name_of(path: &Path) -> Option<Vec<u8>> {
+    let found = std::fs::metadata(path).ok()?;
+    let user = rustix::process::geteuid().as_raw();
+    let place = match found.file_type() {
+        kind if kind.is_file() => format!("{:x}-{:x}", found.dev(), found.ino()),
+        kind if kind.is_block_device() => format!("{:x}", found.rdev()),
+        _ => return None,
+    };
+    Some(format!("dlfs-tier-{user}-{place}").into_bytes())
 }
 
 /// Warns if the owner has opened the tiers with other options: its options are in effect.

@@ -18,6 +18,7 @@ use crate::cache::Shared;
 use crate::cache::copier::Job;
 use crate::cache::pair::MAX_QUEUED_BYTES;
 use crate::error::Result;
+use crate::process::NotInherited;
 use crate::threads::{self, Fate, Thread};
 use crate::tier::CopyState;
 
@@ -29,20 +30,21 @@ pub(in crate::cache) struct Owner {
 }
 
 impl Owner {
-    /// Listens on `name`. If the name is in use, which only children of an earlier owner may cause,
-    /// it retries until they have ended.
+    /// Shares `files`, the table's and those of tiers in memory, with who connects to `listener`. Without
+    /// one it tries again to listen on `name`, which somebody else has for now.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(in crate::cache) fn start(
         shared: Arc<Shared>,
         name: Vec<u8>,
+        listener: Option<Listener>,
         hello: Hello,
-        table: OwnedFd,
+        files: Vec<OwnedFd>,
     ) -> Result<Owner> {
         let (stop, stopped) = UnixStream::pair()?;
-        let listener = listen(&name);
-        let server = Server { shared, name, hello, table, listener, stopped, attached: Vec::new() };
+        let attached = Vec::new();
+        let server = Server { shared, name, hello, files, listener, stopped, attached };
         let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
         Ok(Owner { stop, thread: Some(thread) })
     }
@@ -61,14 +63,16 @@ struct Server {
     shared: Arc<Shared>,
     name: Vec<u8>,
     hello: Hello,
-    table: OwnedFd,
-    listener: Option<UnixListener>,
+    files: Vec<OwnedFd>,
+    listener: Option<Listener>,
     stopped: UnixStream,
     attached: Vec<Attached>,
 }
 
 /// A process that has attached.
 struct Attached {
+    /// It notices the owner's end, whatever the owner's children do.
+    _own: NotInherited,
     stream: UnixStream,
     /// Bytes of messages that are not complete yet.
     bytes: Vec<u8>,
@@ -85,7 +89,7 @@ impl Server {
                 }
             }
             if self.listener.is_none() {
-                self.listener = listen(&self.name);
+                self.listener = Listener::on(&self.name).ok();
             }
             if accepts {
                 self.accept();
@@ -98,7 +102,9 @@ impl Server {
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
-        fds.extend(self.listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(
+            self.listener.as_ref().map(|listener| PollFd::new(&listener.socket, PollFlags::IN)),
+        );
         let limit = if self.listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {
@@ -116,7 +122,7 @@ impl Server {
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         loop {
-            let stream = match listener.accept() {
+            let stream = match listener.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
@@ -133,12 +139,14 @@ impl Server {
                 tracing::warn!("refused a process of another user, or one too many, at the tiers");
                 continue;
             }
+            let files: Vec<_> = self.files.iter().map(OwnedFd::as_fd).collect();
             let welcomed = stream
                 .set_nonblocking(true)
                 .map_err(Into::into)
-                .and_then(|()| hello::send(&stream, &self.hello, self.table.as_fd()));
+                .and_then(|()| hello::send(&stream, &self.hello, &files));
             match welcomed {
                 Ok(()) => self.attached.push(Attached {
+                    _own: NotInherited::close(stream.as_fd()),
                     stream,
                     bytes: Vec::new(),
                     expected: HashMap::new(),
@@ -234,19 +242,25 @@ impl Attached {
     }
 }
 
-fn listen(name: &[u8]) -> Option<UnixListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
-    let address = SocketAddrUnix::new_abstract_name(name).ok()?;
-    let bound = rustix::net::bind(&socket, &address)
-        .and_then(|()| rustix::net::listen(&socket, MAX_ATTACHED as i32));
-    match bound {
-        Ok(()) => Some(UnixListener::from(socket)),
-        Err(error) => {
-            tracing::debug!(%error, "other processes cannot attach to the tiers yet");
-            None
-        }
+/// The socket on which the owner listens. Its name is free again when the owner has ended, whatever its
+/// children do.
+pub(in crate::cache) struct Listener {
+    _own: NotInherited,
+    socket: UnixListener,
+}
+
+impl Listener {
+    /// Listens on the abstract `name`.
+    ///
+    /// # Errors
+    /// `AddrInUse`: somebody else does. Errors of the operating system.
+    pub(in crate::cache) fn on(name: &[u8]) -> std::io::Result<Listener> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
+        Ok(Listener { _own: NotInherited::close(socket.as_fd()), socket: socket.into() })
     }
 }
 

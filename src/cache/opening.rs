@@ -1,0 +1,219 @@
+//! Opens the tiers: attaches to the process that owns them, or owns them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use parking_lot::Mutex;
+
+use super::copier::Copier;
+use super::media::{self, Media};
+use super::options::TierOptions;
+use super::share::{self, Hello, Link, Listener, Owner, Welcome};
+use super::stats::Counters;
+use super::{Identity, Shared};
+use crate::buf::SharedWords;
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::Forked;
+use crate::qpair::Device;
+use crate::threads::{self, Thread, caught};
+use crate::tier::{CopyLocation, CopyState, CopyTable, Ledger, Units};
+
+/// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
+#[derive(Clone)]
+pub(super) struct Opening {
+    pub(super) origins: Vec<Arc<dyn Device>>,
+    pub(super) units: Arc<Units>,
+    pub(super) identity: Identity,
+    pub(super) options: TierOptions,
+    /// Counters that go on through takeovers.
+    pub(super) counters: Arc<Counters>,
+    pub(super) demand: Arc<AtomicUsize>,
+}
+
+/// The threads of the owner.
+pub(super) struct Owned {
+    pub(super) copier: Thread,
+    /// Serves processes that attach.
+    pub(super) owner: Option<Owner>,
+}
+
+impl Opening {
+    /// Attaches to the owner of the tiers, or owns them.
+    ///
+    /// # Errors
+    /// `Busy`: another process has the tiers; the source says why this one could not attach. Those of
+    /// [`Opening::attach`] and [`Opening::own`].
+    pub(super) fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
+        let why = match self.attach() {
+            Ok(Some(shared)) => return Ok((shared, None)),
+            Ok(None) => None,
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) => Some(error),
+        };
+        let owned = self.own().map(|(shared, owned)| (shared, Some(owned)));
+        owned.map_err(|error| match why {
+            Some(why) if error.kind() == ErrorKind::Busy => error.source(why),
+            _ => error,
+        })
+    }
+
+    /// Opens the tiers as their owner.
+    fn own(&self) -> Result<(Arc<Shared>, Owned)> {
+        let Opening { origins, units, identity, options, .. } = self;
+        let listener = self.claim_memory()?;
+        let mut media = Vec::new();
+        let mut to_check = Vec::new();
+        for (number, spec) in (0..).zip(&options.tiers) {
+            let (opened, kept) = Media::open(number, spec, *identity, units, origins)?;
+            media.push(opened);
+            to_check.extend(kept.into_iter().map(|kept| (number, kept)));
+        }
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
+        let (copies, sharing) = match self.sharing(&media, listener) {
+            Some((copies, sharing)) => (copies, Some(sharing)),
+            None => (CopyTable::new(units.len()), None),
+        };
+        to_check.retain(|(tier, kept)| {
+            let location = CopyLocation { tier: *tier, page: kept.page };
+            let end = kept.page.saturating_add(units.get(kept.unit).pages.into());
+            copies.state(kept.unit) == CopyState::Absent
+                && ledger.restore(*tier, kept.page..end)
+                && copies.reserve(kept.unit, location)
+        });
+        copies.set_room(ledger.room());
+        let (jobs, received) = crossbeam::channel::unbounded();
+        let calls = Copier::calls()?;
+        let shared = Arc::new(Shared {
+            copies,
+            ledger: Mutex::new(ledger),
+            waker: Some(calls.waker()),
+            is_shared: sharing.is_some(),
+            ..Shared::new(self, media, jobs)
+        });
+        let bandwidth = options.bandwidth_bytes_per_s;
+        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
+        let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
+            let who = format!("the thread {COPIER}");
+            if let Err(error) = caught(&who, || copier.run()) {
+                copier.shared().copier_died(&error);
+            }
+        })?;
+        let owner = match sharing {
+            None => None,
+            Some(Sharing { name, listener, hello, files }) => {
+                Some(Owner::start(Arc::clone(&shared), name, listener, hello, files)?)
+            }
+        };
+        Ok((shared, Owned { copier: thread, owner }))
+    }
+
+    /// Where no tier has a file that can be locked: takes the name of the socket instead.
+    fn claim_memory(&self) -> Result<Option<Listener>> {
+        let Some(name) = share::name_in_memory(&self.options, self.identity) else {
+            return Ok(None);
+        };
+        match Listener::on(&name) {
+            Ok(listener) => Ok(Some(listener)),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                let socket = String::from_utf8_lossy(&name).into_owned();
+                let text = format!(
+                    "another process has the tiers in memory of this image, at the socket @{socket}"
+                );
+                let hint = "ss -xlp names the process; end it";
+                Err(Error::new(ErrorKind::Busy, text).hint(hint))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no socket: other processes do not share these tiers");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The table in shared memory and what else those get that attach; `None` if the tiers are not shared, or
+    /// if the operating system has no such memory.
+    fn sharing(&self, media: &[Media], listener: Option<Listener>) -> Option<(CopyTable, Sharing)> {
+        let Opening { units, identity, options, .. } = self;
+        let name = match share::name_in_memory(options, *identity) {
+            Some(name) => listener.as_ref().map(|_| name),
+            None => share::socket_name(options, *identity),
+        }?;
+        let tiers = media.iter().map(Media::shared).collect::<Option<_>>()?;
+        let hello = Hello::new(*identity, units.fingerprint(), options.policy, tiers);
+        let shared = SharedWords::new(CopyTable::num_words(units.len())).and_then(|words| {
+            let table = std::iter::once(words.file()).chain(media.iter().filter_map(Media::memory));
+            let files = table.map(|file| file.try_clone_to_owned()).collect::<Result<_, _>>()?;
+            Ok((CopyTable::over(Box::new(words)), files))
+        });
+        match shared {
+            Ok((copies, files)) => {
+                let listener = listener.or_else(|| Listener::on(&name).ok());
+                Some((copies, Sharing { name, listener, hello, files }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no shared memory: other processes cannot use these tiers");
+                None
+            }
+        }
+    }
+
+    /// Attaches to the process that owns the tiers; `None`: there is none for this data set.
+    ///
+    /// # Errors
+    /// `Unsupported`: the owner runs another version of dlfs. `Busy`: it has the tiers for another image.
+    /// Those of [`share::connect`].
+    pub(super) fn attach(&self) -> Result<Option<Arc<Shared>>> {
+        let Opening { identity, options, units, .. } = self;
+        let identity = *identity;
+        let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
+        let Some(welcome) = share::connect(&name)? else { return Ok(None) };
+        let Welcome { stream, hello, table, memory } = welcome;
+        let is_same = (hello.uuid, hello.generation) == (identity.uuid.0, identity.generation.0)
+            && hello.fingerprint == units.fingerprint();
+        if !is_same {
+            let pid = hello.pid;
+            let text = format!("process {pid} has this tier for another image or generation");
+            let path = hello.tiers.first().map(|tier| tier.name.clone()).unwrap_or_default();
+            let hint = "name a folder, which holds the tiers of several images";
+            return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
+        }
+        share::warn_of_other_options(&hello, options);
+        let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
+        let media = media::attached(&hello.tiers, memory)?;
+        let (jobs, _) = crossbeam::channel::unbounded();
+        let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
+        let shared = Arc::new(Shared {
+            copies: CopyTable::over(Box::new(words)),
+            ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
+            attached_to: Some(hello.pid),
+            link: Forked::new(Some(Link::start(stream)?)),
+            ..Shared::new(self, media, jobs)
+        });
+        tracing::debug!(owner = hello.pid, "attached to the tiers of another process");
+        Ok(Some(shared))
+    }
+
+    /// No tiers for now: reads go to the origin.
+    pub(super) fn none(&self) -> Arc<Shared> {
+        let (jobs, _) = crossbeam::channel::unbounded();
+        let copies = CopyTable::new(self.units.len());
+        Arc::new(Shared { copies, ..Shared::new(self, Vec::new(), jobs) })
+    }
+}
+
+/// Whether trying again, or owning the tiers, does not help.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
+}
+
+/// What the owner of tiers tells those who attach, and where.
+struct Sharing {
+    name: Vec<u8>,
+    listener: Option<Listener>,
+    hello: Hello,
+    files: Vec<OwnedFd>,
+}
+
+/// Name of the copier's thread.
+const COPIER: &str = "dlfs-tiers";
