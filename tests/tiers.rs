@@ -538,11 +538,12 @@ fn a_full_disk_switches_the_tier_off_and_reads_go_on() {
 }
 
 #[test]
-fn a_tier_larger_than_its_file_system_says_so_and_counts_what_is_there() {
+fn a_tier_larger_than_what_is_free_says_so_and_counts_what_is_there() {
     let data = Data::new();
-    let Some(disk) = SmallDisk::new(4 << 20) else { return };
-    let spec = format!("file:{}:1T", disk.path().display());
-    let tiers = options(Policy::FirstTouch, &[&spec]);
+    let Some(disk) = SmallDisk::new(6 << 20) else { return };
+    let ballast = disk.path().join("ballast");
+    fs::write(&ballast, vec![1; 2 << 20]).unwrap();
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:5M", disk.path().display())]);
     for run in 0..2 {
         let (image, warnings) = warnings_of(|| data.open(&tiers));
         assert!(warnings.iter().any(|text| text.contains("has less room")), "{warnings:?}");
@@ -553,10 +554,31 @@ fn a_tier_larger_than_its_file_system_says_so_and_counts_what_is_there() {
         assert!(!stats.tiers[0].is_off && stats.tiers[0].used_bytes > 2 << 20, "{stats:?}");
     }
     fs::remove_file(tier_in(disk.path())).unwrap();
-    fs::write(disk.path().join("ballast"), vec![1; 4 << 20]).unwrap();
+    fs::write(&ballast, vec![1; 6 << 20]).unwrap();
     let error = data.try_open(&tiers).unwrap_err();
     assert!(error.kind() == ErrorKind::NoSpace, "{error:?}");
     assert!(error.report().contains("0 bytes free"), "{}", error.report());
+}
+
+#[test]
+fn a_tier_larger_than_its_whole_file_system_or_memory_is_refused_by_name() {
+    let data = Data::new();
+    let Some(disk) = SmallDisk::new(4 << 20) else { return };
+    let tier = format!("file:{}:1T", disk.path().display());
+    let error = data.try_open(&options(Policy::FirstTouch, &[&tier])).unwrap_err();
+    let report = error.report();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{report}");
+    assert!(report.contains(&format!("{}:{}", disk.path().display(), 1_u64 << 40)), "{report}");
+    assert!(report.contains("whole file system: 4194304 bytes"), "{report}");
+    // A data set larger than any memory, and a tier for all of it.
+    let units = Units::from_pages([(0, u32::MAX), (u64::from(u32::MAX), u32::MAX)]);
+    let origin: Arc<dyn Device> = Arc::clone(&data.origins[0]) as _;
+    let identity = Identity { uuid: images::unique_uuid(), generation: Generation(1) };
+    let tiers = options(Policy::FirstTouch, &["ram:30T"]);
+    let error = Cache::new(&[origin], units, identity, &tiers).unwrap_err();
+    let report = error.report();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{report}");
+    assert!(report.contains("ram:32985348833280"), "{report}");
 }
 
 #[test]

@@ -202,6 +202,10 @@ fn a_block_device_is_a_tier_and_its_copies_survive() {
         origin.read(&cache, 0..NUM_UNITS);
         let stats = cache.stats();
         assert!(stats.tiers[0].hits >= NUM_UNITS && stats.tiers[0].damaged == 0, "{stats:?}");
+        let attached = origin.cache(Policy::FirstTouch, &tier);
+        assert_eq!(attached.owner(), Some(std::process::id()));
+        origin.read(&attached, 0..NUM_UNITS);
+        assert!(attached.stats().tiers[0].hits >= NUM_UNITS, "{:?}", attached.stats());
     }
     let tiers = format!("file:{}:64M", device.path().display()).parse().unwrap();
     let options = TierOptions { tiers: vec![tiers], ..TierOptions::default() };

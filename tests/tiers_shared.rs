@@ -5,6 +5,10 @@ mod images;
 mod support;
 
 use std::fs;
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,11 +19,12 @@ use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::tier::{Policy, Units};
 use dlfs::units::Generation;
-use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use images::unique_uuid;
 use support::fork::{in_child, spawn_child};
 use support::origin::Origin;
+use support::random::Random;
 use support::warnings::warnings_of;
 
 /// An origin that is divided into equal units.
@@ -306,12 +311,10 @@ fn a_child_of_the_owner_follows_a_takeover_and_keeps_neither_lock_nor_name() {
                 origin.read(&owner, 0..NUM_PIECES);
                 fs::write(note("child reads"), "").unwrap();
                 wait_for_note("taken over");
-                let first = owner.stats().origin.reads;
+                wait_for("the child to attach", || owner.owner().is_some());
                 wait_for_all(&origin, &owner);
-                println!("origin reads: {first}, then {}", owner.stats().origin.reads);
-                let is_attached = owner.owner().is_some();
-                fs::write(note("child attached"), if is_attached { "yes" } else { "no" }).unwrap();
-                is_attached
+                fs::write(note("child attached"), "").unwrap();
+                true
             });
             wait_for_note("the end");
             true
@@ -324,7 +327,6 @@ fn a_child_of_the_owner_follows_a_takeover_and_keeps_neither_lock_nor_name() {
         wait_for("the other process to take over", || successor.owner().is_none());
         fs::write(note("taken over"), "").unwrap();
         wait_for_note("child attached");
-        assert_eq!(fs::read_to_string(note("child attached")).unwrap(), "yes", "{tier}");
         waitpid(Some(owner), WaitOptions::empty()).unwrap();
         for name in ["child reads", "taken over", "child attached"] {
             fs::remove_file(note(name)).unwrap();
@@ -354,6 +356,130 @@ fn a_file_that_is_the_tier_of_another_image_is_refused_by_name() {
     let error = origin.try_open(2, &tier).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.report().contains("for another image"), "{}", error.report());
+}
+
+/// Listens where the owner of tiers in memory of this image would.
+fn listen_as_owner(uuid: Uuid) -> UnixListener {
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("dlfs-ram-{user}-{uuid}-g1");
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
+}
+
+#[test]
+fn an_owner_of_another_version_is_named_with_its_process() {
+    let origin = origin(11);
+    let uuid = unique_uuid();
+    let listener = listen_as_owner(uuid);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let text = r#"{"protocol": 4000000000, "dlfs": "99.1.0", "pid": 4711}"#;
+            stream.write_all(&(text.len() as u32).to_le_bytes()).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+        });
+        let error = origin.open_all(uuid, &["ram:64M"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let report = error.report();
+        assert!(report.contains("process 4711 runs dlfs 99.1.0"), "{report}");
+        assert!(report.contains("one version of dlfs on a node"), "{report}");
+    });
+}
+
+#[test]
+fn a_socket_that_somebody_else_uses_is_named() {
+    let origin = origin(12);
+    let uuid = unique_uuid();
+    let _silent = listen_as_owner(uuid);
+    let error = origin.open_all(uuid, &["ram:64M"]).unwrap_err();
+    let report = error.report();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{report}");
+    assert!(report.contains("@dlfs-ram-") && report.contains(&uuid.to_string()), "{report}");
+    assert!(report.contains("it does not answer") && report.contains("ss -xlp"), "{report}");
+    // A tier in a file has a lock: the first process uses it, and says that nobody shares it.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let found = file.as_file().metadata().unwrap();
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("dlfs-tier-{user}-{:x}-{:x}", found.dev(), found.ino());
+    let silent = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let tier = format!("file:{}:64M", file.path().display());
+    let (owner, warnings) = warnings_of(|| origin.open_all(uuid, &[&tier]).unwrap());
+    assert!(warnings.iter().any(|text| text.contains(&format!("@{name}"))), "{warnings:?}");
+    drop(silent);
+    let attached = origin.open_all(uuid, &[&tier]).unwrap();
+    assert_eq!(attached.owner(), Some(std::process::id()), "it listens once the name is free");
+    wait_for("the owner to count it", || owner.stats().attached == Some(1));
+}
+
+/// Four processes read without a pause through one tier, while the one that owns it is killed again and
+/// again, and replaced. Five kills, or as many as the variable says.
+#[test]
+fn kills_of_the_owner_cost_no_reader_a_wrong_byte_an_error_or_a_long_wait() {
+    let kills: u32 =
+        std::env::var("DLFS_TEST_KILLS").map_or(5, |kills| kills.parse().expect("a number"));
+    for kind in ["file", "ram"] {
+        let origin = origin(13);
+        let folder = tempfile::tempdir().unwrap();
+        let notes = tempfile::tempdir().unwrap();
+        let uuid = unique_uuid();
+        let tier = match kind {
+            "ram" => "ram:64M".to_owned(),
+            _ => format!("file:{}:64M", folder.path().display()),
+        };
+        let note = |name: &str| notes.path().join(name);
+        let reader = |number: u32| {
+            let longest = fs::File::create(note(&format!("wait-{number}"))).unwrap();
+            let cache = origin.open_all(uuid, &[&tier]).unwrap();
+            let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+            let (mut random, mut most, mut owns) = (Random::new(u64::from(number)), 0, false);
+            while !note("end").exists() {
+                let began = Instant::now();
+                for _ in 0..16 {
+                    let at = (random.below(NUM_PIECES) * PIECE_BYTES) as usize;
+                    let found = io.read(at as u64, PIECE_BYTES as usize).unwrap();
+                    assert!(found[..] == origin.bytes[at..at + PIECE_BYTES as usize]);
+                }
+                let wait_us = began.elapsed().as_micros() as u64;
+                if wait_us > most {
+                    most = wait_us;
+                    longest.write_all_at(&most.to_le_bytes(), 0).unwrap();
+                }
+                if !owns && cache.owner().is_none() {
+                    owns = true;
+                    fs::write(note(&format!("owner-{}", std::process::id())), "").unwrap();
+                }
+            }
+            true
+        };
+        let mut random = Random::new(u64::from(std::process::id()));
+        let mut running: Vec<Pid> = (0..4).map(|number| spawn_child(|| reader(number))).collect();
+        for kill in 0..kills {
+            let is_owner = |pid: &Pid| note(&format!("owner-{}", pid.as_raw_nonzero())).exists();
+            wait_for("an owner", || running.iter().any(is_owner));
+            std::thread::sleep(Duration::from_millis(random.below(300)));
+            let owner = running.swap_remove(running.iter().position(is_owner).unwrap());
+            kill_process(owner, Signal::KILL).unwrap();
+            waitpid(Some(owner), WaitOptions::empty()).unwrap();
+            running.push(spawn_child(|| reader(4 + kill)));
+        }
+        fs::write(note("end"), "").unwrap();
+        for reader in running {
+            let (_, status) = waitpid(Some(reader), WaitOptions::empty()).unwrap().unwrap();
+            assert_eq!(
+                status.exit_status(),
+                Some(0),
+                "{kind}: a reader met an error or wrong bytes"
+            );
+        }
+        let longest = (0..4 + kills).filter_map(|number| {
+            let bytes = fs::read(note(&format!("wait-{number}"))).ok()?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        });
+        let longest = Duration::from_micros(longest.max().expect("some have read"));
+        println!(
+            "{kind}: {kills} kills of the owner, the longest wait for a batch was {longest:?}"
+        );
+        assert!(longest < Duration::from_secs(10), "{kind}: {longest:?}");
+    }
 }
 
 const RANKS: u64 = 8;

@@ -58,7 +58,7 @@ impl SharedBytes {
 
     fn create(len: usize, kind: MemfdFlags) -> Result<SharedBytes> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
-        let file = rustix::fs::memfd_create("dlfs-ram", flags).map_err(std::io::Error::from)?;
+        let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
         let file_len = len_of_file(len)?;
         rustix::fs::ftruncate(&file, file_len as u64).map_err(std::io::Error::from)?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;

@@ -515,3 +515,6 @@ const BUSY_WAIT: Duration = Duration::from_millis(5);
 
 /// How long the last index writes may take at the end.
 pub(super) const LAST_WRITES: Duration = Duration::from_secs(5);
+
+/// The most data queued for the copier; more data are read from the origin again later.
+pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;

@@ -206,23 +206,34 @@ fn in_file(
 }
 
 /// The quota, or what the file system has free where that is less.
+///
+/// # Errors
+/// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
 fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
-    let Some(there) = room_on_disk(path).filter(|&there| there < quota) else { return Ok(quota) };
+    let Some(Room { free, all }) = room_on_disk(path) else { return Ok(quota) };
+    if quota > all {
+        let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
+        let hint = "name a quota that fits, or another place";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
+    }
+    if quota <= free {
+        return Ok(quota);
+    }
     tracing::warn!(
         tier = %name,
         quota_bytes = quota,
-        free_bytes = there,
+        free_bytes = free,
         "its file system has less room than the tier may take: it keeps what fits now"
     );
-    if there / PAGE_BYTES * PAGE_BYTES <= data_offset {
+    if free / PAGE_BYTES * PAGE_BYTES <= data_offset {
         let text = format!(
-            "the file system has {there} bytes free, less than the index of the tier {name}: \
+            "the file system has {free} bytes free, less than the index of the tier {name}: \
              {data_offset} bytes"
         );
         let hint = "make room there, or put the tier elsewhere";
         return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
     }
-    Ok(there / PAGE_BYTES * PAGE_BYTES)
+    Ok(free / PAGE_BYTES * PAGE_BYTES)
 }
 
 /// Reads the index, or writes a new one where there is none of this data set.
@@ -259,18 +270,25 @@ fn all_pages(units: &Units) -> u64 {
     (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum()
 }
 
-/// Free space for the tier's file, including what the file already occupies; `None` if unknown, or
-/// for a block device.
-fn room_on_disk(path: &Path) -> Option<u64> {
+/// Bytes of a file system.
+struct Room {
+    /// Free for the tier's file, including what the file already occupies.
+    free: u64,
+    all: u64,
+}
+
+/// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
+fn room_on_disk(path: &Path) -> Option<Room> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => found.blocks().saturating_mul(STAT_BLOCK_BYTES),
         Ok(_) => return None,
         Err(_) => 0,
     };
     let stat = rustix::fs::statvfs(path.parent()?).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let free = has_bytes.saturating_add(bytes(stat.f_bavail));
     // Some user-space file systems do not report their size.
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    (stat.f_blocks > 0).then(|| has_bytes.saturating_add(free))
+    (stat.f_blocks > 0).then(|| Room { free, all: bytes(stat.f_blocks) })
 }
 
 /// Opens the tier's file exclusively, and extends it to the quota.

@@ -99,6 +99,8 @@ struct Shared {
     attached_to: Option<u32>,
     /// Whether other processes attach to the tiers of this one.
     is_shared: bool,
+    /// How many have.
+    num_attached: AtomicUsize,
     /// The connection to the owner.
     link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
@@ -152,13 +154,16 @@ impl Cache {
             demand: Arc::default(),
         };
         let until = Instant::now() + ATTACH_WAIT;
+        let mut was_free = false;
         let (shared, owned) = loop {
             match opening.attach_or_own() {
-                // It may be opening them, and listen in a moment, or end.
+                // The process that has them may be opening them, and listen in a moment, or end.
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
-                    if share::socket_name(options, identity).is_none() {
-                        return Err(error);
+                    let is_free = share::is_free(options, identity);
+                    if is_free && was_free {
+                        return Err(error); // it is no process of dlfs
                     }
+                    was_free = is_free;
                     std::thread::sleep(ATTACH_AGAIN);
                 }
                 opened => break opened?,
@@ -227,6 +232,7 @@ impl Cache {
                 tier.used_bytes = pages * crate::tier::PAGE_BYTES;
             });
         }
+        stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
         stats.died = shared.fate.died().map(|error| error.to_string());
         stats
     }
@@ -256,6 +262,7 @@ impl Shared {
             waker: None,
             attached_to: None,
             is_shared: false,
+            num_attached: AtomicUsize::new(0),
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
             demand: Arc::clone(&opening.demand),

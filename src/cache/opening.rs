@@ -148,7 +148,7 @@ impl Opening {
         });
         match shared {
             Ok((copies, files)) => {
-                let listener = listener.or_else(|| Listener::on(&name).ok());
+                let listener = listener.or_else(|| Listener::soon_on(&name));
                 Some((copies, Sharing { name, listener, hello, files }))
             }
             Err(error) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
-use super::copier::Job;
+use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::running::Tiers;
 use crate::buf::{IoBuf, Pool, SharedBuf};
@@ -596,9 +596,6 @@ const AHEAD: usize = usize::MAX;
 
 /// Marks the tag of an ahead read; the other bits are its id.
 const AHEAD_TAG: u64 = 1 << 63;
-
-/// The most data queued for the copier; more data are read from the origin again later.
-pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 /// The largest transfer that each kind of tier takes, for a process that has none yet.
 const MIN_OF_TIERS: u32 = 1 << 20;

@@ -47,8 +47,10 @@ impl Tiers {
     /// What the tiers are now. A forked child attaches at its first call.
     pub(super) fn latest(&self) -> Arc<Shared> {
         let running = self.running.get_or_init(|| {
-            let of_parent = self.running.inherited().expect("else there is one to get");
-            Running::in_child(&self.opening, &of_parent.shared.latest())
+            // Another thread of this child may have joined meanwhile; of two, one is dropped.
+            let known = self.running.inherited().or_else(|| self.running.get());
+            let known = known.expect("the process that opened the tiers has its part");
+            Running::in_child(&self.opening, &known.shared.latest())
         });
         running.shared.latest()
     }

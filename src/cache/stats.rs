@@ -18,6 +18,9 @@ pub struct CacheStats {
     /// The process that owns the tiers, if it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
+    /// Processes that have attached, where this one owns tiers that are shared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<usize>,
     /// Why nothing is copied any more, if the copier has died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
@@ -197,6 +200,7 @@ impl Counters {
                 copier_bytes: load(&self.copier_bytes),
             },
             owner: None,
+            attached: None,
             died: None,
         }
     }

@@ -29,7 +29,7 @@ mod link;
 mod owner;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::Link;
@@ -42,18 +42,24 @@ use crate::tier::Policy;
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
 /// first tier in a file has none yet.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
-    let Some(first) = first_path(options) else { return name_in_memory(options, identity) };
-    let mut path = first.to_path_buf();
-    if path.is_dir() {
-        path.push(folder::file_name(identity));
+    match first_path(options, identity) {
+        Some(path) => name_of(&path),
+        None => name_in_memory(options, identity),
     }
-    name_of(&path)
+}
+
+/// Whether no process holds the lock on the first tier in a file; then no process of dlfs owns these tiers.
+pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
+    match first_path(options, identity) {
+        Some(path) => folder::is_unused(&path),
+        None => name_in_memory(options, identity).is_none(),
+    }
 }
 
 /// Name of the socket that is also the lock on the tiers, where none of them is in a file. Each rank plans
 /// its own copies, so those of a plan are not shared.
 pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
-    if first_path(options).is_some() || options.policy == Policy::Clairvoyant {
+    if first_path(options, identity).is_some() || options.policy == Policy::Clairvoyant {
         return None;
     }
     let user = rustix::process::geteuid().as_raw();
@@ -61,11 +67,13 @@ pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Optio
     Some(format!("dlfs-ram-{user}-{uuid}-g{generation}").into_bytes())
 }
 
-fn first_path(options: &TierOptions) -> Option<&Path> {
-    options.tiers.iter().find_map(|tier| match &tier.kind {
-        TierKind::File(path) => Some(&**path),
+/// The file or device of the first tier that has one.
+fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
+    let path = options.tiers.iter().find_map(|tier| match &tier.kind {
+        TierKind::File(path) => Some(path),
         TierKind::Ram => None,
-    })
+    })?;
+    Some(if path.is_dir() { path.join(folder::file_name(identity)) } else { path.clone() })
 }
 
 /// Name of the socket for the tier at `path`; `None` if that is neither a file nor a block device.

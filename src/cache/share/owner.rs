@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -15,8 +15,7 @@ use super::frames::{Frame, HEAD_BYTES, parse};
 use super::hello::{self, Hello};
 use super::is_same_user;
 use crate::cache::Shared;
-use crate::cache::copier::Job;
-use crate::cache::pair::MAX_QUEUED_BYTES;
+use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
 use crate::error::Result;
 use crate::process::NotInherited;
 use crate::threads::{self, Fate, Thread};
@@ -71,6 +70,7 @@ struct Server {
 
 /// A process that has attached.
 struct Attached {
+    pid: i32,
     /// It notices the owner's end, whatever the owner's children do.
     _own: NotInherited,
     stream: UnixStream,
@@ -85,7 +85,9 @@ impl Server {
         while let Some((accepts, readable)) = self.wait() {
             for at in readable.into_iter().rev() {
                 if !self.attached[at].read(&self.shared) {
-                    self.attached.swap_remove(at).end(&self.shared);
+                    let ended = self.attached.swap_remove(at);
+                    tracing::info!(pid = ended.pid, "a process has left the tiers");
+                    ended.end(&self.shared);
                 }
             }
             if self.listener.is_none() {
@@ -94,6 +96,7 @@ impl Server {
             if accepts {
                 self.accept();
             }
+            self.shared.num_attached.store(self.attached.len(), Ordering::Relaxed);
         }
         self.attached.drain(..).for_each(|attached| attached.end(&self.shared));
     }
@@ -146,6 +149,7 @@ impl Server {
                 .and_then(|()| hello::send(&stream, &self.hello, &files));
             match welcomed {
                 Ok(()) => self.attached.push(Attached {
+                    pid: told_pid(&stream),
                     _own: NotInherited::close(stream.as_fd()),
                     stream,
                     bytes: Vec::new(),
@@ -242,6 +246,14 @@ impl Attached {
     }
 }
 
+/// The process at the other end; 0 if the operating system does not say.
+fn told_pid(stream: &UnixStream) -> i32 {
+    let peer = rustix::net::sockopt::socket_peercred(stream);
+    let pid = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+    tracing::info!(pid, "a process has attached to the tiers");
+    pid
+}
+
 /// The socket on which the owner listens. Its name is free again when the owner has ended, whatever its
 /// children do.
 pub(in crate::cache) struct Listener {
@@ -250,6 +262,28 @@ pub(in crate::cache) struct Listener {
 }
 
 impl Listener {
+    /// As [`Listener::on`], but waits a moment for a name that its last user, who has just been killed, has
+    /// not given back yet. Warns if it stays in use.
+    pub(in crate::cache) fn soon_on(name: &[u8]) -> Option<Listener> {
+        let until = Instant::now() + NAME_WAIT;
+        loop {
+            match Listener::on(name) {
+                Ok(listener) => return Some(listener),
+                Err(error) if error.kind() == IoKind::AddrInUse && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        socket = format!("@{}", String::from_utf8_lossy(name)),
+                        "the socket of these tiers cannot be used for now, so other processes do not share \
+                         them: {error}; ss -xlp names the process that has it"
+                    );
+                    return None;
+                }
+            }
+        }
+    }
+
     /// Listens on the abstract `name`.
     ///
     /// # Errors
@@ -275,6 +309,9 @@ const READ_BYTES: usize = 256 << 10;
 
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the end of a killed process may take to give back its name.
+const NAME_WAIT: Duration = Duration::from_millis(200);
 
 /// The time allowed for the thread to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
