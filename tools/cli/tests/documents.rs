@@ -53,7 +53,8 @@ fn run_commands_of(document: &str) {
     for line in commands(&text).lines() {
         script += line;
         script.push('\n');
-        if line.ends_with('&') {
+        // `dlfs cached --wait` owns its tiers whenever it can.
+        if line.ends_with('&') && !line.starts_with("dlfs cached ") {
             let address = line.split("127.0.0.1:").nth(1).expect("what runs beside is a target");
             let port: String = address.chars().take_while(char::is_ascii_digit).collect();
             script +=

@@ -1,5 +1,6 @@
 //! The commands of `dlfs`, one file each: arguments, work, output.
 
+mod cached;
 mod cat;
 mod completions;
 mod delete;
@@ -48,6 +49,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Import(import::ImportArgs),
     Serve(serve::ServeArgs),
+    Cached(cached::CachedArgs),
     Discover(discover::DiscoverArgs),
     Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
@@ -71,7 +73,7 @@ enum Command {
 impl Cli {
     /// Whether the command runs until it is stopped, and writes a log.
     pub(crate) fn serves(&self) -> bool {
-        matches!(self.command, Command::Serve(_))
+        matches!(self.command, Command::Serve(_) | Command::Cached(_))
     }
 
     /// Runs the selected command.
@@ -81,6 +83,7 @@ impl Cli {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(args, quiet),
             Command::Serve(args) => serve::run(args),
+            Command::Cached(args) => cached::run(args),
             Command::Discover(args) => discover::run(args),
             Command::Info(args) => info::run(args),
             Command::Doctor(args) => doctor::run(args),

@@ -1,0 +1,208 @@
+//! `dlfs cached`: owns the tiers of an image, so that they outlive the jobs that use them.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::cache::{Cache, CacheStats, TierStats};
+use dlfs::dataset::Image;
+use dlfs::tier::Policy;
+use dlfs::{Error, ErrorKind};
+
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::signals::{Asked, Stop};
+use crate::tier_args::TierArgs;
+use crate::{log, text};
+
+/// Keep the tiers of an image between jobs
+///
+/// Owns the tiers, as the first job on this node does without it. Jobs of the same user that name the same
+/// tiers attach: they read its copies and add to them, and what is kept in memory is there for the next job.
+/// Keeps what is read first; it reads nothing by itself.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CachedArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    tiers: TierArgs,
+    /// Where a job owns the tiers already, wait for its end and take over
+    #[arg(long)]
+    wait: bool,
+    /// Write a line of statistics to the log at this interval
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    stats: Option<u32>,
+    /// Print what it holds as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// What it says once it owns the tiers.
+#[derive(Serialize)]
+struct Owning<'a> {
+    pid: u32,
+    image: &'a str,
+    uuid: String,
+    generation: u64,
+    tiers: &'a [TierStats],
+}
+
+pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
+    let options = args.tiers.options()?;
+    if !options.is_active() {
+        return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
+    }
+    if options.policy == Policy::Clairvoyant {
+        let text = "--policy clairvoyant plans a job's order, and this is no job: leave it out";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
+    let asked = Asked::on_signals()?;
+    let image = args.image.open_with_tiers(&args.connection, options)?;
+    let cache = image.tiers().expect("opened with active tiers");
+    if !own(cache, args.wait, &stop)? {
+        return Ok(Outcome::Done);
+    }
+    announce(&args, &image, &cache.stats())?;
+    let mut next = args.stats.map(|seconds| Interval::new(Duration::from_secs(seconds.into())));
+    while !stop.is_set_within(WATCH) {
+        let stats = cache.stats();
+        if let Some(died) = &stats.died {
+            return Err(Error::new(ErrorKind::Internal, died.clone()).into());
+        }
+        if asked.wants_statistics() || next.as_mut().is_some_and(Interval::is_over) {
+            log::say(&statistics(&stats));
+        }
+    }
+    let stats = statistics(&cache.stats());
+    drop(image);
+    log::say(&stats);
+    Ok(Outcome::Done)
+}
+
+/// Waits until this process owns the tiers, if it may; `false`: it was told to end before.
+fn own(cache: &Cache, waits: bool, stop: &Stop) -> Result<bool, Failure> {
+    let mut told = None;
+    while let Some(owner) = cache.owner() {
+        if !waits {
+            let text = format!("{} owns these tiers", describe(owner));
+            let hint = "jobs share them as they are; --wait takes over when it ends";
+            return Err(Error::new(ErrorKind::Busy, text).hint(hint).into());
+        }
+        if told != Some(owner) {
+            log::say(&format!("{} owns these tiers: waiting for its end", describe(owner)));
+            told = Some(owner);
+        }
+        if stop.is_set_within(WATCH) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// `process 4711 (python train.py --epochs 9)`.
+fn describe(pid: u32) -> String {
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = command.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
+    let command = words.join(" ");
+    match command.trim_end() {
+        "" => format!("process {pid}"), // in another namespace of processes, or gone
+        command => {
+            let short: String = command.chars().take(MAX_COMMAND).collect();
+            let more = if short.len() < command.len() { "…" } else { "" };
+            format!("process {pid} ({short}{more})")
+        }
+    }
+}
+
+fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), Failure> {
+    let mut out = Out::new();
+    let directory = image.directory();
+    let (uuid, generation) = (directory.uuid().to_string(), directory.generation().0);
+    let name = args.image.image.to_string();
+    if args.json {
+        let (pid, tiers) = (std::process::id(), &*stats.tiers);
+        out.json(&Owning { pid, image: &name, uuid, generation, tiers })?;
+        return out.flush();
+    }
+    out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
+    for tier in &stats.tiers {
+        let (used, capacity) = (text::bytes(tier.used_bytes), text::bytes(tier.capacity_bytes));
+        out.line(format!("  tier       {}: {used} of {capacity} used", tier.name))?;
+    }
+    out.line(out.dim("  Ctrl-C ends it"))?;
+    out.flush()
+}
+
+/// One line of what the tiers hold and have done. Hits are those of this process, which serves no reads:
+/// jobs count their own.
+fn statistics(stats: &CacheStats) -> String {
+    let mut line = format!("statistics attached={}", stats.attached.unwrap_or_default());
+    for (number, tier) in stats.tiers.iter().enumerate() {
+        let TierStats { used_bytes, capacity_bytes, fills, fill_bytes, .. } = tier;
+        let TierStats { restored, damaged, is_off, .. } = tier;
+        line.push_str(&format!(
+            " tier={number} used_bytes={used_bytes} capacity_bytes={capacity_bytes} fills={fills} \
+             fill_bytes={fill_bytes} restored={restored} damaged={damaged} off={is_off}"
+        ));
+    }
+    let origin = stats.origin;
+    line.push_str(&format!(" origin_bytes={}", origin.bytes + origin.copier_bytes));
+    line
+}
+
+/// Something that is due again and again.
+struct Interval {
+    length: Duration,
+    next: Instant,
+}
+
+impl Interval {
+    fn new(length: Duration) -> Interval {
+        Interval { length, next: Instant::now() + length }
+    }
+
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        let is_over = now >= self.next;
+        if is_over {
+            self.next = now + self.length;
+        }
+        is_over
+    }
+}
+
+/// How often to look for the owner's end, for signals and for the copier.
+const WATCH: Duration = Duration::from_millis(200);
+/// What a cache is given to end in: see `docs/threads.md`.
+const GRACE_FOR_TIERS: Duration = Duration::from_secs(25);
+/// Of a command line, the characters that a message has room for.
+const MAX_COMMAND: usize = 120;
+const EXAMPLES: &str = "\
+Examples:
+  dlfs cached nvme-tcp://node1/nqn.2026-11.io.dlfs:train --tier ram:20G --tier file:/nvme/cache:200G
+  dlfs cached train.dlfs --tier ram:20G --wait       # takes over from a job that runs
+
+A job that names the same tiers attaches: dlfs read, dlfs.open(..., tiers=[...]) in Python. When the image
+gets a new generation, end it and start it again: it keeps the generation that it has opened.
+
+Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP changes nothing.
+Exit code 1 when a job owns the tiers already; the message names it.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_named_with_its_command_where_it_is_known() {
+        let own = describe(std::process::id());
+        assert!(own.starts_with(&format!("process {} (", std::process::id())), "{own}");
+        assert_eq!(describe(0), "process 0");
+    }
+}
