@@ -1,0 +1,252 @@
+//! One cache a node: processes that share tiers, what they read from the origin, and what attaching costs.
+
+#[path = "../tests/support/fork.rs"]
+#[allow(dead_code, unreachable_pub)] // in_child
+mod fork;
+mod support;
+
+use std::io::{BufRead as _, Write as _};
+use std::path::Path;
+
+use dlfs::cache::{Cache, TierOptions};
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::import::{ImportOptions, import};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
+use dlfs::reader::Batch;
+use rustix::process::{WaitOptions, waitpid};
+use support::{Options, Side, Stopwatch};
+
+const USAGE: &str = "cargo bench --bench node -- [--small N] [--large N] [--rounds N] [--at FOLDER]
+
+Imports N samples of 4 KiB and N of 110 KiB, in a tier in memory and in one in a file. The owner of the tier,
+a process that has attached and a forked child of one read everything in turn, in global order; medians of
+the rounds. Then 8 processes, half of them forked, read five epochs together, on an empty tier.";
+
+fn main() {
+    support::results::record("node");
+    let options = Options::parse(
+        USAGE,
+        &[
+            ("small", "40000"),
+            ("large", "2000"),
+            ("rounds", "7"),
+            ("at", "target"),
+            ("side", ""),
+            ("tier", ""),
+            ("rank", "0"),
+            ("world", "1"),
+            ("forks", "no"),
+        ],
+    );
+    if !options.text("side").is_empty() {
+        return side(&options);
+    }
+    println!("{}", support::machine());
+    let work = tempfile::tempdir_in(options.text("at")).expect("a folder in --at");
+    let kinds = [
+        ("4 KiB", 4 << 10, options.number("small")),
+        ("110 KiB", 110 << 10, options.number("large")),
+    ];
+    let images = kinds.map(|(name, len, count)| {
+        let image = import_files(work.path(), count, len);
+        (name, image, count * len as u64)
+    });
+    println!("| samples | tier | reader | samples/s | of the owner's | CPU, us a sample |");
+    println!("|---|---|---|---|---|---|");
+    for (name, image, _) in &images {
+        for tier in tiers(work.path()) {
+            speeds(name, image, &tier, options.number("rounds"));
+        }
+    }
+    println!(
+        "\n| samples | tier | processes | origin bytes / data, epochs 1 to 5 | in all | kept / data |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for (name, image, data) in &images {
+        for tier in tiers(work.path()) {
+            origin_bytes(name, image, &tier, *data);
+        }
+    }
+}
+
+/// A tier in memory, and one in a new folder.
+fn tiers(at: &Path) -> [String; 2] {
+    let folder = tempfile::tempdir_in(at).expect("a folder").keep();
+    ["ram:2G".to_owned(), format!("file:{}:2G", folder.display())]
+}
+
+fn kind_of(tier: &str) -> &str {
+    tier.split(':').next().unwrap_or(tier)
+}
+
+/// The owner, an attached process and a forked child read everything in turn.
+fn speeds(name: &str, image: &str, tier: &str, rounds: u64) {
+    let mut sides =
+        [("owner", "no"), ("attached", "no"), ("forked child", "yes")].map(|(who, forks)| {
+            let mut side = start(image, tier, 0, 1, forks);
+            let is_owner = side.line() == "owner";
+            assert_eq!(is_owner, who == "owner", "{who}");
+            (who, side, Vec::new())
+        });
+    // Until the copies are whole, and everybody has the pages mapped.
+    for (_, side, _) in &mut sides {
+        while epoch(side).origin_bytes > 0 {}
+        epoch(side);
+    }
+    for _ in 0..rounds {
+        for (_, side, found) in &mut sides {
+            found.push(epoch(side));
+        }
+    }
+    let mut owner = None;
+    for (who, _, found) in sides {
+        let speed = median(found.iter().map(|epoch| epoch.samples_per_s));
+        let cpu = median(found.iter().map(|epoch| epoch.cpu_us));
+        let owner = *owner.get_or_insert(speed);
+        println!(
+            "| {name} | {} | {who} | {speed:.0} | {:.2} | {cpu:.2} |",
+            kind_of(tier),
+            speed / owner
+        );
+    }
+}
+
+/// Eight processes read their shares of five epochs together.
+fn origin_bytes(name: &str, image: &str, tier: &str, data: u64) {
+    let mut sides: Vec<Side> = (0..RANKS)
+        .map(|rank| start(image, tier, rank, RANKS, if rank % 2 == 1 { "yes" } else { "no" }))
+        .collect();
+    sides.iter_mut().for_each(|side| drop(side.line()));
+    let mut read = Vec::new();
+    let mut used = 0;
+    for _ in 0..EPOCHS {
+        sides.iter_mut().for_each(Side::go_on);
+        let epochs: Vec<Epoch> = sides.iter_mut().map(Epoch::of).collect();
+        read.push(epochs.iter().map(|epoch| epoch.origin_bytes).sum::<u64>());
+        used = epochs.iter().map(|epoch| epoch.used_bytes).max().unwrap_or_default();
+    }
+    let of_data = |bytes: u64| format!("{:.4}", bytes as f64 / data as f64);
+    let each: Vec<String> = read.iter().map(|&bytes| of_data(bytes)).collect();
+    println!(
+        "| {name} | {} | {RANKS} | {} | {} | {} |",
+        kind_of(tier),
+        each.join(", "),
+        of_data(read.iter().sum()),
+        of_data(used)
+    );
+}
+
+/// What a side prints of an epoch.
+struct Epoch {
+    samples_per_s: f64,
+    cpu_us: f64,
+    origin_bytes: u64,
+    used_bytes: u64,
+}
+
+impl Epoch {
+    /// Waits for the next one of `side`.
+    fn of(side: &mut Side) -> Epoch {
+        let line = side.line();
+        let words: Vec<f64> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
+        let [samples_per_s, cpu_us, origin_bytes, used_bytes] = words[..] else {
+            panic!("four numbers, not {line}")
+        };
+        let (origin_bytes, used_bytes) = (origin_bytes as u64, used_bytes as u64);
+        Epoch { samples_per_s, cpu_us, origin_bytes, used_bytes }
+    }
+}
+
+fn epoch(side: &mut Side) -> Epoch {
+    side.go_on();
+    Epoch::of(side)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn start(image: &str, tier: &str, rank: u64, world: u64, forks: &str) -> Side {
+    let (rank, world) = (rank.to_string(), world.to_string());
+    let mut arguments = vec!["--side", image, "--tier", tier, "--rank", &rank, "--world", &world];
+    if forks == "yes" {
+        arguments.push("--forks");
+    }
+    Side::start(&arguments)
+}
+
+/// Opens the image through the tier, and reads an epoch for each line of standard input.
+fn side(options: &Options) {
+    let image = open(options.text("side"), options.text("tier"));
+    let tiers = image.tiers().expect("opened with tiers");
+    let work = || {
+        println!("{}", if tiers.owner().is_none() { "owner" } else { "attached" });
+        std::io::stdout().flush().expect("the other side reads");
+        let mut lines = std::io::stdin().lock().lines();
+        let mut seed = 0;
+        while let Some(Ok(_)) = lines.next() {
+            seed += 1;
+            println!("{}", read(&image, tiers, seed, options));
+            std::io::stdout().flush().expect("the other side reads");
+        }
+        true
+    };
+    if options.is_set("forks") {
+        let child = fork::spawn_child(work);
+        let status = waitpid(Some(child), WaitOptions::empty()).expect("a child of this process");
+        assert!(status.is_some_and(|(_, status)| status.exit_status() == Some(0)), "the child");
+    } else {
+        work();
+    }
+}
+
+/// Reads the rank's share of an epoch: samples/s, CPU in us a sample, bytes of the origin, bytes kept.
+fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
+    let origin = || {
+        let origin = tiers.stats().origin;
+        origin.bytes + origin.copier_bytes
+    };
+    let before = origin();
+    let order = OrderSpec { kind: OrderKind::Global, seed };
+    let loader = LoaderOptions {
+        rank: options.number("rank") as u32,
+        world_size: options.number("world") as u32,
+        ..LoaderOptions::new(order, 64, 1)
+    };
+    let mut loader = image.prefetcher(loader).expect("a loader");
+    let (mut batch, mut samples, watch) = (Batch::new(), 0, Stopwatch::start());
+    while loader.next_into(&mut batch).expect("a batch") {
+        samples += batch.len();
+    }
+    let (wall, cpu) = watch.seconds();
+    let samples = samples.max(1) as f64;
+    let used: u64 = tiers.stats().tiers.iter().map(|tier| tier.used_bytes).sum();
+    format!("{:.0} {:.3} {} {used}", samples / wall, cpu * 1e6 / samples, origin() - before)
+}
+
+fn open(image: &str, tier: &str) -> Image {
+    let tiers = vec![tier.parse().expect("a tier")];
+    let tiers = TierOptions { tiers, ..TierOptions::default() };
+    let options = OpenOptions { tiers, ..OpenOptions::default() };
+    Image::open(&[Address::from_path(image)], &options).expect("an image")
+}
+
+fn import_files(at: &Path, count: u64, len: usize) -> String {
+    let folder = tempfile::tempdir_in(at).expect("a folder");
+    support::files::make_files(folder.path(), count, len);
+    let image = at.join(format!("{len}.dlfs"));
+    let addresses = [Address::from_path(&image)];
+    let options = ImportOptions::default();
+    let connect = ConnectOptions::default();
+    let sources = [folder.path().to_owned()];
+    import(&sources, &addresses, &options, &connect, &mut ()).expect("an image");
+    image.to_str().expect("a path of this program's making").to_owned()
+}
+
+const RANKS: u64 = 8;
+const EPOCHS: usize = 5;
