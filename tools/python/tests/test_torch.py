@@ -1,15 +1,18 @@
 """dlfs.torch under DataLoader: 0 and N workers, every start method, states, ranks."""
 
+import io
 import itertools
 import multiprocessing
 import pickle
+import random
+import tarfile
 
 import numpy as np
 import pytest
 
 import dlfs
 import dlfs.grain
-from conftest import command
+from conftest import SEED, command
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import DataLoader  # noqa: E402
@@ -817,3 +820,38 @@ def test_a_sampler_of_single_samples_has_strided_shares_only(ds):
         dlfs.Loader(ds, 8, "global", shard="aligned")
     with pytest.raises(dlfs.InvalidArgument, match="strided"):
         dlfs.Loader(ds, 8, shard="whole")
+
+
+@pytest.mark.parametrize(
+    "lengths, chunk, most",
+    [
+        ((6_000, 10_000), "256K", 1.1),
+        # A sample that a worker reads by itself costs a block of 4 KiB, twice its length here.
+        ((1_300, 2_700), "64K", 1.2),
+    ],
+    ids=["8 KB", "2 KB"],
+)
+def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk, most):
+    """Bytes that all workers' loaders really read, over those of a loader without workers: some 600 chunks."""
+    with tarfile.open(tmp_path / "many.tar", "w") as archive:
+        draw = random.Random(SEED)
+        for number in range(20_000):
+            info = tarfile.TarInfo(f"{number:06}.bin")
+            info.size = draw.randrange(*lengths)
+            archive.addfile(info, io.BytesIO(bytes(info.size)))
+    command("import", tmp_path / "many.tar", tmp_path / "many.dlfs", "--chunk-size", chunk, "--quiet")
+    ratios = {}
+    with dlfs.open(tmp_path / "many.dlfs") as ds:
+        with dlfs.Loader(ds, 16, seed=3, epochs=1) as alone:
+            assert sum(len(batch) for batch in alone) == len(ds)
+            once = alone.stats()["bytes"]
+        for workers in (2, 3, 5, 8):
+            data = dlfs.torch.IterableDataset(ds, 16, transform=ids_and_bytes_read, seed=3, epochs=1)
+            read = [0] * workers
+            for _, worker, total in DataLoader(
+                data, batch_size=None, num_workers=workers, multiprocessing_context="fork"
+            ):
+                read[worker] = max(read[worker], total)
+            ratios[workers] = sum(read) / once
+    print("bytes read over those without workers:", ratios)
+    assert all(0.9 < ratio <= most for ratio in ratios.values()), ratios
