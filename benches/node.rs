@@ -7,6 +7,7 @@ mod support;
 
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use dlfs::cache::{Cache, TierOptions};
 use dlfs::dataset::{Image, OpenOptions};
@@ -22,8 +23,9 @@ use support::{Options, Side, Stopwatch};
 const USAGE: &str = "cargo bench --bench node -- [--small N] [--large N] [--rounds N] [--at FOLDER]
 
 Imports N samples of 4 KiB and N of 110 KiB, in a tier in memory and in one in a file. The owner of the tier,
-a process that has attached and a forked child of one read everything in turn, in global order; medians of
-the rounds. Then 8 processes, half of them forked, read five epochs together, on an empty tier.";
+a process that has attached and a forked child of one read everything ten times in turn, in global order;
+medians of the rounds. Then 8 processes, half of them forked, read five epochs together, on an empty tier. An epoch
+begins when everything read before is copied: from a file in the page cache, reading outruns copying.";
 
 fn main() {
     support::results::record("node");
@@ -39,6 +41,7 @@ fn main() {
             ("rank", "0"),
             ("world", "1"),
             ("forks", "no"),
+            ("epochs", "1"),
         ],
     );
     if !options.text("side").is_empty() {
@@ -52,22 +55,20 @@ fn main() {
     ];
     let images = kinds.map(|(name, len, count)| {
         let image = import_files(work.path(), count, len);
-        (name, image, count * len as u64)
+        (name, image)
     });
     println!("| samples | tier | reader | samples/s | of the owner's | CPU, us a sample |");
     println!("|---|---|---|---|---|---|");
-    for (name, image, _) in &images {
+    for (name, image) in &images {
         for tier in tiers(work.path()) {
             speeds(name, image, &tier, options.number("rounds"));
         }
     }
-    println!(
-        "\n| samples | tier | processes | origin bytes / data, epochs 1 to 5 | in all | kept / data |"
-    );
-    println!("|---|---|---|---|---|---|");
-    for (name, image, data) in &images {
+    println!("\n| samples | tier | processes | origin bytes / pages, epochs 1 to 5 | in all |");
+    println!("|---|---|---|---|---|");
+    for (name, image) in &images {
         for tier in tiers(work.path()) {
-            origin_bytes(name, image, &tier, *data);
+            origin_bytes(name, image, &tier);
         }
     }
 }
@@ -96,8 +97,9 @@ fn speeds(name: &str, image: &str, tier: &str, rounds: u64) {
         while epoch(side).origin_bytes > 0 {}
         epoch(side);
     }
-    for _ in 0..rounds {
-        for (_, side, found) in &mut sides {
+    for round in 0..rounds as usize {
+        for turn in 0..sides.len() {
+            let (_, side, found) = &mut sides[(round + turn) % 3];
             found.push(epoch(side));
         }
     }
@@ -115,7 +117,7 @@ fn speeds(name: &str, image: &str, tier: &str, rounds: u64) {
 }
 
 /// Eight processes read their shares of five epochs together.
-fn origin_bytes(name: &str, image: &str, tier: &str, data: u64) {
+fn origin_bytes(name: &str, image: &str, tier: &str) {
     let mut sides: Vec<Side> = (0..RANKS)
         .map(|rank| start(image, tier, rank, RANKS, if rank % 2 == 1 { "yes" } else { "no" }))
         .collect();
@@ -126,17 +128,14 @@ fn origin_bytes(name: &str, image: &str, tier: &str, data: u64) {
         sides.iter_mut().for_each(Side::go_on);
         let epochs: Vec<Epoch> = sides.iter_mut().map(Epoch::of).collect();
         read.push(epochs.iter().map(|epoch| epoch.origin_bytes).sum::<u64>());
+        std::thread::sleep(PAUSE); // the owner may have been told of the last copies just now
         used = epochs.iter().map(|epoch| epoch.used_bytes).max().unwrap_or_default();
     }
-    let of_data = |bytes: u64| format!("{:.4}", bytes as f64 / data as f64);
-    let each: Vec<String> = read.iter().map(|&bytes| of_data(bytes)).collect();
-    println!(
-        "| {name} | {} | {RANKS} | {} | {} | {} |",
-        kind_of(tier),
-        each.join(", "),
-        of_data(read.iter().sum()),
-        of_data(used)
-    );
+    // In the end the tier has each page once.
+    let of_pages = |bytes: u64| format!("{:.4}", bytes as f64 / used.max(1) as f64);
+    let each: Vec<String> = read.iter().map(|&bytes| of_pages(bytes)).collect();
+    let (each, all) = (each.join(", "), of_pages(read.iter().sum()));
+    println!("| {name} | {} | {RANKS} | {each} | {all} |", kind_of(tier));
 }
 
 /// What a side prints of an epoch.
@@ -172,8 +171,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn start(image: &str, tier: &str, rank: u64, world: u64, forks: &str) -> Side {
+    // An epoch of the speeds would take 50 ms.
+    let epochs = if world == 1 { "10" } else { "1" };
     let (rank, world) = (rank.to_string(), world.to_string());
     let mut arguments = vec!["--side", image, "--tier", tier, "--rank", &rank, "--world", &world];
+    arguments.extend(["--epochs", epochs]);
     if forks == "yes" {
         arguments.push("--forks");
     }
@@ -205,7 +207,7 @@ fn side(options: &Options) {
     }
 }
 
-/// Reads the rank's share of an epoch: samples/s, CPU in us a sample, bytes of the origin, bytes kept.
+/// Reads the rank's share of the epochs: samples/s, CPU in us a sample, bytes of the origin, bytes kept.
 fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
     let origin = || {
         let origin = tiers.stats().origin;
@@ -216,7 +218,7 @@ fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
     let loader = LoaderOptions {
         rank: options.number("rank") as u32,
         world_size: options.number("world") as u32,
-        ..LoaderOptions::new(order, 64, 1)
+        ..LoaderOptions::new(order, 64, options.number("epochs"))
     };
     let mut loader = image.prefetcher(loader).expect("a loader");
     let (mut batch, mut samples, watch) = (Batch::new(), 0, Stopwatch::start());
@@ -225,8 +227,21 @@ fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
     }
     let (wall, cpu) = watch.seconds();
     let samples = samples.max(1) as f64;
+    drop(loader);
+    settle(tiers);
     let used: u64 = tiers.stats().tiers.iter().map(|tier| tier.used_bytes).sum();
     format!("{:.0} {:.3} {} {used}", samples / wall, cpu * 1e6 / samples, origin() - before)
+}
+
+/// Waits until nothing has been copied or sent for a moment.
+fn settle(tiers: &Cache) {
+    let mut since = Instant::now();
+    while since.elapsed() < PAUSE {
+        std::thread::sleep(PAUSE / 20);
+        if !tiers.is_settled() {
+            since = Instant::now();
+        }
+    }
 }
 
 fn open(image: &str, tier: &str) -> Image {
@@ -250,3 +265,4 @@ fn import_files(at: &Path, count: u64, len: usize) -> String {
 
 const RANKS: u64 = 8;
 const EPOCHS: usize = 5;
+const PAUSE: Duration = Duration::from_millis(200);
