@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::peers::rendezvous::Folder;
-use dlfs::peers::{PeerOptions, Peers, Served, live_page_bytes};
+use dlfs::peers::{PeerOptions, PeerStats, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
@@ -75,42 +75,37 @@ impl Origin {
     fn rendezvous(&self) -> &Path {
         self.temp.path()
     }
+
+    /// The folder of a node's tier.
+    fn tier(&self, rank: u32) -> PathBuf {
+        self.temp.path().join(format!("tier-{rank}"))
+    }
 }
 
 /// A node of one rank.
 struct Node {
     rank: u32,
-    /// Keeps the own cache.
     image: Image,
-    peers: Peers,
 }
 
-/// `num` nodes whose tiers in memory together have room for `share` of the data.
+/// `num` nodes whose tiers, each in a folder of its own, together have room for `share` of the data.
 fn nodes(origin: &Origin, num: u32, share: f64) -> Vec<Node> {
     let room_bytes = (origin.data_bytes() as f64 * share) as u64 / u64::from(num);
     let room_bytes = room_bytes.next_multiple_of(PAGE_BYTES);
-    nodes_with(origin, num, |_| format!("ram:{room_bytes}"))
-}
-
-fn nodes_with(origin: &Origin, num: u32, tier: impl Fn(u32) -> String + Sync) -> Vec<Node> {
-    let tier = &tier;
+    (0..num).for_each(|rank| fs::create_dir(origin.tier(rank)).unwrap());
+    let tier = |rank| format!("file:{}:{room_bytes}", origin.tier(rank).display());
     thread::scope(|scope| {
         let joining: Vec<_> = (0..num)
-            .map(|rank| scope.spawn(move || join(origin, (rank, num), &tier(rank))))
+            .map(|rank| {
+                let tier = tier(rank);
+                scope.spawn(move || join(origin, (rank, num), &tier))
+            })
             .collect();
         joining.into_iter().map(|joined| joined.join().unwrap()).collect()
     })
 }
 
 fn join(origin: &Origin, (rank, world_size): (u32, u32), tier: &str) -> Node {
-    let image = origin.open(Some(tier));
-    let pages: u64 = image.tiers().unwrap().capacities().iter().sum();
-    let served = Served {
-        directory: image.directory(),
-        cache: image.devices(),
-        room_bytes: pages * PAGE_BYTES,
-        order: 1,
-    };
     let options = PeerOptions {
         round: "start".to_owned(),
         rank,
@@ -122,11 +117,27 @@ fn join(origin: &Origin, (rank, world_size): (u32, u32), tier: &str) -> Node {
         connect: ConnectOptions::default(),
     };
     let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
-    let peers = Peers::join(&served, &options, &mut folder).unwrap();
-    Node { rank, image, peers }
+    let image = origin.open(Some(tier));
+    let image = image.with_peers(&options, &run(rank, world_size, 0..1), &mut folder).unwrap();
+    Node { rank, image }
+}
+
+fn run(rank: u32, world_size: u32, epochs: std::ops::Range<u64>) -> LoaderOptions {
+    let order = OrderSpec { kind: OrderKind::Global, seed: 4 };
+    LoaderOptions {
+        epochs,
+        rank,
+        world_size,
+        window_bytes: 4 << 20,
+        ..LoaderOptions::new(order, 16, 1)
+    }
 }
 
 impl Node {
+    fn stats(&self) -> PeerStats {
+        self.image.peers().unwrap().stats()
+    }
+
     /// Reads `epochs` of its share and compares each sample; returns the ids. `each` is called after each batch.
     fn read(
         &self,
@@ -135,15 +146,7 @@ impl Node {
         epochs: std::ops::Range<u64>,
         mut each: impl FnMut(u64),
     ) -> Vec<u64> {
-        let options = LoaderOptions {
-            epochs,
-            rank: self.rank,
-            world_size,
-            window_bytes: 4 << 20,
-            ..LoaderOptions::new(OrderSpec { kind: OrderKind::Global, seed: 4 }, 16, 1)
-        };
-        let image = self.image.clone().with_devices(self.peers.devices().to_vec());
-        let mut prefetcher = image.prefetcher(options).unwrap();
+        let mut prefetcher = self.image.prefetcher(run(self.rank, world_size, epochs)).unwrap();
         let (mut ids, mut batches) = (Vec::new(), 0);
         while let Some(batch) = prefetcher.next() {
             let batch = batch.unwrap();
@@ -209,7 +212,7 @@ fn after_the_first_epoch_no_byte_comes_from_the_origin() {
         later as f64 / data as f64 / 3.
     );
     let from_peers: u64 =
-        nodes.iter().flat_map(|node| node.peers.stats().nodes).map(|node| node.bytes).sum();
+        nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum();
     println!("{:.3} of what was read came from peers", from_peers as f64 / data as f64 / 4.);
     assert!(from_peers > data * 2, "three of four bytes are held elsewhere");
     assert!(later * 100 <= data * 3, "at most 1 % an epoch: {later} of {data}");
@@ -236,7 +239,7 @@ fn a_node_that_ends_is_no_error_of_anybodys_batch() {
         (0..3).for_each(|_| ended.recv().unwrap());
         drop(last);
     });
-    let rerouted: u64 = nodes.iter().map(|node| node.peers.stats().rerouted_bytes).sum();
+    let rerouted: u64 = nodes.iter().map(|node| node.stats().rerouted_bytes).sum();
     println!("{rerouted} bytes went elsewhere");
     assert!(rerouted > 0);
 }
@@ -244,14 +247,11 @@ fn a_node_that_ends_is_no_error_of_anybodys_batch() {
 #[test]
 fn wrong_bytes_of_a_peer_are_never_delivered() {
     let origin = Origin::new(33, 1_000, 20_000);
-    let folder = |rank: u32| origin.temp.path().join(format!("tier-{rank}"));
-    (0..3).for_each(|rank| fs::create_dir(folder(rank)).unwrap());
-    let tier = |rank: u32| format!("file:{}:100M", folder(rank).display());
-    let nodes = nodes_with(&origin, 3, tier);
+    let nodes = nodes(&origin, 3, 3.);
     read_all(&origin, &nodes, 0..1);
     wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
     // Every copy on node 2 is damaged, where it lies.
-    let file = fs::read_dir(folder(2)).unwrap().next().unwrap().unwrap().path();
+    let file = fs::read_dir(origin.tier(2)).unwrap().next().unwrap().unwrap().path();
     let file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
     let len = file.metadata().unwrap().len();
     for page in (16..len / PAGE_BYTES).map(|page| page * PAGE_BYTES) {
@@ -260,7 +260,7 @@ fn wrong_bytes_of_a_peer_are_never_delivered() {
         file.write_all_at(&[!byte[0]], page + 77).unwrap();
     }
     read_all(&origin, &nodes, 1..3);
-    let mismatched: u64 = nodes.iter().map(|node| node.peers.stats().mismatched_bytes).sum();
+    let mismatched: u64 = nodes.iter().map(|node| node.stats().mismatched_bytes).sum();
     println!("{mismatched} bytes differed, none was delivered");
     assert!(mismatched > 0);
 }

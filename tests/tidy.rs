@@ -49,8 +49,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("keys", "auth error nvme random target"),
     (
         "dataset",
-        "buf cache directory error format nvme order plan prefetch process qpair reader replace_file \
-         threads tier units",
+        "buf cache directory error format nvme order peers plan prefetch process qpair reader \
+         replace_file threads tier units",
     ),
 ];
 

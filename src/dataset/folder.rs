@@ -39,6 +39,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         bad_copies: Vec::new(),
         directory: Arc::new(directory),
         cache: None,
+        peers: None,
     })
 }
 

@@ -12,6 +12,7 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::format::superblock_copies::BadCopy;
+use crate::peers::Peers;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
@@ -29,6 +30,8 @@ pub struct Image {
     pub(super) directory: Arc<Directory>,
     /// The cache that the devices are read through, if there are tiers.
     pub(super) cache: Option<Arc<Cache>>,
+    /// The other nodes of the job, if the image is read through their caches.
+    pub(super) peers: Option<Arc<Peers>>,
 }
 
 impl Image {
@@ -40,7 +43,7 @@ impl Image {
     /// The same image on other devices, with the same bytes and in the same order: for benches and tests.
     #[must_use]
     pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
-        Image { devices, cache: None, ..self }
+        Image { devices, cache: None, peers: None, ..self }
     }
 
     /// The superblock of each namespace, of the generation that was opened.

@@ -41,6 +41,7 @@ mod image;
 mod loader;
 mod open;
 pub mod options;
+mod peers;
 mod sampler;
 mod state_file;
 mod stats;
@@ -56,6 +57,7 @@ use crate::cache::{Cache, CacheStats};
 use crate::directory::{Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
+use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
 use crate::process::Forked;
 use crate::reader::{Batch, ReadStats, Reader, ReaderOptions};
@@ -294,6 +296,11 @@ impl Dataset {
     /// Counters of the tiers so far; `None` without tiers.
     pub fn tier_stats(&self) -> Option<CacheStats> {
         self.image().tiers().map(Cache::stats)
+    }
+
+    /// What came from other nodes so far; `None` if the image is not read through their caches.
+    pub fn peer_stats(&self) -> Option<PeerStats> {
+        self.image().peers().map(Peers::stats)
     }
 
     /// A loader of batches along an order. It reads ahead from the first request on.

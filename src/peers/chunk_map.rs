@@ -23,7 +23,7 @@ struct Chunk {
 
 /// A range of a namespace that lies in one chunk, or in none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct Span {
     /// Bytes of the namespace.
     pub range: Range<u64>,
     /// The chunk; `None` between chunks.
@@ -51,21 +51,21 @@ impl ChunkMap {
         &self.holders
     }
 
-    /// Splits `range` of a namespace by chunk, and appends the parts in their order.
-    pub fn split(&self, namespace: u16, range: Range<u64>, parts: &mut Vec<Part>) {
+    /// Splits `range` of a namespace by chunk, and appends the spans in their order.
+    pub fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
         let chunks = self.namespaces.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
         let first = chunks.partition_point(|chunk| chunk.end <= range.start);
         let mut at = range.start;
         for chunk in chunks[first..].iter().take_while(|chunk| chunk.start < range.end) {
             if chunk.start > at {
-                parts.push(Part { range: at..chunk.start, chunk: None });
+                spans.push(Span { range: at..chunk.start, chunk: None });
             }
             let end = chunk.end.min(range.end);
-            parts.push(Part { range: chunk.start.max(at)..end, chunk: Some(chunk.number) });
+            spans.push(Span { range: chunk.start.max(at)..end, chunk: Some(chunk.number) });
             at = end;
         }
         if at < range.end {
-            parts.push(Part { range: at..range.end, chunk: None });
+            spans.push(Span { range: at..range.end, chunk: None });
         }
     }
 }

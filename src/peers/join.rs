@@ -1,6 +1,6 @@
 //! Joining a round: listen, tell all others, learn of all others, read through them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ pub struct Peers {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
     round: Round,
+    rank: u32,
     target: Target,
 }
 
@@ -131,7 +132,7 @@ impl Peers {
             let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
             Arc::new(PeersDevice { shared, cache, number })
         });
-        Ok(Peers { devices: devices.collect(), shared, round, target })
+        Ok(Peers { devices: devices.collect(), shared, round, rank: options.rank, target })
     }
 
     /// The namespaces of the image, read through the peers.
@@ -149,6 +150,16 @@ impl Peers {
         self.shared.map.holders()
     }
 
+    /// Goes on serving until all ranks have called this, or until `timeout`: a rank that ends earlier takes its
+    /// cache with it. `rendezvous` is one for the round called [`end_of`](rendezvous::end_of) this one.
+    ///
+    /// # Errors
+    /// `TimedOut`: ranks are missing; the message names them. Those of the rendezvous.
+    pub fn wait_for_end(&self, rendezvous: &mut dyn Rendezvous, timeout: Duration) -> Result<()> {
+        let own = &self.round.records()[self.rank as usize];
+        rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
+    }
+
     /// What was read from peers since the start.
     pub fn stats(&self) -> PeerStats {
         self.shared.counters.read()
@@ -164,6 +175,28 @@ impl std::fmt::Debug for Peers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Peers({} nodes, on {})", self.round.nodes().len(), self.local_addr())
     }
+}
+
+/// The address of this machine from which `master` is reached: where peers on the same network reach it.
+///
+/// # Errors
+/// The name does not resolve, or there is no route.
+pub fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
+    let unreachable =
+        |error: std::io::Error| Error::from(error).target(format!("{}:{}", master.0, master.1));
+    let mut addresses = (master.0.as_str(), master.1).to_socket_addrs().map_err(unreachable)?;
+    let Some(address) = addresses.next() else {
+        let text = format!("{} has no address", master.0);
+        return Err(Error::new(ErrorKind::NotFound, text));
+    };
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket sends nothing: the system only picks the route.
+    let socket = UdpSocket::bind((any, 0)).map_err(unreachable)?;
+    socket.connect(address).map_err(unreachable)?;
+    Ok(socket.local_addr().map_err(unreachable)?.ip())
 }
 
 fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {

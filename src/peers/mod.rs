@@ -28,8 +28,8 @@ mod round;
 mod stats;
 mod view;
 
-pub use chunk_map::{ChunkMap, Part, live_page_bytes};
-pub use join::{PeerOptions, Peers, Served};
+pub use chunk_map::{ChunkMap, Span, live_page_bytes};
+pub use join::{PeerOptions, Peers, Served, address_towards};
 pub use launcher::Launched;
 pub use record::{MAX_RECORD_BYTES, Record};
 pub use round::{Node, Round};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::chunk_map::{ChunkMap, Part};
+use super::chunk_map::{ChunkMap, Span};
 use super::links::{Links, Slot};
 use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
@@ -60,7 +60,7 @@ impl Device for PeersDevice {
             pieces: Pieces::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
-            parts: Vec::new(),
+            spans: Vec::new(),
             suspects: Vec::new(),
             pool: None,
             registry: None,
@@ -142,7 +142,7 @@ struct PeersPair {
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
-    parts: Vec<Part>,
+    spans: Vec<Span>,
     /// Ranges that a node has delivered wrong; the next read of each goes elsewhere.
     suspects: Vec<Suspect>,
     pool: Option<Pool>,
@@ -157,17 +157,17 @@ impl PeersPair {
             return;
         }
         let start = io.slba.0 * PAGE_BYTES;
-        let mut parts = std::mem::take(&mut self.parts);
-        self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut parts);
-        let mut cutting = self.pieces.begin(io, start, parts.len());
-        for Part { range, chunk } in parts.drain(..) {
+        let mut spans = std::mem::take(&mut self.spans);
+        self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut spans);
+        let mut cutting = self.pieces.begin(io, start, spans.len());
+        for Span { range, chunk } in spans.drain(..) {
             let suspected = self.take_suspect(&range);
             let source = self.source_of(chunk, suspected, now);
             let way = Way { chunk, source, began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source);
         }
-        self.parts = parts;
+        self.spans = spans;
     }
 
     /// The node that has delivered part of `range` wrong, if one has; forgets it.
@@ -400,10 +400,10 @@ impl QueuePair for PeersPair {
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         self.cache.report_corrupt(slba, len_bytes);
         let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
-        let mut parts = Vec::new();
+        let mut spans = Vec::new();
         let range = start..start.saturating_add(len_bytes as u64);
-        self.shared.map.split(self.number, range, &mut parts);
-        for Part { range, chunk } in parts {
+        self.shared.map.split(self.number, range, &mut spans);
+        for Span { range, chunk } in spans {
             let Source::Peer(node) = self.source_of(chunk, None, now) else { continue };
             self.shared.counters.mismatched((range.end - range.start) as usize);
             self.shared.links.mismatched(node, now);

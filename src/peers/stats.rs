@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// Counters of reads through peers. The own cache counts what it serves itself.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -20,9 +22,10 @@ struct OfPeer {
 }
 
 /// What was read from peers since the start.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerStats {
-    /// For each node of the round, in its order: what came from it. Zero for the own node.
+    /// For each node of the round, in the order of [`Round::nodes`](super::Round::nodes): what came from it. Zero
+    /// for the own node.
     pub nodes: Vec<NodeStats>,
     /// Bytes that a peer was asked for and did not give.
     pub not_there_bytes: u64,
@@ -33,14 +36,14 @@ pub struct PeerStats {
 }
 
 /// What came from one node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct NodeStats {
     /// Reads.
     pub reads: u64,
     /// Bytes.
     pub bytes: u64,
-    /// How long the reads took, added up.
-    pub time: Duration,
+    /// How long the reads took, added up, in seconds.
+    pub read_s: f64,
 }
 
 impl Counters {
@@ -72,7 +75,7 @@ impl Counters {
         let of_node = |peer: &OfPeer| NodeStats {
             reads: peer.reads.load(Ordering::Relaxed),
             bytes: peer.bytes.load(Ordering::Relaxed),
-            time: Duration::from_micros(peer.micros.load(Ordering::Relaxed)),
+            read_s: Duration::from_micros(peer.micros.load(Ordering::Relaxed)).as_secs_f64(),
         };
         PeerStats {
             nodes: self.peers.iter().map(of_node).collect(),

@@ -68,6 +68,26 @@ pub fn gather(
     }
 }
 
+/// Waits until all ranks of `own`'s round have come to its end, for as long as [`gather`] would: a rank whose
+/// peers still read goes on serving them. `rendezvous` is another one than that of the beginning.
+///
+/// # Errors
+/// As [`gather`].
+pub fn wait_for_end(
+    rendezvous: &mut dyn Rendezvous,
+    own: &Record,
+    deadline: Instant,
+    sleep: impl FnMut(Duration),
+) -> Result<()> {
+    let own = Record { round: end_of(&own.round), ..own.clone() };
+    gather(rendezvous, &own, deadline, sleep).map(drop)
+}
+
+/// The name under which ranks say that they have come to the end of `round`.
+pub fn end_of(round: &str) -> String {
+    format!("{round} end")
+}
+
 /// The records of `own`'s round among those found, by rank.
 fn of_round(found: Vec<Option<Vec<u8>>>, own: &Record) -> Result<Vec<Option<Record>>> {
     let mut records = vec![None; own.world_size as usize];
@@ -104,7 +124,7 @@ fn missing_ranks(missing: &[u32], own: &Record, means: &str) -> Error {
     Error::new(ErrorKind::TimedOut, message).hint(hint)
 }
 
-/// How long to wait for all ranks, unless the caller says otherwise.
+/// How long ranks wait for all others, unless the caller says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pause after the first attempt; each later one is twice as long.

@@ -16,6 +16,7 @@ mod log;
 mod open;
 mod order_args;
 mod out;
+mod peer_args;
 mod placement_args;
 mod progress;
 mod run_stats;

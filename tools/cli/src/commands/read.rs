@@ -13,6 +13,7 @@ use dlfs::buf::Pages;
 use dlfs::cache::{Cache, CacheStats};
 use dlfs::dataset::{Dataset, Image, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
+use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 
@@ -23,6 +24,7 @@ use crate::help::loading;
 use crate::open::{ImageArgs, engine};
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
+use crate::peer_args::{PeerArgs, peer_lines};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
@@ -51,6 +53,8 @@ pub(crate) struct ReadArgs {
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
+    peers: PeerArgs,
+    #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -59,12 +63,12 @@ pub(crate) struct ReadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Share")]
 struct ShareArgs {
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    #[arg(help = loading("rank", ""))]
-    rank: u32,
-    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(help = loading("world_size", ""))]
-    world_size: u32,
+    #[arg(long, value_name = "R")]
+    #[arg(help = loading("rank", " [default: the launcher's (torchrun, Open MPI, PMI, Slurm), or 0]"))]
+    rank: Option<u32>,
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = loading("world_size", " [default: the launcher's, or 1]"))]
+    world_size: Option<u32>,
     #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
     #[arg(help = loading("shard", "; its samples and how many each rank gets are the same"))]
     shard: ShardArg,
@@ -129,12 +133,15 @@ enum BatchingArg {
 }
 
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut options = args.loader_options()?;
+    let launched = args.share.launched()?;
+    let mut options = args.loader_options(launched.as_ref())?;
     let keeper = Keeper::of(&args.run);
     let last_resort = keeper.clone();
     let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
     let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
     options.resume = args.run.resume_state()?;
+    let connect = args.connection.options(false)?;
+    let (image, joined) = args.peers.join(image, connect, &options, launched.as_ref())?;
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
@@ -161,6 +168,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     });
     drop(meter);
     let report = stats.finish();
+    joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
     keeper.save()?; // also after an error, so that the run can resume there
     let end = end?;
     if end == End::Complete {
@@ -217,8 +225,11 @@ impl Keeper {
 }
 
 impl ReadArgs {
-    fn loader_options(&self) -> Result<LoaderOptions, Failure> {
+    fn loader_options(&self, launched: Option<&Launched>) -> Result<LoaderOptions, Failure> {
         let ShareArgs { rank, world_size, shard, drop_last, pad } = self.share;
+        let rank = rank.unwrap_or_else(|| launched.map_or(0, |launched| launched.rank));
+        let world_size =
+            world_size.unwrap_or_else(|| launched.map_or(1, |launched| launched.world_size));
         if rank >= world_size {
             return Err(Failure::Usage(format!(
                 "--rank {rank} of --world-size {world_size}: ranks count from 0"
@@ -251,6 +262,16 @@ impl ReadArgs {
             cpus: self.placement.cpus()?,
             ..LoaderOptions::new(order, batch_size, self.run.epochs)
         })
+    }
+}
+
+impl ShareArgs {
+    /// What the launcher says, unless the command line says which rank this is.
+    fn launched(&self) -> Result<Option<Launched>, Error> {
+        match (self.rank, self.world_size) {
+            (None, None) => Launched::from_env(),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -307,6 +328,8 @@ struct JsonReport<'a> {
     pages: Option<Pages>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tiers: Option<CacheStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peers: Option<PeerStats>,
 }
 
 fn print_report(
@@ -317,12 +340,15 @@ fn print_report(
 ) -> Result<(), Failure> {
     let engine = engine(image);
     let tiers = image.tiers().map(Cache::stats);
+    let peers = image.peers().map(Peers::stats);
     let mut out = Out::new();
     if args.run.json {
         let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
         let (resident, pages) = (stats.resident, stats.pages);
         let engine = &engine;
-        out.json(&JsonReport { report, commands, read_bytes, engine, resident, pages, tiers })?;
+        let report =
+            JsonReport { report, commands, read_bytes, engine, resident, pages, tiers, peers };
+        out.json(&report)?;
         return out.flush();
     }
     let samples = out.bold(&text::counted(report.samples, "sample"));
@@ -345,7 +371,7 @@ fn print_report(
         let resident = text::counted(stats.resident, "sample");
         out.line(format!("  window     {pages}; {resident} in it at the end"))?;
     }
-    for line in tiers.iter().flat_map(tier_lines) {
+    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().flat_map(peer_lines)) {
         out.line(line)?;
     }
     out.line(format!("  order      CRC32C {:08x}; every sample verified", report.order_crc32c))?;
@@ -399,4 +425,5 @@ Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
+  torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers /shared/rendezvous
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";
