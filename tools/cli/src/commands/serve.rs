@@ -372,7 +372,8 @@ is an access log: each host that connects, is refused, is evicted or leaves, wit
 address (peer) and the reason; with -vv each connection. Lines that nobody reads in time are dropped
 and counted.
 
-Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP changes nothing.";
+Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP reads the file of
+--hosts again.";
 
 #[cfg(test)]
 mod tests {
