@@ -30,7 +30,7 @@ use super::tcp_address::{
 /// Where a namespace is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// An image file or a block device.
+    /// An image file, a block device or a plain folder.
     Path(PathBuf),
     /// A namespace of an NVMe/TCP target, reached with this library's host.
     Tcp(TcpAddress),

@@ -2,6 +2,9 @@
 //!
 //! An I/O owns its buffer, and its completion returns it. No lifetime crosses the trait, no callback enters
 //! it, no method blocks. It transfers blocks and knows nothing of samples.
+//!
+//! Read [`QueuePair`] below first, then `device.rs`, then `mem.rs`, the smallest engine. `addresses.rs` chooses the
+//! engine of an address.
 
 mod addresses;
 pub mod blocking;

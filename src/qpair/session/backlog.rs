@@ -251,9 +251,10 @@ impl Backlog {
         }
     }
 
-    /// Takes back the I/Os of a lost connection, oldest first. If the session continues (`session_ends` is
-    /// false), a failed flush does not count as a report of lost writes: a later flush can still make them
-    /// durable, and must report it if they are lost.
+    /// Takes back the I/Os of a lost connection, oldest first. Reads wait to be issued again, `MAX_TRIES` times
+    /// at most; writes and flushes fail. If the session continues (`session_ends` is false), a failed flush does
+    /// not count as a report of lost writes: a later flush can still make them durable, and must report it if
+    /// they are lost.
     pub fn recover<P: Clone + fmt::Display, J>(
         &mut self,
         unfinished: impl DoubleEndedIterator<Item = Attempt>,
