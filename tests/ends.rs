@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::cache::TierOptions;
+use dlfs::cache::{TierOptions, TierPlan};
 use dlfs::dataset::{self, Dataset, Image, OnError, OpenOptions, Wanted};
 use dlfs::format::Pack;
 use dlfs::order::{OrderKind, OrderSpec};
@@ -51,7 +51,7 @@ fn medium() -> Arc<dyn Device> {
 fn breaking_image(how: How, thread: &'static str, tiers: &[&str]) -> (Arc<Breaking>, Image) {
     let device = Breaking::new(medium(), how, thread);
     let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
-    let tiers = TierOptions { tiers, policy: Policy::FirstTouch, ..TierOptions::default() };
+    let tiers = TierOptions { tiers, policy: Policy::Clairvoyant, ..TierOptions::default() };
     let options = OpenOptions { tiers, ..OpenOptions::default() };
     let image =
         Image::from_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options).unwrap();
@@ -193,7 +193,15 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
         let (device, image) = breaking_image(how, "dlfs-tiers", &["ram:64M"]);
         device.break_now();
         let began = Instant::now();
-        // Single samples: the copier itself fetches the rest of each unit.
+        // What is planned the copier fetches by itself.
+        let tiers = image.tiers().unwrap();
+        let units = tiers.units();
+        let plan = TierPlan {
+            copies: (0..units.len()).map(|unit| (unit, 0)).collect(),
+            reads: vec![1; units.len() as usize],
+            fingerprint: units.fingerprint(),
+        };
+        tiers.set_plan(&plan).unwrap();
         let mut reader = image.reader(ReaderOptions::default()).unwrap();
         let source = source();
         let mut batch = Batch::new();
@@ -210,7 +218,6 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
             reader.read_batch(&[SampleId(id as u64)], &mut batch).unwrap();
             assert!(batch.bytes(0)[..] == sample.record[..], "sample {id}");
         }
-        let tiers = image.tiers().unwrap();
         if how == How::Panics {
             while tiers.stats().died.is_none() {
                 not_for_ever("the copier's death", began);

@@ -42,7 +42,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("plan", "directory error order permutation tier units"),
     ("reader", "buf checksum directory error format process qpair units"),
     ("prefetch", "buf directory error format order process qpair reader threads units"),
-    ("cache", "buf checksum error format plan process qpair threads tier units"),
+    ("cache", "buf error format plan process qpair threads tier units"),
     ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
     ("target", "auth buf error nvme process qpair random tcp threads units"),
     ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),

@@ -238,7 +238,8 @@ fn the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile() {
     });
     settle_cache(&cache);
     let stats = cache.stats();
-    assert_eq!((stats.tiers[0].fills, stats.tiers[0].fill_bytes), (1, 4 << 20), "{stats:?}");
+    let held = (stats.tiers[0].fill_bytes, stats.tiers[0].held_bytes);
+    assert_eq!(held, (4 << 20, 4 << 20), "{stats:?}");
     assert_eq!(
         stats.origin.bytes + stats.origin.copier_bytes,
         4 << 20,
@@ -250,7 +251,7 @@ fn the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile() {
     assert!(origin.take_seen().is_empty());
     assert!(io.read(1 << 20, 7 << 20).unwrap()[..] == bytes[1 << 20..], "from both");
     settle_cache(&cache);
-    assert_eq!(cache.stats().tiers[0].fills, 1, "there is no room for the second");
+    assert_eq!(cache.stats().tiers[0].fill_bytes, 4 << 20, "there is no room for the second");
 }
 
 #[test]
@@ -662,7 +663,7 @@ fn the_copier_keeps_to_its_bandwidth() {
     settle_cache(&cache);
     // Seven of eight units must pass before the last begins; it can only take longer.
     assert!(began.elapsed() >= Duration::from_millis(7 * 49), "{:?}", began.elapsed());
-    assert_eq!(cache.stats().tiers[0].fills, 8);
+    assert_eq!(cache.stats().tiers[0].held_bytes, 8 << 20);
 }
 
 #[test]

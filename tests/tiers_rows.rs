@@ -83,7 +83,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     (
         "M6",
         "src/tier/copies.rs",
-        "a_unit_is_reserved_once_published_once_and_keeps_its_room_when_it_is_corrupt",
+        "a_page_is_claimed_once_published_once_and_claimed_again_when_it_is_corrupt",
     ),
     ("M6", "tests/tiers_runs.rs", "bytes_are_equal_while_copies_come_and_give_way"),
     // Names to addresses to locations; descriptors are shared, and closed with the file.

@@ -1,9 +1,10 @@
-//! The copier: a thread that assembles units, fetches missing parts, writes them to tiers, and
-//! publishes the copies.
+//! The copier: a thread that writes to tiers what readers bring, fills behind what they do not, and publishes
+//! the copies.
 //!
-//! Data that readers fetch are not read again: a unit waits briefly for outstanding reads, and only
-//! parts that no reader requests are fetched, in large reads and within the bandwidth limit.
-//! Planned units ahead of the readers are fetched only while no reader waits for the origin.
+//! What a reader fetches is written as it arrives, page by page, and not read again. Of samples that are
+//! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
+//! at low priority: never a page that is there or under way. Planned units ahead of the readers are fetched
+//! only while no reader waits for the origin.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -14,24 +15,24 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Receiver;
 
 use super::Shared;
-use super::assembly::Assembly;
 use crate::buf::IoBuf;
-use crate::checksum::crc32c;
 use crate::error::{ErrorKind, Result};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::{PairScope, open_pairs};
-use crate::tier::{CopyLocation, CopyState, Kept, PAGE_BYTES};
+use crate::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 
 /// A message to the copier.
 pub(super) enum Job {
-    /// Room is reserved for these units; their copies are missing.
-    Begin(Range<u32>),
-    /// A read of the origin will bring part of the unit.
-    Expect(u32),
-    /// Expected data of a unit: whole pages from `offset` on.
-    Piece { unit: u32, offset: usize, bytes: Vec<u8> },
-    /// Expected data will not arrive.
-    Gone(u32),
+    /// Room is reserved for these units: what is missing of them is wanted, too.
+    Fill(Range<u32>),
+    /// The pages are being read from the origin. Only for a [`Link`](super::share::Link).
+    Expect(u32, PageSet),
+    /// Claimed pages of a unit, from page `first` on.
+    Piece { unit: u32, first: u32, bytes: IoBuf },
+    /// Expected pages will not arrive. Only for a [`Link`](super::share::Link).
+    Gone(u32, PageSet),
+    /// These copies were corrupt or unreadable, and are not published any more.
+    Corrupt(u32, PageSet),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
     /// Nothing follows. Only for a [`Link`](super::share::Link).
@@ -44,21 +45,69 @@ pub(super) struct Copier {
     /// Index of the first tier's pair in `calls`; the origins come before it.
     first_tier: usize,
     jobs: Receiver<Job>,
-    gathering: HashMap<u32, Assembly>,
-    /// Memory of all assemblies.
-    held_bytes: usize,
-    /// Incomplete units, to be checked in turn.
+    /// Pages to be written, in the order of their arrival.
+    to_write: VecDeque<Write>,
+    /// Of each unit, the pages that are being written or wait for it.
+    writing: HashMap<u32, PageSet>,
+    num_writes: usize,
+    /// Units of which all reserved pages are to be there.
+    filling: HashMap<u32, Filling>,
+    /// The same units, to be looked at in turn.
     incomplete: VecDeque<u32>,
     /// Copies of an earlier run to verify, with their tiers.
     to_check: VecDeque<(u8, Kept)>,
     unchecked: HashSet<u32>,
     planned: VecDeque<u32>,
     active: Vec<Active>,
-    /// For each tier: unwritten pages of its index, and whether one is being written.
-    dirty: Vec<(BTreeSet<usize>, bool)>,
+    /// For each tier, the pages of its index that are not written.
+    dirty: Vec<Dirty>,
+    /// Units whose entry in the index is computed anew, with the number of the last attempt.
+    summing: HashMap<u32, u64>,
+    last_sum: u64,
     bandwidth: Option<u64>,
     /// When the bandwidth limit allows the next fetch.
     next_fetch: Instant,
+}
+
+/// Contiguous pages of a unit, to be written.
+struct Write {
+    unit: u32,
+    pages: PageSet,
+    bytes: IoBuf,
+}
+
+/// A unit that is filled behind.
+struct Filling {
+    begun: Instant,
+    /// When something of it last arrived.
+    touched: Instant,
+    /// Pages that the copier fetches.
+    fetching: PageSet,
+    /// Failed fetches of it.
+    failures: u32,
+}
+
+/// Pages of an index, by their offsets.
+#[derive(Default)]
+struct Dirty {
+    pages: BTreeSet<usize>,
+    writing: BTreeSet<usize>,
+    /// Where to go on, so that a page that changes often does not hold up the others.
+    next: usize,
+}
+
+impl Dirty {
+    fn take_next(&mut self) -> Option<usize> {
+        if self.writing.len() >= MAX_INDEX_WRITES {
+            return None;
+        }
+        let ahead = self.pages.range(self.next..).chain(self.pages.range(..self.next));
+        let page = *ahead.into_iter().find(|page| !self.writing.contains(page))?;
+        self.pages.remove(&page);
+        self.writing.insert(page);
+        self.next = page + 1;
+        Some(page)
+    }
 }
 
 /// An outstanding call.
@@ -69,10 +118,28 @@ struct Active {
 }
 
 enum What {
-    Fetch { unit: u32, offset: usize },
-    Write { unit: u32, location: CopyLocation, crc32c: u32, len: usize },
-    Index { tier: usize },
-    Check { tier: u8, kept: Kept },
+    /// Contiguous pages of one or more units.
+    Fetch(Vec<(u32, PageSet)>),
+    Write {
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        sum: u32,
+    },
+    Index {
+        tier: usize,
+        page: usize,
+    },
+    Check {
+        tier: u8,
+        kept: Kept,
+    },
+    Sum {
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        number: u64,
+    },
 }
 
 impl Copier {
@@ -100,14 +167,18 @@ impl Copier {
             calls,
             first_tier: shared.origins.len(),
             jobs,
-            gathering: HashMap::new(),
-            held_bytes: 0,
+            to_write: VecDeque::new(),
+            writing: HashMap::new(),
+            num_writes: 0,
+            filling: HashMap::new(),
             incomplete: VecDeque::new(),
             unchecked: to_check.iter().map(|(_, kept)| kept.unit).collect(),
             to_check: to_check.into(),
             planned: VecDeque::new(),
             active: Vec::new(),
-            dirty: shared.media.iter().map(|_| (BTreeSet::new(), false)).collect(),
+            dirty: shared.media.iter().map(|_| Dirty::default()).collect(),
+            summing: HashMap::new(),
+            last_sum: 0,
             bandwidth,
             next_fetch: Instant::now(),
             shared,
@@ -137,6 +208,7 @@ impl Copier {
             moved = true;
         }
         moved |= self.take_ended(now);
+        self.start_writes(now);
         self.start_checks(now);
         self.start_fetches(now);
         self.start_index_writes(now);
@@ -145,139 +217,174 @@ impl Copier {
 
     fn handle(&mut self, job: Job, now: Instant) {
         match job {
-            Job::Begin(units) => units.for_each(|unit| self.expect(unit, 0, now)),
-            Job::Expect(unit) => self.expect(unit, 1, now),
-            Job::Piece { unit, offset, bytes } => {
-                self.shared.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
-                self.arrived(unit, now);
-                self.add(unit, offset, &bytes, now);
+            Job::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
+            Job::Piece { unit, first, bytes } => self.add(unit, first, bytes, now),
+            Job::Corrupt(unit, _) => {
+                self.sum_again(unit, now);
+                if self.shared.is_filled_behind(unit) {
+                    self.fill(unit, now);
+                }
             }
-            Job::Gone(unit) => self.arrived(unit, now),
             Job::Plan { wanted, evicted } => {
                 evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
             }
-            Job::Stop => {}
+            Job::Expect(..) | Job::Gone(..) | Job::Stop => {} // claims are in the table
         }
     }
 
-    /// Evicts the copies of a unit and of units kept together with it. A copy that is being
-    /// assembled or verified stays for now.
+    /// Evicts the copies of a unit and of units kept together with it. Copies that are being written or
+    /// verified stay for now.
     fn evict(&mut self, unit: u32) {
         let together = self.shared.units.together_with(unit);
-        let is_moving = |unit| {
-            let checks = |active: &Active| match active.what {
-                What::Check { kept, .. } => kept.unit == unit,
-                _ => false,
-            };
-            self.gathering.contains_key(&unit) || self.active.iter().any(checks)
-        };
-        if together.clone().any(is_moving) {
+        if together.clone().any(|unit| self.is_moving(unit)) {
             return;
         }
         for unit in together {
-            let (CopyState::Reserved(location) | CopyState::Copied(location)) =
-                self.shared.copies.state(unit)
-            else {
-                continue;
-            };
+            let Some(location) = self.shared.copies.location(unit) else { continue };
             if self.unchecked.remove(&unit) {
                 self.to_check.retain(|(_, kept)| kept.unit != unit);
                 self.shared.counters.unsettle(-1);
             }
-            self.record(location.tier, unit, None);
-            self.drop_copy(unit);
+            self.drop_copies(unit);
             self.shared.counters.left(location.tier);
         }
     }
 
-    /// Removes the copy of the unit and frees its room.
-    fn drop_copy(&self, unit: u32) {
-        let shared = &*self.shared;
-        if let CopyState::Reserved(location) | CopyState::Copied(location) =
-            shared.copies.state(unit)
-        {
-            shared.copies.clear(unit);
-            // Readers of the copy see the new number, or had its data before the room was reused.
-            shared.copies.count_eviction();
-            let mut ledger = shared.ledger.lock();
-            ledger.give_back(location, shared.units.get(unit).pages.into());
-            shared.copies.set_room(ledger.room());
+    /// Whether the room of the unit is being written, read or waited for.
+    fn is_moving(&self, unit: u32) -> bool {
+        let is_used = |active: &Active| match &active.what {
+            What::Check { kept, .. } => kept.unit == unit,
+            What::Sum { unit: other, .. } => *other == unit,
+            What::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
+            What::Write { .. } | What::Index { .. } => false,
+        };
+        self.writing.contains_key(&unit) || self.active.iter().any(is_used)
+    }
+
+    /// Removes all copies of the unit and frees its room.
+    fn drop_copies(&mut self, unit: u32) {
+        self.end_filling(unit);
+        if let Some(location) = self.shared.copies.location(unit) {
+            self.set_entry(location.tier, unit, None);
+            self.shared.drop_copies(unit);
         }
     }
 
-    fn expect(&mut self, unit: u32, more: u32, now: Instant) {
-        let is_reserved = matches!(self.shared.copies.state(unit), CopyState::Reserved(_));
-        if !is_reserved || self.unchecked.contains(&unit) {
+    /// All reserved pages of the unit are to be there.
+    fn fill(&mut self, unit: u32, now: Instant) {
+        let missing = self.shared.copies.reserved(unit).without(self.shared.copies.there(unit));
+        if missing.is_empty() || self.unchecked.contains(&unit) {
             return;
         }
-        let pages = self.shared.units.get(unit).pages;
-        let assembly = self.gathering.entry(unit).or_insert_with(|| {
+        self.filling.entry(unit).or_insert_with(|| {
             self.shared.counters.unsettle(1);
             self.incomplete.push_back(unit);
-            Assembly::new(pages, now)
+            Filling { begun: now, touched: now, fetching: PageSet::NONE, failures: 0 }
         });
-        assembly.expected += more;
-        assembly.touched = now;
     }
 
-    fn arrived(&mut self, unit: u32, now: Instant) {
-        if let Some(assembly) = self.gathering.get_mut(&unit) {
-            assembly.expected = assembly.expected.saturating_sub(1);
-            assembly.touched = now;
-        }
-    }
-
-    fn add(&mut self, unit: u32, offset: usize, bytes: &[u8], now: Instant) {
-        let Some(assembly) = self.gathering.get_mut(&unit) else { return };
-        if assembly.is_writing {
-            return;
-        }
-        let before = assembly.held_bytes();
-        if before == 0 && self.held_bytes + assembly.len_bytes() > MAX_HELD_BYTES {
-            return; // the data are fetched later, when there is memory
-        }
-        assembly.add(offset, bytes);
-        self.held_bytes += assembly.held_bytes() - before;
-        if assembly.is_whole() && assembly.fetching == 0 {
-            self.write(unit, now);
-        }
-    }
-
-    fn write(&mut self, unit: u32, now: Instant) {
-        let assembly = self.gathering.get_mut(&unit).expect("the caller has just had it");
-        let buf = assembly.take();
-        assembly.is_writing = true;
-        self.held_bytes -= buf.len();
-        let CopyState::Reserved(location) = self.shared.copies.state(unit) else {
-            return self.end(unit);
-        };
-        let (crc32c, len) = (crc32c(&buf), buf.len());
-        let media = &self.shared.media[usize::from(location.tier)];
-        let offset = media.data_offset + location.page * PAGE_BYTES;
-        let pair = self.first_tier + usize::from(location.tier);
-        match self.calls.begin_write(pair, offset, buf) {
-            Ok(ticket) => {
-                let what = What::Write { unit, location, crc32c, len };
-                self.active.push(Active { ticket, began: now, what });
-            }
-            Err(error) => self.tier_failed(unit, location, &error.report()),
-        }
-    }
-
-    /// The unit needs no more work.
-    fn end(&mut self, unit: u32) {
-        if let Some(assembly) = self.gathering.remove(&unit) {
-            self.held_bytes -= assembly.held_bytes();
+    fn end_filling(&mut self, unit: u32) {
+        if self.filling.remove(&unit).is_some() {
             self.shared.counters.unsettle(-1);
         }
     }
 
+    /// Pages of a unit have arrived: those that are to be kept are written, the claims of the others end.
+    fn add(&mut self, unit: u32, first: u32, bytes: IoBuf, now: Instant) {
+        let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
+        let pages = PageSet::range(first..first + len);
+        if let Some(filling) = self.filling.get_mut(&unit) {
+            filling.touched = now;
+        }
+        let keep = self.keep(unit, pages);
+        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
+        self.shared.copies.release(unit, pages.without(keep).without(is_written));
+        let dropped = u64::from(len - keep.len()) * PAGE_BYTES;
+        self.shared.queued_bytes.fetch_sub(dropped as usize, Ordering::AcqRel);
+        let (mut rest, mut at) = (bytes, first);
+        for run in keep.runs() {
+            let mut bytes = rest.split_off(((run.start - at) as u64 * PAGE_BYTES) as usize);
+            rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
+            at = run.end;
+            self.shared.counters.unsettle(1);
+            self.to_write.push_back(Write { unit, pages: PageSet::range(run), bytes });
+        }
+        if !keep.is_empty() {
+            let writing = self.writing.entry(unit).or_default();
+            *writing = writing.with(keep);
+        }
+    }
+
+    /// Those of `pages` to be written now.
+    fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
+        if self.unchecked.contains(&unit) {
+            return PageSet::NONE; // older copies of them are being read
+        }
+        let is_written = self.writing.get(&unit).copied().unwrap_or_default();
+        let new = pages.without(self.shared.copies.there(unit)).without(is_written);
+        self.shared.wants(unit, new)
+    }
+
+    fn start_writes(&mut self, now: Instant) {
+        while self.num_writes < MAX_WRITES {
+            let Some(Write { unit, pages, bytes }) = self.to_write.pop_front() else { return };
+            let first = pages.0.trailing_zeros();
+            let location = self.shared.copies.location(unit);
+            let place = location.and_then(|location| Some((location, location.of_page(first)?)));
+            let Some((location, page)) = place else {
+                self.shared.copies.release(unit, pages); // evicted meanwhile
+                self.end_write(unit, pages);
+                continue;
+            };
+            let sum = sum_of_pages(pages, first, &bytes);
+            let media = &self.shared.media[usize::from(location.tier)];
+            let offset = media.data_offset + page * PAGE_BYTES;
+            let pair = self.first_tier + usize::from(location.tier);
+            match self.calls.begin_write(pair, offset, bytes) {
+                Ok(ticket) => {
+                    let what = What::Write { unit, pages, location, sum };
+                    self.active.push(Active { ticket, began: now, what });
+                    self.num_writes += 1;
+                }
+                Err(error) => self.write_failed(unit, pages, location, &error.report()),
+            }
+        }
+    }
+
+    /// A write of these pages has ended, or was not begun.
+    fn end_write(&mut self, unit: u32, pages: PageSet) {
+        if let Some(writing) = self.writing.get_mut(&unit) {
+            *writing = writing.without(pages);
+            if writing.is_empty() {
+                self.writing.remove(&unit);
+            }
+        }
+        let bytes = u64::from(pages.len()) * PAGE_BYTES;
+        self.shared.queued_bytes.fetch_sub(bytes as usize, Ordering::AcqRel);
+        self.shared.counters.unsettle(-1);
+    }
+
+    fn written(&mut self, active: &Active, unit: u32, pages: PageSet, now: Instant) {
+        let What::Write { location, sum, .. } = active.what else { return };
+        let is_listed = self.list(unit, location, pages, sum);
+        self.shared.copies.publish(unit, pages);
+        let all = self.shared.units.get(unit).all();
+        let is_whole = all.without(self.shared.copies.there(unit)).is_empty();
+        let len = u64::from(pages.len()) * PAGE_BYTES;
+        self.shared.counters.filled(location.tier, len as usize, is_whole, now - active.began);
+        if !is_listed {
+            self.sum_again(unit, now);
+        }
+    }
+
     /// A write to the tier failed: stops copying to it.
-    fn tier_failed(&mut self, unit: u32, location: CopyLocation, why: &str) {
+    fn write_failed(&mut self, unit: u32, pages: PageSet, location: CopyLocation, why: &str) {
         self.shared.switch_off(location.tier, &why);
-        self.shared.copies.clear(unit);
-        self.end(unit);
+        self.shared.unreserve(unit, pages);
+        self.shared.copies.release(unit, pages);
+        self.end_filling(unit);
+        self.end_write(unit, pages);
     }
 
     fn take_ended(&mut self, now: Instant) -> bool {
@@ -297,81 +404,163 @@ impl Copier {
 
     fn ended(&mut self, active: Active, result: Result<IoBuf>, now: Instant) {
         match active.what {
-            What::Fetch { unit, offset } => self.fetched(unit, offset, result, now),
-            What::Write { unit, location, crc32c, len } => match result {
-                Ok(_) => {
-                    self.record(
-                        location.tier,
-                        unit,
-                        Some(Kept { unit, page: location.page, crc32c }),
-                    );
-                    self.shared.counters.filled(location.tier, len, now - active.began);
-                    self.shared.copies.publish(unit);
-                    self.end(unit);
+            What::Fetch(parts) => self.fetched(parts, result, now),
+            What::Write { unit, pages, location, .. } => {
+                self.num_writes -= 1;
+                match result {
+                    Ok(_) => {
+                        self.written(&active, unit, pages, now);
+                        self.end_write(unit, pages);
+                    }
+                    Err(error) => self.write_failed(unit, pages, location, &error.report()),
                 }
-                Err(error) => self.tier_failed(unit, location, &error.report()),
-            },
-            What::Index { tier } => {
-                self.dirty[tier].1 = false;
+            }
+            What::Index { tier, page } => {
+                self.dirty[tier].writing.remove(&page);
                 if let Err(error) = result {
                     self.shared.switch_off(tier as u8, &error.report());
                 }
             }
             What::Check { tier, kept } => self.checked(tier, kept, result, now),
+            What::Sum { unit, pages, location, number } => {
+                self.summed(unit, pages, location, number, result, now);
+            }
         }
     }
 
-    fn fetched(&mut self, unit: u32, offset: usize, result: Result<IoBuf>, now: Instant) {
-        let Some(assembly) = self.gathering.get_mut(&unit) else { return };
-        assembly.fetching -= 1;
-        assembly.touched = now;
+    fn fetched(&mut self, parts: Vec<(u32, PageSet)>, result: Result<IoBuf>, now: Instant) {
+        for (unit, pages) in &parts {
+            if let Some(filling) = self.filling.get_mut(unit) {
+                filling.fetching = filling.fetching.without(*pages);
+                filling.touched = now;
+            }
+        }
         match result {
-            Ok(bytes) => {
-                self.add(unit, offset, &bytes, now);
+            Ok(mut rest) => {
+                self.shared.queued_bytes.fetch_add(rest.len(), Ordering::AcqRel);
+                for (unit, pages) in parts {
+                    let behind = rest.split_off((u64::from(pages.len()) * PAGE_BYTES) as usize);
+                    self.add(unit, pages.0.trailing_zeros(), rest, now);
+                    rest = behind;
+                }
             }
             Err(error) => {
-                assembly.failures += 1;
-                let gone = error.kind() == ErrorKind::Stale || assembly.failures >= MAX_FAILURES;
-                tracing::debug!(unit, error = %error.report(), "not copied");
-                if gone {
-                    // Readers see the same error themselves; their next read may try again.
-                    self.drop_copy(unit);
-                    self.end(unit);
+                for (unit, pages) in parts {
+                    self.shared.copies.release(unit, pages);
+                    self.fetch_failed(unit, &error);
                 }
             }
         }
     }
 
-    /// Verifies a copy of an earlier run against the checksum in the index.
+    fn fetch_failed(&mut self, unit: u32, error: &crate::error::Error) {
+        tracing::debug!(unit, error = %error.report(), "not copied");
+        let Some(filling) = self.filling.get_mut(&unit) else { return };
+        filling.failures += 1;
+        if error.kind() == ErrorKind::Stale || filling.failures >= MAX_FAILURES {
+            // Readers see the same error themselves; their next read may try again.
+            self.end_filling(unit);
+            if self.shared.copies.there(unit).is_empty() && !self.is_moving(unit) {
+                self.drop_copies(unit);
+            }
+        }
+    }
+
+    /// Verifies copies of an earlier run against the checksum in the index.
     fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
+        let first = kept.pages.0.trailing_zeros();
         self.unchecked.remove(&kept.unit);
-        if result.is_ok_and(|bytes| crc32c(&bytes) == kept.crc32c) {
+        if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
             self.shared.counters.restored(tier);
-            self.shared.copies.publish(kept.unit);
+            self.shared.copies.publish(kept.unit, kept.pages);
         } else {
             self.shared.counters.damaged(tier);
-            self.record(tier, kept.unit, None);
-            self.expect(kept.unit, 0, now);
+            if self.shared.is_filled_behind(kept.unit) {
+                self.set_entry(tier, kept.unit, None);
+                self.fill(kept.unit, now);
+            } else {
+                self.drop_copies(kept.unit);
+            }
         }
         self.shared.counters.unsettle(-1); // last: whoever sees everything settled also sees the result
     }
 
-    fn record(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
+    /// Adds pages to what the index lists of a unit; `false` if it lists some of them already, so that their
+    /// checksums are not known any more.
+    fn list(&mut self, unit: u32, location: CopyLocation, pages: PageSet, sum: u32) -> bool {
+        let Some(index) = &self.shared.media[usize::from(location.tier)].index else { return true };
+        let listed = index.lock().get(unit).filter(|kept| kept.location(location.tier) == location);
+        let CopyLocation { first, page, .. } = location;
+        let empty = Kept { unit, first, page, pages: PageSet::NONE, sum: 0 };
+        let listed = listed.unwrap_or(empty);
+        if !listed.pages.and(pages).is_empty() {
+            return false;
+        }
+        let kept = Kept { pages: listed.pages.with(pages), sum: listed.sum ^ sum, ..listed };
+        self.set_entry(location.tier, unit, Some(kept));
+        true
+    }
+
+    fn set_entry(&mut self, tier: u8, unit: u32, kept: Option<Kept>) {
         let tier = usize::from(tier);
         if let Some(index) = &self.shared.media[tier].index {
-            self.dirty[tier].0.insert(index.lock().set(unit, kept).start);
+            self.dirty[tier].pages.insert(index.lock().set(unit, kept));
         }
     }
 
+    /// Computes the unit's entry in the index anew, from the copies that there are: some have changed.
+    fn sum_again(&mut self, unit: u32, now: Instant) {
+        let copies = self.shared.copies.copies(unit);
+        let Some(location) = self.shared.copies.location(unit) else { return };
+        if self.shared.media[usize::from(location.tier)].index.is_none() {
+            return;
+        }
+        self.set_entry(location.tier, unit, None);
+        self.summing.remove(&unit);
+        let Some((location, pages)) = copies else { return };
+        if let Ok(ticket) = self.begin_read_copies(location, pages) {
+            self.last_sum += 1;
+            let number = self.last_sum;
+            self.summing.insert(unit, number);
+            let what = What::Sum { unit, pages, location, number };
+            self.active.push(Active { ticket, began: now, what });
+        }
+    }
+
+    fn summed(
+        &mut self,
+        unit: u32,
+        pages: PageSet,
+        location: CopyLocation,
+        number: u64,
+        result: Result<IoBuf>,
+        now: Instant,
+    ) {
+        if self.summing.get(&unit) != Some(&number) {
+            return; // the copies have changed since
+        }
+        self.summing.remove(&unit);
+        let Ok(bytes) = result else { return }; // they are not listed: a restart fetches them again
+        let sum = sum_of_pages(pages, pages.0.trailing_zeros(), &bytes);
+        if !self.list(unit, location, pages, sum) {
+            self.sum_again(unit, now);
+        }
+    }
+
+    /// Begins to read copies, from the first to the last of `pages`.
+    fn begin_read_copies(&mut self, location: CopyLocation, pages: PageSet) -> Result<Ticket> {
+        let (first, end) = (pages.0.trailing_zeros(), 64 - pages.0.leading_zeros());
+        let media = &self.shared.media[usize::from(location.tier)];
+        let page = location.page + u64::from(first.saturating_sub(location.first.into()));
+        let offset = media.data_offset + page * PAGE_BYTES;
+        let buf = IoBuf::zeroed((u64::from(end - first) * PAGE_BYTES) as usize);
+        self.calls.begin_read(self.first_tier + usize::from(location.tier), offset, buf)
+    }
+
     fn start_checks(&mut self, now: Instant) {
-        while self.active.len() < MAX_ACTIVE {
+        while self.num_reads() < MAX_READS {
             let Some((tier, kept)) = self.to_check.pop_front() else { return };
-            let unit = self.shared.units.get(kept.unit);
-            let media = &self.shared.media[usize::from(tier)];
-            let offset = media.data_offset + kept.page * PAGE_BYTES;
-            let pair = self.first_tier + usize::from(tier);
-            let buf = IoBuf::zeroed(unit.len_bytes() as usize);
-            match self.calls.begin_read(pair, offset, buf) {
+            match self.begin_read_copies(kept.location(tier), kept.pages) {
                 Ok(ticket) => {
                     let what = What::Check { tier, kept };
                     self.active.push(Active { ticket, began: now, what });
@@ -383,95 +572,162 @@ impl Copier {
 
     fn start_fetches(&mut self, now: Instant) {
         for _ in 0..self.incomplete.len().min(MAX_CHECKED) {
-            if self.active.len() >= MAX_ACTIVE || now < self.next_fetch {
-                return;
-            }
             let Some(unit) = self.incomplete.pop_front() else { break };
-            let Some(assembly) = self.gathering.get(&unit).filter(|a| !a.is_writing) else {
+            if !self.filling.contains_key(&unit) {
                 continue;
-            };
+            }
+            if self.is_filled(unit) {
+                self.end_filling(unit);
+                continue;
+            }
             self.incomplete.push_back(unit);
-            let waits = assembly.expected > 0 || assembly.fetching > 0;
-            if waits || now < assembly.touched + GRACE || self.fetches_of_sample(unit) {
-                continue;
+            if self.may_fetch(now) && self.is_due(unit, now) {
+                self.fetch(unit, now);
             }
-            self.fetch(unit, now);
         }
-        while self.may_fetch_ahead() && now >= self.next_fetch {
+        while self.may_fetch(now) && self.may_fetch_ahead() {
             let Some(unit) = self.planned.pop_front() else { return };
-            if self.shared.copies.state(unit) == CopyState::Absent && self.shared.reserve(unit) {
-                for unit in self.shared.units.together_with(unit) {
-                    self.expect(unit, 0, now);
-                    self.fetch(unit, now);
-                }
-            }
+            self.fetch_planned(unit, now);
         }
     }
 
-    /// Whether another unit of the same sample is being fetched. One at a time, since a reader that
-    /// reads the sample sequentially would read outstanding units a second time.
-    fn fetches_of_sample(&self, unit: u32) -> bool {
-        let together = self.shared.units.together_with(unit);
-        let of_sample = |active: &Active| match active.what {
-            What::Fetch { unit: other, .. } => other != unit && together.contains(&other),
-            _ => false,
-        };
-        together.len() > 1 && self.active.iter().any(of_sample)
+    fn is_filled(&self, unit: u32) -> bool {
+        let copies = &self.shared.copies;
+        copies.reserved(unit).without(copies.there(unit)).is_empty()
+    }
+
+    /// Whether readers have left the unit alone for long enough. Claims of pages that do not arrive end here:
+    /// their claimant has died.
+    fn is_due(&mut self, unit: u32, now: Instant) -> bool {
+        let Some(filling) = self.filling.get_mut(&unit) else { return false };
+        let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
+        if !filling.fetching.is_empty()
+            || now < filling.touched + GRACE
+            || is_demanded && now < filling.begun + LOW_PRIORITY
+        {
+            return false;
+        }
+        if now > filling.touched + CLAIMANT_DEAD && !self.writing.contains_key(&unit) {
+            filling.touched = now;
+            self.shared.copies.release(unit, self.shared.copies.under_way(unit));
+        }
+        true
+    }
+
+    /// Fetches a planned unit ahead of its readers.
+    fn fetch_planned(&mut self, unit: u32, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let all = shared.units.get(unit).all();
+        if shared.copies.location(unit).is_some_and(|location| location.first > 0) {
+            self.evict(unit); // its place is too small
+        }
+        if !all.without(shared.copies.reserved(unit)).is_empty() {
+            shared.reserve(unit, all);
+        }
+        let together = shared.units.together_with(unit);
+        for unit in shared.units.border_of(unit).into_iter().chain(together) {
+            self.fill(unit, now);
+            self.fetch(unit, now);
+        }
+    }
+
+    fn num_reads(&self) -> usize {
+        self.active.len() - self.num_writes
+    }
+
+    fn may_fetch(&self, now: Instant) -> bool {
+        self.num_reads() < MAX_READS && now >= self.next_fetch
     }
 
     fn may_fetch_ahead(&self) -> bool {
-        self.active.len() < MAX_ACTIVE
-            && self.held_bytes < MAX_HELD_BYTES / 2
+        self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
-    /// Reads a missing part of a unit from the origin.
+    /// The pages of a unit to be fetched: neither there nor under way.
+    fn missing(&self, unit: u32) -> PageSet {
+        if !self.filling.contains_key(&unit) {
+            return PageSet::NONE;
+        }
+        let copies = &self.shared.copies;
+        let is_under_way = copies.under_way(unit);
+        copies.reserved(unit).without(is_under_way).without(copies.there(unit))
+    }
+
+    /// Reads missing pages of a unit from the origin; where they reach its end, with those that follow in the
+    /// same sample.
     fn fetch(&mut self, unit: u32, now: Instant) {
-        let Some(assembly) = self.gathering.get_mut(&unit) else { return };
-        if assembly.is_whole() {
-            return self.write(unit, now);
-        }
-        let room = self.held_bytes + assembly.len_bytes() <= MAX_HELD_BYTES;
-        if assembly.held_bytes() == 0 && !room {
-            return;
-        }
-        let location = self.shared.units.get(unit);
-        let namespace = usize::from(self.shared.units.namespace_of(unit));
-        let (mut from, mut bytes, mut reads) = (0, 0, 0);
-        while let Some(missing) = assembly.next_missing(from) {
-            from = missing.end;
-            let offset = location.start_bytes() + missing.start as u64;
-            let len = missing.end - missing.start;
-            match self.calls.begin_read(namespace, offset, IoBuf::zeroed(len)) {
-                Ok(ticket) => {
-                    let what = What::Fetch { unit, offset: missing.start };
-                    self.active.push(Active { ticket, began: now, what });
-                    assembly.fetching += 1;
-                }
-                Err(error) => tracing::debug!(unit, error = %error.report(), "not copied"),
+        for run in self.missing(unit).runs() {
+            let parts = self.claim_from(unit, run);
+            if !parts.is_empty() {
+                self.begin_fetch(parts, now);
             }
-            let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
-            reads += len.div_ceil(most) as u64;
-            bytes += len;
         }
-        self.shared.counters.copier_read(reads, bytes);
+    }
+
+    /// Claims pages from those of `run` on, as far as they are contiguous and one read may go.
+    fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
+        let shared = &*self.shared;
+        let together = shared.units.together_with(unit);
+        let (mut parts, mut bytes) = (Vec::new(), 0);
+        let mut next = Some((unit, run));
+        while let Some((unit, run)) = next.take() {
+            let pages = PageSet::range(run.clone());
+            bytes += u64::from(pages.len()) * PAGE_BYTES;
+            let claimed = shared.copies.claim(unit, pages);
+            if claimed != pages {
+                shared.copies.release(unit, claimed); // a reader was faster
+                break;
+            }
+            parts.push((unit, pages));
+            let is_end = run.end == shared.units.get(unit).pages();
+            if is_end && together.contains(&(unit + 1)) && bytes < MAX_FETCH_BYTES {
+                let first = self.missing(unit + 1).runs().next();
+                next = first.filter(|run| run.start == 0).map(|run| (unit + 1, run));
+            }
+        }
+        parts
+    }
+
+    fn begin_fetch(&mut self, parts: Vec<(u32, PageSet)>, now: Instant) {
+        let (unit, pages) = parts[0];
+        let namespace = usize::from(self.shared.units.namespace_of(unit));
+        let skip = u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
+        let offset = self.shared.units.get(unit).start_bytes() + skip;
+        let num_pages: u64 = parts.iter().map(|(_, pages)| u64::from(pages.len())).sum();
+        let len = (num_pages * PAGE_BYTES) as usize;
+        for (unit, pages) in &parts {
+            if let Some(filling) = self.filling.get_mut(unit) {
+                filling.fetching = filling.fetching.with(*pages);
+            }
+        }
+        match self.calls.begin_read(namespace, offset, IoBuf::zeroed(len)) {
+            Ok(ticket) => {
+                let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
+                self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
+                self.active.push(Active { ticket, began: now, what: What::Fetch(parts) });
+            }
+            Err(error) => self.fetched(parts, Err(error), now),
+        }
         if let Some(rate) = self.bandwidth {
-            let pause = Duration::from_secs_f64(bytes as f64 / rate as f64);
+            let pause = Duration::from_secs_f64(len as f64 / rate as f64);
             self.next_fetch = self.next_fetch.max(now) + pause;
         }
     }
 
     fn start_index_writes(&mut self, now: Instant) {
         for tier in 0..self.dirty.len() {
-            let (dirty, is_writing) = &mut self.dirty[tier];
-            let Some(page) = dirty.first().copied().filter(|_| !*is_writing) else { continue };
-            dirty.remove(&page);
             let Some(index) = &self.shared.media[tier].index else { continue };
-            let mut buf = IoBuf::zeroed(PAGE_BYTES as usize);
-            buf.copy_from_slice(&index.lock().bytes()[page..page + PAGE_BYTES as usize]);
-            if let Ok(ticket) = self.calls.begin_write(self.first_tier + tier, page as u64, buf) {
-                *is_writing = true;
-                self.active.push(Active { ticket, began: now, what: What::Index { tier } });
+            while let Some(page) = self.dirty[tier].take_next() {
+                let mut buf = IoBuf::zeroed(PAGE_BYTES as usize);
+                buf.copy_from_slice(&index.lock().bytes()[page..page + PAGE_BYTES as usize]);
+                match self.calls.begin_write(self.first_tier + tier, page as u64, buf) {
+                    Ok(ticket) => {
+                        let what = What::Index { tier, page };
+                        self.active.push(Active { ticket, began: now, what });
+                    }
+                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // never: it is a whole page
+                }
             }
         }
     }
@@ -480,9 +736,9 @@ impl Copier {
     fn write_indices(&mut self) {
         let until = Instant::now() + LAST_WRITES;
         while Instant::now() < until {
-            let is_clean =
-                self.dirty.iter().all(|(dirty, is_writing)| dirty.is_empty() && !is_writing);
-            if is_clean {
+            let is_clean = |dirty: &Dirty| dirty.pages.is_empty() && dirty.writing.is_empty();
+            let is_idle = self.num_writes == 0 && self.summing.is_empty();
+            if is_idle && self.dirty.iter().all(is_clean) {
                 return;
             }
             self.calls.turn();
@@ -495,14 +751,29 @@ impl Copier {
 /// How long a unit waits for data that readers may still request, before it is fetched.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// The most outstanding calls; each is for one unit, or a part of one.
-const MAX_ACTIVE: usize = 16;
+/// How long it waits for a moment in which no reader waits for the origin.
+const LOW_PRIORITY: Duration = Duration::from_millis(500);
 
-/// Units checked in one iteration.
+/// How long after its claim a page arrives from a claimant that lives.
+const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
+
+/// The most outstanding reads.
+const MAX_READS: usize = 16;
+
+/// The most outstanding writes of copies.
+const MAX_WRITES: usize = 32;
+
+/// The most outstanding writes of one index.
+const MAX_INDEX_WRITES: usize = 4;
+
+/// Units looked at in one iteration.
 const MAX_CHECKED: usize = 64;
 
-/// The most memory of incomplete units.
-const MAX_HELD_BYTES: usize = 128 << 20;
+/// The longest read of the origin by the copier.
+const MAX_FETCH_BYTES: u64 = 1 << 20;
+
+/// With more data waiting to be written, nothing is fetched ahead.
+const MAX_AHEAD_BYTES: usize = 32 << 20;
 
 /// Failed fetches of a unit before the copier leaves it to readers.
 const MAX_FAILURES: u32 = 3;

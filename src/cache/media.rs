@@ -58,6 +58,13 @@ impl Media {
         self.memory.as_ref()?.file()
     }
 
+    /// Removes a unit from the index in memory; its page is written with its next change.
+    pub(super) fn forget(&self, unit: u32) {
+        if let Some(index) = &self.index {
+            index.lock().set(unit, None);
+        }
+    }
+
     /// Opens a tier, and returns the copies that its index lists.
     pub(super) fn open(
         number: u8,
@@ -70,7 +77,7 @@ impl Media {
             TierKind::Ram => (in_memory(spec, units)?, Vec::new()),
             TierKind::File(path) => in_file(path, spec, identity, units, origins)?,
         };
-        let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).min();
+        let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
         if smallest.is_some_and(|pages| pages > media.capacity_pages) {
             tracing::warn!(tier = number, name = %media.name, "too small for any sample: it stays empty");
         }
@@ -131,7 +138,7 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
 
 /// A tier in memory, no larger than the data set.
 fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
-    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(all_pages(units));
+    let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
     Media::of_memory(spec.to_string(), capacity_pages).map_err(|error| {
         error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
     })
@@ -172,7 +179,7 @@ fn in_file(
     }
     let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
     if let Some(folder) = &folder {
-        let wanted = data_offset.saturating_add(all_pages(units) * PAGE_BYTES);
+        let wanted = data_offset.saturating_add(units.num_pages() * PAGE_BYTES);
         quota = folder.reserve(&path, identity, quota, wanted)?;
         if quota <= data_offset {
             tracing::warn!(
@@ -255,6 +262,7 @@ fn read_index(
              be damaged, dlfs verify tells; the tier begins empty",
             identity.generation
         ),
+        IndexError::Version { .. } => tracing::info!(tier = %name, "the tier begins empty: {why}"),
         _ => tracing::debug!(tier = %name, "begins empty: {why}"),
     }
     let index = Index::new(identity.uuid, identity.generation, units);
@@ -263,11 +271,6 @@ fn read_index(
     // overwrite.
     io.flush()?;
     Ok((index, Vec::new()))
-}
-
-/// Pages of all units.
-fn all_pages(units: &Units) -> u64 {
-    (0..units.len()).map(|unit| u64::from(units.get(unit).pages)).sum()
 }
 
 /// Bytes of a file system.

@@ -1,11 +1,12 @@
 //! Tiers at run time: devices in front of an origin that serve existing copies and create new ones.
 //!
 //! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read
-//! through such a device is served from where its data are: from a copy in a tier, from the origin,
-//! or in pieces from both. Data from the origin that are to be kept go to the *copier*, a thread
-//! that assembles whole units, fetches their missing parts, writes them to the tier and only then
-//! publishes the copy. So a reader never waits for a copy, and everything above a queue pair
-//! (readers, loaders, targets, all languages) uses tiers without changes.
+//! through such a device is served from where its data are: from copies in a tier, from the origin,
+//! or in pieces from both. Pages from the origin that are to be kept go to the *copier*, a thread
+//! that writes them to the tier, only then publishes the copies, and fills behind what nobody reads.
+//! Of several readers that want a page at the same time one reads it from the origin; the others wait
+//! for its copy, a second at most. Everything above a queue pair (readers, loaders, targets, all
+//! languages) uses tiers without changes.
 //!
 //! Small sequential reads of the origin are combined into few large ones (`ahead.rs`): a parallel
 //! file system then gets one request where the reader makes four.
@@ -23,10 +24,10 @@
 //! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
 //! are not shared, a forked child reads the existing copies and creates none.
 //!
-//! Read `pair.rs` first, then `copier.rs`, then `media.rs`; `takeover.rs` says what a tier may
+//! Read `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says what a tier may
 //! overwrite.
 
-mod assembly;
+mod admission;
 mod config;
 mod copier;
 mod folder;
@@ -43,7 +44,7 @@ mod share;
 mod stats;
 mod takeover;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,8 @@ use crate::qpair::Device;
 use crate::qpair::group::Waker;
 use crate::threads::Fate;
 use crate::tier::{
-    Candidate, CopyLocation, CopyState, CopyTable, Ledger, Policy, Stop, Units, copies_to_evict,
+    Candidate, CopyLocation, CopyTable, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
+    copies_to_evict,
 };
 use crate::units::Generation;
 
@@ -107,6 +109,8 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: Arc<AtomicUsize>,
+    /// Waits for a claimed page that ended without it, since the last one that ended with it.
+    overdue: AtomicU32,
     /// What the tiers are after their owner's end.
     next: OnceLock<Arc<Shared>>,
     /// Tells the copier to end, or says that it has died.
@@ -227,10 +231,9 @@ impl Cache {
         let shared = self.tiers.latest();
         let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
         stats.owner = shared.attached_to;
-        if stats.owner.is_some() {
-            shared.used_pages().into_iter().zip(&mut stats.tiers).for_each(|(pages, tier)| {
-                tier.used_bytes = pages * crate::tier::PAGE_BYTES;
-            });
+        let (reserved, held) = shared.count_pages();
+        for (tier, (reserved, held)) in stats.tiers.iter_mut().zip(reserved.into_iter().zip(held)) {
+            (tier.used_bytes, tier.held_bytes) = (reserved * PAGE_BYTES, held * PAGE_BYTES);
         }
         stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
         stats.died = shared.fate.died().map(|error| error.to_string());
@@ -266,6 +269,7 @@ impl Shared {
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
             demand: Arc::clone(&opening.demand),
+            overdue: AtomicU32::new(0),
             next: OnceLock::new(),
             stop: AtomicBool::new(false),
             fate: Fate::default(),
@@ -274,27 +278,33 @@ impl Shared {
 
     /// The units whose copies a plan evicts.
     fn evicted(&self, plan: &TierPlan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
-        let candidate = |unit: u32| {
-            let together = self.units.together_with(unit);
-            let pages = together.map(|unit| u64::from(self.units.get(unit).pages)).sum();
-            Candidate { unit, pages, reads: plan.reads[unit as usize] }
+        let candidate = |unit: u32, pages: u32| Candidate {
+            unit,
+            pages: pages.into(),
+            reads: plan.reads[unit as usize],
         };
+        let is_planned = |unit: u32| by_unit[unit as usize] != Ledger::NOT_PLANNED;
         let mut there = vec![Vec::new(); self.media.len()];
         for unit in 0..self.units.len() {
-            let is_first = unit == 0 || !self.units.get(unit - 1).continues;
-            let (CopyState::Reserved(location) | CopyState::Copied(location)) =
-                self.copies.state(unit)
+            let together = self.units.together_with(unit);
+            let Some(location) = self.copies.location(unit).filter(|_| unit == together.start)
             else {
                 continue;
             };
-            if is_first && by_unit[unit as usize] == Ledger::NOT_PLANNED {
-                there[usize::from(location.tier)].push(candidate(unit));
+            // Its last page belongs to the next unit's first sample, too.
+            let serves_next = location.first > 0 && unit + 1 < self.units.len();
+            if !(is_planned(unit) || serves_next && is_planned(unit + 1)) {
+                let reserved = together.map(|unit| self.copies.reserved(unit).len());
+                there[usize::from(location.tier)].push(candidate(unit, reserved.sum()));
             }
         }
         let mut wanted = vec![Vec::new(); self.media.len()];
         for &(unit, tier) in &plan.copies {
-            if self.copies.state(unit) == CopyState::Absent {
-                wanted[usize::from(tier)].push(candidate(unit));
+            let missing =
+                |unit: u32| self.units.get(unit).all().without(self.copies.reserved(unit)).len();
+            let missing: u32 = self.units.together_with(unit).map(missing).sum();
+            if missing > 0 {
+                wanted[usize::from(tier)].push(candidate(unit, missing));
             }
         }
         let tiers = (0..).zip(there.into_iter().zip(wanted));
@@ -345,12 +355,12 @@ impl Shared {
         }
     }
 
-    /// Where the unit's copy is, if it may be read.
-    fn copy_of(&self, unit: u32) -> Option<CopyLocation> {
-        let location = self.copies.copy_of(unit)?;
+    /// Which pages of the unit have copies that may be read, and where.
+    fn copies_of(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
+        let (location, pages) = self.copies.copies(unit)?;
         // Another process wrote the table.
         let is_known = usize::from(location.tier) < self.media.len();
-        (is_known && !self.is_detached()).then_some(location)
+        (is_known && !self.is_detached()).then_some((location, pages))
     }
 
     /// Whether copies that were read since then have not been overwritten meanwhile.
@@ -363,20 +373,18 @@ impl Shared {
         self.link().map_or(&self.queued_bytes, Link::queued_bytes)
     }
 
-    /// Reserved pages of each tier, as the table has them.
-    fn used_pages(&self) -> Vec<u64> {
-        let mut used = vec![0; self.media.len()];
+    /// Pages of each tier that are reserved, and that have copies.
+    fn count_pages(&self) -> (Vec<u64>, Vec<u64>) {
+        let (mut reserved, mut held) = (vec![0; self.media.len()], vec![0; self.media.len()]);
         for unit in 0..self.units.len() {
-            let (CopyState::Reserved(location) | CopyState::Copied(location)) =
-                self.copies.state(unit)
-            else {
-                continue;
-            };
-            if let Some(used) = used.get_mut(usize::from(location.tier)) {
-                *used += u64::from(self.units.get(unit).pages);
+            let Some(location) = self.copies.location(unit) else { continue };
+            let tier = usize::from(location.tier);
+            if tier < self.media.len() {
+                reserved[tier] += u64::from(self.copies.reserved(unit).len());
+                held[tier] += u64::from(self.copies.there(unit).len());
             }
         }
-        used
+        (reserved, held)
     }
 
     /// Without a copier, the tiers serve existing copies and accept no more; readers go on.
@@ -398,41 +406,6 @@ impl Shared {
         if let Some(waker) = &self.waker {
             waker.wake();
         }
-    }
-
-    /// Reserves room for a unit that was read, if it is to be kept; returns whether its data are
-    /// wanted now.
-    fn wants(&self, unit: u32) -> bool {
-        match self.copies.state(unit) {
-            CopyState::Copied(_) => false,
-            CopyState::Reserved(_) => true,
-            CopyState::Absent if self.is_owner() => self.reserve(unit),
-            // The owner reserves when it hears of the read.
-            CopyState::Absent => u64::from(self.units.get(unit).pages) <= self.copies.room(),
-        }
-    }
-
-    fn reserve(&self, unit: u32) -> bool {
-        let mut ledger = self.ledger.lock();
-        if self.copies.state(unit) != CopyState::Absent {
-            return true;
-        }
-        let together = self.units.together_with(unit);
-        // One of them may have been dropped while the others have copies.
-        let absent = |unit: &u32| self.copies.state(*unit) == CopyState::Absent;
-        let missing: Vec<u32> = together.clone().filter(absent).collect();
-        let pages = missing.iter().map(|&unit| u64::from(self.units.get(unit).pages)).sum();
-        let reserved = ledger.reserve(together.start, pages);
-        self.copies.set_room(ledger.room());
-        let Some(location) = reserved else { return false };
-        let mut page = location.page;
-        for unit in missing {
-            self.copies.reserve(unit, CopyLocation { tier: location.tier, page });
-            page += u64::from(self.units.get(unit).pages);
-        }
-        drop(ledger);
-        self.send(Job::Begin(together));
-        true
     }
 
     /// Stops copying to `tier`; warns once.

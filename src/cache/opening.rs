@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Thread, caught};
-use crate::tier::{CopyLocation, CopyState, CopyTable, Ledger, Units};
+use crate::tier::{CopyTable, Ledger, Units};
 
 /// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
 #[derive(Clone)]
@@ -76,11 +76,18 @@ impl Opening {
             None => (CopyTable::new(units.len()), None),
         };
         to_check.retain(|(tier, kept)| {
-            let location = CopyLocation { tier: *tier, page: kept.page };
-            let end = kept.page.saturating_add(units.get(kept.unit).pages.into());
-            copies.state(kept.unit) == CopyState::Absent
-                && ledger.restore(*tier, kept.page..end)
-                && copies.reserve(kept.unit, location)
+            let location = kept.location(*tier);
+            let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
+            let place = kept.page..kept.page.saturating_add(space);
+            let is_restored = copies.location(kept.unit).is_none()
+                && ledger.restore(*tier, place, kept.pages.len().into())
+                && copies.place(kept.unit, location);
+            if is_restored {
+                copies.reserve(kept.unit, kept.pages);
+            } else {
+                media[usize::from(*tier)].forget(kept.unit);
+            }
+            is_restored
         });
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam::channel::unbounded();

@@ -1,4 +1,8 @@
 //! A namespace with tiers in front of it: each read is split where copies begin and end.
+//!
+//! Pages without copies that are to be kept are claimed, read from the origin and passed on. Pages that
+//! somebody else has claimed are waited for, for a limited time: from memory where the claimant is this
+//! queue pair, otherwise until they are in the tier.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,6 +13,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
+use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::running::Tiers;
@@ -19,7 +24,7 @@ use crate::qpair::{
     Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
     QueuePair,
 };
-use crate::tier::PAGE_BYTES;
+use crate::tier::{PAGE_BYTES, PageSet};
 use crate::units::Lba;
 
 /// One for each origin.
@@ -79,6 +84,9 @@ impl Device for TieredDevice {
             ready: VecDeque::new(),
             scratch: Vec::new(),
             ahead: ReadAhead::default(),
+            waiting: Vec::new(),
+            look_again: None,
+            has_moved: false,
             cuts: Vec::new(),
         }))
     }
@@ -114,14 +122,14 @@ struct Piece {
     /// Offset of its first byte on the namespace.
     start: u64,
     len: usize,
-    /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`].
+    /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`] or [`WAIT`].
     source: usize,
     began: Instant,
     /// Number of evictions before it began.
     evictions: u64,
     buf: Option<IoBuf>,
-    /// Units to be copied that contain these bytes.
-    wanted: Vec<u32>,
+    /// Claimed pages that it brings.
+    claims: Vec<Claim>,
 }
 
 /// A range of bytes from one source.
@@ -130,6 +138,13 @@ struct Cut {
     source: usize,
     /// Offset of its first byte at the source.
     at: u64,
+    claims: Vec<Claim>,
+}
+
+impl Cut {
+    fn new(range: Range<u64>, source: usize, at: u64) -> Cut {
+        Cut { range, source, at, claims: Vec::new() }
+    }
 }
 
 /// A queue pair of the origin or of a tier, with I/O that it has no room for yet.
@@ -156,6 +171,12 @@ impl Source {
         }
     }
 
+    /// Submits what polling has left: pieces that another source could not serve, or that have waited for
+    /// it. Returns whether there were any.
+    fn submit_late(&mut self) -> bool {
+        !self.pending.is_empty() && self.pair.submit(&mut self.pending) > 0
+    }
+
     fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.pair.outstanding() > 0
     }
@@ -173,6 +194,13 @@ struct TieredPair {
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     ahead: ReadAhead,
+    /// Pieces for pages that somebody else has claimed.
+    waiting: Vec<Waiting>,
+    /// When to look at them again.
+    look_again: Option<Instant>,
+    /// Whether the last poll has moved anything: a source may leave transfers for the next poll then, which
+    /// must not wait for a completion of this queue pair.
+    has_moved: bool,
     cuts: Vec<Cut>,
 }
 
@@ -201,24 +229,35 @@ impl TieredPair {
             let len = (cut.range.end - cut.range.start) as usize;
             let behind = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, behind);
+            let (start, mut claims) = (cut.range.start, cut.claims);
             let source = match cut.source {
-                0 | AHEAD => self.origin_or_ahead(&cut.range, now),
-                tier => tier,
+                0 | AHEAD => self.origin_or_ahead(&cut.range, &mut claims, now),
+                source => source,
             };
-            let wanted = if source == 0 { self.begin_origin(&cut.range) } else { Vec::new() };
-            let start = cut.range.start;
-            let piece = Piece { start, len, source, began: now, evictions, buf: None, wanted };
+            let piece = Piece { start, len, source, began: now, evictions, buf: None, claims };
             self.reads[key].pieces.push(piece);
-            if source != AHEAD {
-                self.sources[source].push(cut.at, buf, (key as u64) << 32 | number as u64);
-                continue;
-            }
-            let waiting = Waiting { piece: (key, number), start: cut.range.start, buf };
-            if let Some(served) = self.ahead.serve(waiting) {
-                self.served(served);
+            let waiting = |buf| Waiting { piece: (key, number), start, buf };
+            match source {
+                AHEAD => {
+                    if let Some(served) = self.ahead.serve(waiting(buf)) {
+                        self.served(served);
+                    }
+                }
+                WAIT => {
+                    self.waiting.push(waiting(buf));
+                    self.look_again = Some(now + LOOK_INTERVAL);
+                }
+                source => self.push(source, cut.at, buf, (key, number)),
             }
         }
         self.cuts = cuts;
+    }
+
+    fn push(&mut self, source: usize, offset: u64, buf: IoBuf, (key, number): (usize, usize)) {
+        if source == 0 {
+            self.shared.demand.fetch_add(1, Ordering::AcqRel);
+        }
+        self.sources[source].push(offset, buf, (key as u64) << 32 | number as u64);
     }
 
     /// Reads from the tiers of the next owner, once no read of the last one's is outstanding. Until
@@ -247,8 +286,14 @@ impl TieredPair {
         self.shared = next;
     }
 
-    /// The source for `range`: the origin, or an ahead read, which begins here if it is worthwhile.
-    fn origin_or_ahead(&mut self, range: &Range<u64>, now: Instant) -> usize {
+    /// The source for `range`: the origin, or an ahead read, which begins here if it is worthwhile, and then
+    /// has the claims.
+    fn origin_or_ahead(
+        &mut self,
+        range: &Range<u64>,
+        claims: &mut Vec<Claim>,
+        now: Instant,
+    ) -> usize {
         let follows = self.ahead.note(range);
         if self.ahead.has(range) {
             return AHEAD;
@@ -257,32 +302,62 @@ impl TieredPair {
         if ahead.end <= range.end || !self.ahead.has_room() {
             return 0;
         }
-        let wanted = self.begin_origin(&ahead);
+        let mut claims = std::mem::take(claims);
+        self.claim(&(range.end..ahead.end), &mut claims);
+        self.shared.demand.fetch_add(1, Ordering::AcqRel);
         let len = (ahead.end - ahead.start) as usize;
-        let id = self.ahead.open(ahead, wanted, now);
+        let id = self.ahead.open(ahead, claims, now);
         self.sources[0].push(range.start, IoBuf::zeroed(len), AHEAD_TAG | u64::from(id));
         AHEAD
     }
 
-    /// How far an ahead read that starts with `range` may go: to the end of the sample, or to a
-    /// copy.
+    /// How far an ahead read that starts with `range` may go: to the end of the sample, or to a page that
+    /// is there or under way.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
         let namespace = self.sources[0].pair.namespace();
         let limit = range.start + MAX_AHEAD_BYTES.min(namespace.max_transfer_bytes.into());
         let limit = limit.min(self.namespace.len_bytes());
         let mut end = range.end;
+        let mut together = None;
         for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
-            if shared.copy_of(unit).is_some() {
+            let together = together.get_or_insert_with(|| shared.units.together_with(unit));
+            let bounds = shared.units.get(unit);
+            let behind = bounds.pages_in(&(range.end..bounds.end_bytes()));
+            let known = shared.copies.under_way(unit).with(shared.copies.there(unit));
+            let absent = behind.without(if shared.has_copier() { known } else { PageSet::NONE });
+            if !together.contains(&unit) {
                 break;
             }
-            let unit = shared.units.get(unit);
-            end = end.max(unit.end_bytes());
-            if !unit.continues {
+            let first = absent.runs().next().unwrap_or(0..0);
+            let is_next = bounds.start_bytes() + u64::from(first.start) * PAGE_BYTES <= end;
+            if behind.is_empty() {
+                continue;
+            }
+            if !is_next || first.is_empty() {
+                break;
+            }
+            end = bounds.start_bytes() + u64::from(first.end) * PAGE_BYTES;
+            if end < bounds.end_bytes() {
                 break;
             }
         }
         end.min(limit)
+    }
+
+    /// Claims the pages in `range` that are to be kept and that nobody else has claimed.
+    fn claim(&self, range: &Range<u64>, claims: &mut Vec<Claim>) {
+        let shared = &*self.shared;
+        if !shared.has_copier() {
+            return;
+        }
+        for unit in shared.units.within(self.number, range) {
+            let wanted = shared.wants(unit, shared.units.get(unit).pages_in(range));
+            let claimed = shared.claim(unit, wanted);
+            if !claimed.is_empty() {
+                claims.push((unit, claimed));
+            }
+        }
     }
 
     /// An ahead read has served a piece.
@@ -305,13 +380,13 @@ impl TieredPair {
     /// have failed for bytes that nobody requested.
     fn ahead_ended(&mut self, completion: Completion, now: Instant) {
         let id = (completion.tag & !AHEAD_TAG) as u32;
-        let (wanted, began) = {
+        let (claims, began) = {
             let ahead = self.ahead.get(id).expect("it is kept while it is under source");
-            (std::mem::take(&mut ahead.wanted), ahead.began)
+            (std::mem::take(&mut ahead.claims), ahead.began)
         };
         self.shared.demand.fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
-            wanted.iter().for_each(|&unit| self.shared.send(Job::Gone(unit)));
+            claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
             for Waiting { piece: (key, number), buf, .. } in self.ahead.ended(id, None).1 {
                 self.read_origin_instead(key, number, buf);
             }
@@ -320,7 +395,8 @@ impl TieredPair {
         let took = now.saturating_duration_since(began);
         self.shared.counters.origin_read(completion.buf.len(), took);
         let start = self.ahead.start_of(id);
-        self.pass_on(&wanted, start, &completion.buf);
+        self.pass_on(claims, start, &completion.buf);
+        self.serve_waiting(start, &completion.buf);
         for served in self.ahead.ended(id, Some(completion.buf)).1 {
             self.served(served);
         }
@@ -331,27 +407,29 @@ impl TieredPair {
         let shared = &*self.shared;
         let mut at = range.start;
         for unit in shared.units.within(self.number, range) {
-            let Some(location) = shared.copy_of(unit) else { continue };
-            let unit = shared.units.get(unit);
-            let (from, to) = (unit.start_bytes().max(at), unit.end_bytes().min(range.end));
-            if from >= to {
-                continue; // the previous copy contains its bytes
-            }
-            if from > at {
-                self.cut_origin(at..from, cuts);
-            }
+            let Some((location, there)) = shared.copies_of(unit) else { continue };
+            let bounds = shared.units.get(unit);
             let data = shared.media[usize::from(location.tier)].data_offset;
-            let offset = data + location.page * PAGE_BYTES + (from - unit.start_bytes());
             let source = usize::from(location.tier) + 1;
-            match cuts.last_mut() {
-                Some(last)
-                    if last.source == source && last.at + (from - last.range.start) == offset =>
-                {
-                    last.range.end = to;
+            for run in there.and(bounds.pages_in(range)).runs() {
+                let Some(page) = location.of_page(run.start) else { continue };
+                let from = bounds.start_bytes() + u64::from(run.start) * PAGE_BYTES;
+                let to = bounds.start_bytes() + u64::from(run.end) * PAGE_BYTES;
+                if from > at {
+                    self.cut_origin(at..from, cuts);
                 }
-                _ => cuts.push(Cut { range: from..to, source, at: offset }),
+                let offset = data + page * PAGE_BYTES;
+                match cuts.last_mut() {
+                    Some(last)
+                        if last.source == source
+                            && last.at + (from - last.range.start) == offset =>
+                    {
+                        last.range.end = to;
+                    }
+                    _ => cuts.push(Cut::new(from..to, source, offset)),
+                }
+                at = to;
             }
-            at = to;
         }
         if at < range.end {
             self.cut_origin(at..range.end, cuts);
@@ -363,27 +441,129 @@ impl TieredPair {
         let mut at = range.start;
         while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
             let end = end.min(range.end);
-            cuts.push(Cut { range: at..end, source: AHEAD, at });
+            cuts.push(Cut::new(at..end, AHEAD, at));
             at = end;
         }
         if at < range.end {
-            cuts.push(Cut { range: at..range.end, source: 0, at });
+            self.cut_claimed(at..range.end, cuts);
         }
     }
 
-    /// Records that `range` is read from the origin; returns the units to be copied that contain
-    /// it.
-    fn begin_origin(&self, range: &Range<u64>) -> Vec<u32> {
+    /// Splits a range where pages begin and end that somebody else has claimed, and claims the others.
+    fn cut_claimed(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
         let shared = &*self.shared;
-        shared.demand.fetch_add(1, Ordering::AcqRel);
-        if !shared.has_copier() {
-            return Vec::new();
+        let (mut at, mut claims) = (range.start, Vec::new());
+        let has_copier = shared.has_copier();
+        for unit in shared.units.within(self.number, &range).filter(|_| has_copier) {
+            let bounds = shared.units.get(unit);
+            let wanted = shared.wants(unit, bounds.pages_in(&range));
+            let mut claimed = shared.claim(unit, wanted);
+            for run in wanted.without(claimed).runs() {
+                let before = claimed.and(PageSet::range(0..run.start));
+                claimed = claimed.without(before);
+                claims.extend((!before.is_empty()).then_some((unit, before)));
+                let from = bounds.start_bytes() + u64::from(run.start) * PAGE_BYTES;
+                let to = bounds.start_bytes() + u64::from(run.end) * PAGE_BYTES;
+                if from > at {
+                    let claims = std::mem::take(&mut claims);
+                    cuts.push(Cut { claims, ..Cut::new(at..from, 0, at) });
+                }
+                cuts.push(Cut::new(from..to, WAIT, from));
+                at = to;
+            }
+            claims.extend((!claimed.is_empty()).then_some((unit, claimed)));
         }
-        let within = shared.units.within(self.number, range);
-        let touched = within.filter(|&unit| shared.units.is_touched(self.number, unit, range));
-        let wanted: Vec<u32> = touched.filter(|&unit| shared.wants(unit)).collect();
-        wanted.iter().for_each(|&unit| shared.send(Job::Expect(unit)));
-        wanted
+        if at < range.end {
+            cuts.push(Cut { claims, ..Cut::new(at..range.end, 0, at) });
+        }
+    }
+
+    /// Looks whether the pages that pieces wait for are there.
+    fn poll_waiting(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let Waiting { piece: (key, number), ref buf, start } = self.waiting[at];
+            let range = start..start + buf.len() as u64;
+            let began = self.reads[key].pieces[number].began;
+            let evictions = self.shared.copies.evictions();
+            match self.outcome(&range, now.saturating_duration_since(began)) {
+                Outcome::Wait => at += 1,
+                Outcome::Tier(source, offset) => {
+                    self.shared.overdue.store(0, Ordering::Relaxed);
+                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
+                    let piece = &mut self.reads[key].pieces[number];
+                    (piece.source, piece.evictions) = (source, evictions);
+                    self.push(source, offset, buf, (key, number));
+                }
+                Outcome::Origin => {
+                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
+                    self.read_origin_instead(key, number, buf);
+                }
+                Outcome::Overdue => {
+                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
+                    self.take_claims_over(&range);
+                    self.read_origin_instead(key, number, buf);
+                }
+            }
+        }
+        self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
+    }
+
+    /// What has become of pages of one unit that somebody else has claimed.
+    fn outcome(&self, range: &Range<u64>, waited: Duration) -> Outcome {
+        let shared = &*self.shared;
+        let unit = shared.units.within(self.number, range).start;
+        let pages = shared.units.get(unit).pages_in(range);
+        // Before the copies: a page whose claim has ended is there, or absent.
+        let under_way = shared.copies.under_way(unit);
+        if let Some((location, there)) = shared.copies_of(unit)
+            && pages.without(there).is_empty()
+            && let Some(page) = location.of_page(pages.0.trailing_zeros())
+        {
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            return Outcome::Tier(usize::from(location.tier) + 1, data + page * PAGE_BYTES);
+        }
+        let missing = pages.without(shared.copies.there(unit));
+        let is_coming = !missing.is_empty() && missing.without(under_way).is_empty();
+        match is_coming && shared.has_copier() {
+            true if waited < self.longest_wait() => Outcome::Wait,
+            true => Outcome::Overdue,
+            false => Outcome::Origin,
+        }
+    }
+
+    /// How long to wait for a page: less each time that it was in vain, so that a copier that hangs costs
+    /// all reads together two seconds.
+    fn longest_wait(&self) -> Duration {
+        MAX_WAIT / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
+    }
+
+    /// Ends claims whose claimant has died, or takes too long.
+    fn take_claims_over(&self, range: &Range<u64>) {
+        let shared = &*self.shared;
+        shared.overdue.fetch_add(1, Ordering::Relaxed);
+        for unit in shared.units.within(self.number, range) {
+            shared.copies.release(unit, shared.units.get(unit).pages_in(range));
+        }
+    }
+
+    /// Bytes from the origin serve pieces of this queue pair that wait for them.
+    fn serve_waiting(&mut self, start: u64, bytes: &[u8]) {
+        let end = start + bytes.len() as u64;
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let waiting = &self.waiting[at];
+            if waiting.start < start || waiting.start + waiting.buf.len() as u64 > end {
+                at += 1;
+                continue;
+            }
+            let Waiting { piece: (key, number), start: from, mut buf } =
+                self.waiting.swap_remove(at);
+            let skip = (from - start) as usize;
+            let len = buf.len();
+            buf.copy_from_slice(&bytes[skip..skip + len]);
+            self.end_piece(key, number, buf);
+        }
     }
 
     fn complete(&mut self, source: usize, completion: Completion, now: Instant) {
@@ -395,7 +575,7 @@ impl TieredPair {
         let piece = &mut self.reads[key].pieces[number];
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
         let took = now.saturating_duration_since(piece.began);
-        let wanted = std::mem::take(&mut piece.wanted);
+        let claims = std::mem::take(&mut piece.claims);
         let gave_way = source != 0 && !self.shared.is_unchanged_since(piece.evictions);
         if gave_way && !self.is_copied(&range) {
             return self.read_origin_instead(key, number, completion.buf);
@@ -404,12 +584,13 @@ impl TieredPair {
             (Ok(()), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 self.shared.counters.origin_read(len, took);
-                self.pass_on(&wanted, range.start, &completion.buf);
+                self.pass_on(claims, range.start, &completion.buf);
+                self.serve_waiting(range.start, &completion.buf);
             }
             (Ok(()), tier) => self.shared.counters.hit(tier as u8 - 1, len, took),
             (Err(error), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
-                wanted.iter().for_each(|&unit| self.shared.send(Job::Gone(unit)));
+                claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
                 self.reads[key].failed.get_or_insert(error.clone());
             }
             (Err(_), _) => {
@@ -424,50 +605,73 @@ impl TieredPair {
     /// Reads a piece from the origin after another source has failed.
     fn read_origin_instead(&mut self, key: usize, number: usize, buf: IoBuf) {
         let start = self.reads[key].pieces[number].start;
-        let wanted = self.begin_origin(&(start..start + buf.len() as u64));
+        let mut claims = Vec::new();
+        self.claim(&(start..start + buf.len() as u64), &mut claims);
         let piece = &mut self.reads[key].pieces[number];
-        (piece.source, piece.wanted) = (0, wanted);
-        self.sources[0].push(start, buf, (key as u64) << 32 | number as u64);
+        (piece.source, piece.claims) = (0, claims);
+        self.push(0, start, buf, (key, number));
     }
 
     /// Whether all of `range` is copied, so that the data read from it were valid.
     fn is_copied(&self, range: &Range<u64>) -> bool {
-        let mut within = self.shared.units.within(self.number, range);
-        within.all(|unit| self.shared.copy_of(unit).is_some())
+        let shared = &*self.shared;
+        let mut within = shared.units.within(self.number, range);
+        within.all(|unit| {
+            let pages = shared.units.get(unit).pages_in(range);
+            shared.copies_of(unit).is_some_and(|(_, there)| pages.without(there).is_empty())
+        })
     }
 
     /// Passes data from the origin that are to be kept to the copier, while it has room.
-    fn pass_on(&self, wanted: &[u32], start: u64, bytes: &[u8]) {
+    fn pass_on(&self, claims: Vec<Claim>, start: u64, bytes: &[u8]) {
         let shared = &*self.shared;
-        for &unit in wanted {
-            let bounds = shared.units.get(unit);
-            let from = bounds.start_bytes().max(start);
-            let to = bounds.end_bytes().min(start + bytes.len() as u64);
-            let len = (to - from) as usize;
-            let queued = shared.queued_bytes();
-            if queued.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
-                queued.fetch_sub(len, Ordering::AcqRel);
-                shared.send(Job::Gone(unit));
-                continue;
+        for (unit, pages) in claims {
+            // Of the others, the owner has refused to keep them.
+            let kept = pages.and(shared.copies.under_way(unit));
+            shared.release(unit, pages.without(kept));
+            let begin = shared.units.get(unit).start_bytes();
+            for run in kept.runs() {
+                let from = (begin + u64::from(run.start) * PAGE_BYTES - start) as usize;
+                let len = ((run.end - run.start) as u64 * PAGE_BYTES) as usize;
+                let queued = shared.queued_bytes();
+                if queued.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
+                    queued.fetch_sub(len, Ordering::AcqRel);
+                    shared.release(unit, PageSet::range(run));
+                    continue;
+                }
+                let mut buf = IoBuf::zeroed(len);
+                buf.copy_from_slice(&bytes[from..from + len]);
+                shared.send(Job::Piece { unit, first: run.start, bytes: buf });
             }
-            let skip = (from - start) as usize;
-            let bytes = bytes[skip..skip + len].to_vec();
-            shared.send(Job::Piece { unit, offset: (from - bounds.start_bytes()) as usize, bytes });
         }
     }
 
     fn mark_corrupt(&self, range: &Range<u64>) {
         let shared = &*self.shared;
         for unit in shared.units.within(self.number, range) {
-            let Some(location) = shared.copy_of(unit) else { continue };
-            if shared.copies.mark_corrupt(unit) {
+            let Some((location, _)) = shared.copies_of(unit) else { continue };
+            let pages = shared.units.get(unit).pages_in(range);
+            let removed = shared.copies.unpublish(unit, pages);
+            if !removed.is_empty() {
                 shared.counters.damaged(location.tier);
                 if shared.has_copier() {
-                    shared.send(Job::Begin(unit..unit + 1));
+                    shared.send(Job::Corrupt(unit, removed));
                 }
             }
         }
     }
+}
+
+/// See [`TieredPair::outcome`].
+enum Outcome {
+    /// They are still under way.
+    Wait,
+    /// They are there: in this source, from this offset on.
+    Tier(usize, u64),
+    /// Nobody reads them any more.
+    Origin,
+    /// They should be there.
+    Overdue,
 }
 
 impl Read {
@@ -497,17 +701,24 @@ impl QueuePair for TieredPair {
     }
 
     fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        self.has_moved = false;
         for source in 0..self.sources.len() {
             self.sources[source].submit();
             let mut scratch = std::mem::take(&mut self.scratch);
             // All of them: a piece is not yet a completion of this pair.
-            self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
+            let count = self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
+            self.has_moved |= count > 0;
             for completion in scratch.drain(..) {
                 self.complete(source, completion, now);
             }
             self.scratch = scratch;
         }
-        self.sources[0].submit(); // pieces that a tier could not serve
+        if !self.waiting.is_empty() {
+            self.poll_waiting(now);
+        }
+        for source in &mut self.sources {
+            self.has_moved |= source.submit_late();
+        }
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count
@@ -559,7 +770,7 @@ impl QueuePair for TieredPair {
     }
 
     fn notice(&self) -> Notice {
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || self.has_moved {
             return Notice::Poll;
         }
         let busy = self.sources.iter().filter(|source| source.is_busy());
@@ -567,7 +778,8 @@ impl QueuePair for TieredPair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.sources.iter().filter_map(|source| source.pair.next_timeout()).min()
+        let of_sources = self.sources.iter().filter_map(|source| source.pair.next_timeout());
+        of_sources.chain(self.look_again).min()
     }
 }
 
@@ -577,22 +789,34 @@ impl Drop for TieredPair {
         if !shared.has_copier() {
             return;
         }
+        let release = |claims: &[Claim]| {
+            claims.iter().for_each(|&(unit, pages)| shared.release(unit, pages));
+        };
         for (_, read) in &self.reads {
             for piece in read.pieces.iter().filter(|piece| piece.source == 0 && piece.buf.is_none())
             {
                 shared.demand.fetch_sub(1, Ordering::AcqRel);
-                piece.wanted.iter().for_each(|&unit| shared.send(Job::Gone(unit)));
+                release(&piece.claims);
             }
         }
         for ahead in self.ahead.outstanding() {
             shared.demand.fetch_sub(1, Ordering::AcqRel);
-            ahead.wanted.iter().for_each(|&unit| shared.send(Job::Gone(unit)));
+            release(&ahead.claims);
         }
     }
 }
 
 /// Source of a piece that an ahead read serves.
 const AHEAD: usize = usize::MAX;
+
+/// Source of a piece whose pages somebody else has claimed.
+const WAIT: usize = usize::MAX - 1;
+
+/// How often to look at pages that are under way.
+const LOOK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// How long to wait for pages that somebody else has claimed. Then the claimant is dead or very slow.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Marks the tag of an ahead read; the other bits are its id.
 const AHEAD_TAG: u64 = 1 << 63;

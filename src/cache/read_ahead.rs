@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
+use super::admission::Claim;
 use crate::buf::IoBuf;
 
 /// The ahead reads of one queue pair, and where its last reads ended.
@@ -30,8 +31,8 @@ pub(super) struct AheadRead {
     /// `None` while the read is outstanding.
     bytes: Option<IoBuf>,
     waiting: Vec<Waiting>,
-    /// Units to be copied that contain these bytes.
-    pub(super) wanted: Vec<u32>,
+    /// Claimed pages that it brings.
+    pub(super) claims: Vec<Claim>,
     pub(super) began: Instant,
 }
 
@@ -68,10 +69,10 @@ impl ReadAhead {
     }
 
     /// Adds an ahead read of `range`, which is outstanding from now on, and returns its id.
-    pub(super) fn open(&mut self, range: Range<u64>, wanted: Vec<u32>, began: Instant) -> u32 {
+    pub(super) fn open(&mut self, range: Range<u64>, claims: Vec<Claim>, began: Instant) -> u32 {
         self.last = (self.last + 1) & MAX_ID;
         let (id, bytes, waiting) = (self.last, None, Vec::new());
-        self.reads.push_back(AheadRead { id, range, bytes, waiting, wanted, began });
+        self.reads.push_back(AheadRead { id, range, bytes, waiting, claims, began });
         id
     }
 

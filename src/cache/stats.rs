@@ -33,25 +33,27 @@ pub struct TierStats {
     pub name: String,
     /// Its quota in bytes, without its index.
     pub capacity_bytes: u64,
-    /// Reserved bytes.
+    /// Bytes of the pages that are reserved.
     pub used_bytes: u64,
+    /// Bytes of the pages that have copies.
+    pub held_bytes: u64,
     /// Reads, or pieces of reads, that it served.
     pub hits: u64,
     /// Bytes of those reads.
     pub hit_bytes: u64,
     /// Total time of those reads from submission to completion, in seconds.
     pub hit_s: f64,
-    /// Units copied into it.
+    /// Units of at most 64 pages that were completed.
     pub fills: u64,
-    /// Bytes of those units.
+    /// Bytes written to it, of these and of others.
     pub fill_bytes: u64,
     /// Total time of writing them, in seconds.
     pub fill_s: f64,
-    /// Units of an earlier run that were verified and reused.
+    /// Units of an earlier run whose copies were verified and reused.
     pub restored: u64,
-    /// Copies that were evicted for units that a later plan reads more often.
+    /// Units that were evicted for others that a later plan reads more often.
     pub left: u64,
-    /// Copies that were corrupt, truncated or unreadable: each was a miss and is written anew.
+    /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written anew.
     pub damaged: u64,
     /// Whether it accepts no more copies, because a write failed.
     pub is_off: bool,
@@ -86,7 +88,7 @@ pub(super) struct Counters {
     ahead_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
-    /// Units that are reserved or to be verified, without a result yet.
+    /// Units that are to be filled or verified and writes, without a result yet.
     unsettled: AtomicI64,
 }
 
@@ -144,9 +146,10 @@ impl Counters {
         add(&self.copier_bytes, len as u64);
     }
 
-    pub(super) fn filled(&self, tier: u8, len: usize, took: Duration) {
+    /// `len` bytes of a unit have been written; `is_whole`: nothing of it is missing any more.
+    pub(super) fn filled(&self, tier: u8, len: usize, is_whole: bool, took: Duration) {
         let tier = &self.tiers[usize::from(tier)];
-        add(&tier.fills, 1);
+        add(&tier.fills, is_whole.into());
         add(&tier.fill_bytes, len as u64);
         add(&tier.fill_ns, took.as_nanos() as u64);
     }
@@ -177,6 +180,7 @@ impl Counters {
             name: media.name.clone(),
             capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
             used_bytes: ledger.used(number) * PAGE_BYTES,
+            held_bytes: 0,
             hits: load(&counters.hits),
             hit_bytes: load(&counters.hit_bytes),
             hit_s: seconds(&counters.hit_ns),

@@ -1,29 +1,39 @@
-//! The location of each unit's copy: one word per unit, changed atomically.
+//! Which pages have copies, and where: four words for each unit, changed atomically.
+//!
+//! A unit has one location, with room in address space for its pages. Each page goes from *absent* to
+//! *under way* (somebody reads it from the origin) to *there*; a page that is absent may be *reserved*, which
+//! is what a quota counts.
+//!
+//! A page is claimed by who reads it from the origin: of those who want it at the same time one claims it,
+//! the others wait until it is there. Its claimant, or who has got the data from it, publishes or
+//! releases it. A claimant that dies leaves its claims behind: those who wait give up after a while and
+//! read the page themselves, which ends the claim.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Where a copy is, or will be.
+use super::PageSet;
+
+/// Where a unit's copies are, or will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyLocation {
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// Its first page in the tier.
+    /// First of the unit's pages that there is room for; there is room for all those behind it.
+    pub first: u8,
+    /// Where that page is in the tier.
     pub page: u64,
 }
 
-/// The state of a unit's copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyState {
-    /// No copy, and no room reserved for one.
-    Absent,
-    /// PageAllocator is reserved; its data are incomplete or not trusted.
-    Reserved(CopyLocation),
-    /// A complete copy.
-    Copied(CopyLocation),
+impl CopyLocation {
+    /// Where the unit's page `page` is in the tier; `None` if there is no room for it.
+    #[inline]
+    pub fn of_page(&self, page: u32) -> Option<u64> {
+        page.checked_sub(self.first.into()).map(|skip| self.page + u64::from(skip))
+    }
 }
 
-/// The copy states of all units: 8 bytes each. Any thread reads them without waiting, and any process
-/// that shares the words.
+/// The copies of all units: 32 bytes each. Any thread reads them without waiting, and any process that
+/// shares the words.
 pub struct CopyTable {
     words: Box<dyn Words>,
 }
@@ -32,6 +42,15 @@ pub struct CopyTable {
 pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
 
 impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
+
+/// What of a tier is not used yet, as its owner last said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Pages that the quota leaves.
+    pub pages: u64,
+    /// The most pages of a unit that finds a place.
+    pub contiguous: u64,
+}
 
 impl CopyTable {
     /// A table of `len` units without copies.
@@ -51,7 +70,7 @@ impl CopyTable {
 
     /// Number of words of a table of `len` units.
     pub fn num_words(len: u32) -> usize {
-        len as usize + HEADER_WORDS
+        len as usize * UNIT_WORDS + HEADER_WORDS
     }
 
     /// Number of evictions so far: a read of a copy that began before one may have returned other
@@ -60,21 +79,110 @@ impl CopyTable {
         self.header(EVICTIONS).load(Ordering::Acquire)
     }
 
-    /// Counts an eviction.
-    pub fn count_eviction(&self) {
-        let next = |count: u64| Some(count.wrapping_add(1));
-        // Never fails, since there always is a next number.
-        let _ = self.header(EVICTIONS).fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-    }
-
-    /// The largest number of pages for which any tier has room, as the owner of the tiers set it.
-    pub fn room(&self) -> u64 {
-        self.header(ROOM).load(Ordering::Acquire)
+    /// The largest room of any tier, as the owner of the tiers set it.
+    pub fn room(&self) -> Room {
+        Room {
+            pages: self.header(ROOM).load(Ordering::Acquire),
+            contiguous: self.header(CONTIGUOUS).load(Ordering::Acquire),
+        }
     }
 
     /// Sets [`CopyTable::room`].
-    pub fn set_room(&self, pages: u64) {
-        self.header(ROOM).store(pages, Ordering::Release);
+    pub fn set_room(&self, room: Room) {
+        self.header(ROOM).store(room.pages, Ordering::Release);
+        self.header(CONTIGUOUS).store(room.contiguous, Ordering::Release);
+    }
+
+    /// Where the unit's copies are or will be, if it has a place.
+    #[inline]
+    pub fn location(&self, unit: u32) -> Option<CopyLocation> {
+        decode(self.word(unit, LOCATION).load(Ordering::Acquire))
+    }
+
+    /// The pages that have copies, with their location; `None` if there are none.
+    #[inline]
+    pub fn copies(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
+        let there = self.there(unit);
+        // Loaded after the pages: a page that is there has a location.
+        (!there.is_empty()).then(|| self.location(unit)).flatten().map(|location| (location, there))
+    }
+
+    /// The pages that have copies.
+    #[inline]
+    pub fn there(&self, unit: u32) -> PageSet {
+        PageSet(self.word(unit, THERE).load(Ordering::Acquire))
+    }
+
+    /// The pages that somebody reads from the origin to keep them.
+    ///
+    /// A page that is neither under way nor, loaded afterwards, there is absent.
+    pub fn under_way(&self, unit: u32) -> PageSet {
+        PageSet(self.word(unit, UNDER_WAY).load(Ordering::Acquire))
+    }
+
+    /// The pages that the quota counts.
+    pub fn reserved(&self, unit: u32) -> PageSet {
+        PageSet(self.word(unit, RESERVED).load(Ordering::Acquire))
+    }
+
+    /// Gives the unit a place; `false` if it has one already.
+    pub fn place(&self, unit: u32, location: CopyLocation) -> bool {
+        let word = self.word(unit, LOCATION);
+        word.compare_exchange(NOWHERE, encode(location), Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Reserves pages of a unit that has a place. Only the owner of the tiers does.
+    pub fn reserve(&self, unit: u32, pages: PageSet) {
+        self.word(unit, RESERVED).fetch_or(pages.0, Ordering::AcqRel);
+    }
+
+    /// Undoes [`CopyTable::reserve`].
+    pub fn unreserve(&self, unit: u32, pages: PageSet) {
+        self.word(unit, RESERVED).fetch_and(!pages.0, Ordering::AcqRel);
+    }
+
+    /// Claims those of `pages` that are absent, and returns them: the caller reads them from the origin, and
+    /// publishes or releases them.
+    pub fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
+        let absent = pages.without(self.there(unit));
+        if absent.is_empty() {
+            return PageSet::NONE;
+        }
+        let before = self.word(unit, UNDER_WAY).fetch_or(absent.0, Ordering::AcqRel);
+        let won = absent.without(PageSet(before));
+        // Published since we looked: publishing ends the claim after it.
+        let published = won.and(self.there(unit));
+        if !published.is_empty() {
+            self.release(unit, published);
+        }
+        won.without(published)
+    }
+
+    /// Ends claims without a copy. Those who wait read the pages themselves.
+    pub fn release(&self, unit: u32, pages: PageSet) {
+        self.word(unit, UNDER_WAY).fetch_and(!pages.0, Ordering::AcqRel);
+    }
+
+    /// The copies of `pages` are complete and may be read from now on; their claims end.
+    pub fn publish(&self, unit: u32, pages: PageSet) {
+        self.word(unit, THERE).fetch_or(pages.0, Ordering::AcqRel);
+        self.release(unit, pages);
+    }
+
+    /// The copies of `pages` must not be read any more; returns those that there were.
+    pub fn unpublish(&self, unit: u32, pages: PageSet) -> PageSet {
+        let before = self.word(unit, THERE).fetch_and(!pages.0, Ordering::AcqRel);
+        pages.and(PageSet(before))
+    }
+
+    /// Removes copies, reservations and place, as if the unit had never been read; claims stay. Counts as
+    /// an eviction: who reads a copy sees the new number, or has the data before the room is used again.
+    pub fn clear(&self, unit: u32) {
+        self.word(unit, THERE).store(0, Ordering::Release);
+        self.word(unit, RESERVED).store(0, Ordering::Release);
+        self.word(unit, LOCATION).store(NOWHERE, Ordering::Release);
+        self.header(EVICTIONS).fetch_add(1, Ordering::AcqRel);
     }
 
     fn header(&self, word: usize) -> &AtomicU64 {
@@ -82,51 +190,8 @@ impl CopyTable {
     }
 
     #[inline]
-    fn word(&self, unit: u32) -> &AtomicU64 {
-        &(*self.words).as_ref()[HEADER_WORDS + unit as usize]
-    }
-
-    /// CopyState of the copy of `unit`.
-    #[inline]
-    pub fn state(&self, unit: u32) -> CopyState {
-        decode(self.word(unit).load(Ordering::Acquire))
-    }
-
-    /// Location of the complete copy of `unit`, if there is one.
-    #[inline]
-    pub fn copy_of(&self, unit: u32) -> Option<CopyLocation> {
-        match self.state(unit) {
-            CopyState::Copied(location) => Some(location),
-            _ => None,
-        }
-    }
-
-    /// Sets the location of reserved room; `false` if room or a copy existed already.
-    pub fn reserve(&self, unit: u32, location: CopyLocation) -> bool {
-        let new = encode(location) | RESERVED;
-        let word = self.word(unit);
-        word.compare_exchange(ABSENT, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// The copy is complete and may be read from now on. `false` if no room was reserved.
-    pub fn publish(&self, unit: u32) -> bool {
-        self.transition(unit, RESERVED, COPIED)
-    }
-
-    /// The copy must not be read any more; its room stays reserved. `false` if there was no copy.
-    pub fn mark_corrupt(&self, unit: u32) -> bool {
-        self.transition(unit, COPIED, RESERVED)
-    }
-
-    /// Removes copy and reservation, as if the unit had never been read.
-    pub fn clear(&self, unit: u32) {
-        self.word(unit).store(ABSENT, Ordering::Release);
-    }
-
-    fn transition(&self, unit: u32, from: u64, to: u64) -> bool {
-        let change = |word| (word & STATE == from).then_some(word & !STATE | to);
-        let word = self.word(unit);
-        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+    fn word(&self, unit: u32, word: usize) -> &AtomicU64 {
+        &(*self.words).as_ref()[HEADER_WORDS + unit as usize * UNIT_WORDS + word]
     }
 }
 
@@ -137,66 +202,90 @@ impl std::fmt::Debug for CopyTable {
 }
 
 fn zero() -> AtomicU64 {
-    AtomicU64::new(ABSENT)
+    AtomicU64::new(0)
 }
 
+/// | bits   | meaning                     |
+/// |--------|-----------------------------|
+/// | 0      | 1: there is a location      |
+/// | 2..8   | tier                        |
+/// | 8..14  | first page with room        |
+/// | 16..64 | its page in the tier        |
 fn encode(location: CopyLocation) -> u64 {
-    location.page << 8 | u64::from(location.tier) << 2
+    location.page << 16 | u64::from(location.first) << 8 | u64::from(location.tier) << 2 | 1
 }
 
-fn decode(word: u64) -> CopyState {
-    let location = CopyLocation { tier: (word >> 2) as u8 & 63, page: word >> 8 };
-    match word & STATE {
-        RESERVED => CopyState::Reserved(location),
-        COPIED => CopyState::Copied(location),
-        _ => CopyState::Absent,
-    }
+fn decode(word: u64) -> Option<CopyLocation> {
+    let (tier, first) = ((word >> 2) as u8 & 63, (word >> 8) as u8 & 63);
+    (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units: the number of evictions, and the room that is left.
-const HEADER_WORDS: usize = 2;
+/// Words before those of the units, a multiple of a unit's: the number of evictions, and the room that is
+/// left.
+const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
+const CONTIGUOUS: usize = 2;
 
-const STATE: u64 = 3;
-const ABSENT: u64 = 0;
-const RESERVED: u64 = 1;
-const COPIED: u64 = 2;
+/// Words of a unit.
+const UNIT_WORDS: usize = 4;
+const LOCATION: usize = 0;
+const RESERVED: usize = 1;
+const UNDER_WAY: usize = 2;
+const THERE: usize = 3;
+
+const NOWHERE: u64 = 0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_is_reserved_once_published_once_and_keeps_its_room_when_it_is_corrupt() {
+    fn a_page_is_claimed_once_published_once_and_claimed_again_when_it_is_corrupt() {
         let table = CopyTable::new(2);
-        let location = CopyLocation { tier: 5, page: 1 << 50 };
-        assert!(!table.publish(1) && !table.mark_corrupt(1));
-        assert!(table.reserve(1, location) && !table.reserve(1, CopyLocation { tier: 0, page: 0 }));
-        assert_eq!((table.state(1), table.copy_of(1)), (CopyState::Reserved(location), None));
-        assert!(table.publish(1) && !table.publish(1));
-        assert_eq!(table.copy_of(1), Some(location));
-        assert!(table.mark_corrupt(1) && !table.mark_corrupt(1));
-        assert_eq!(table.state(1), CopyState::Reserved(location));
+        let location = CopyLocation { tier: 14, first: 63, page: 1 << 46 };
+        assert!(table.place(1, location) && !table.place(1, CopyLocation { tier: 0, ..location }));
+        assert_eq!((table.location(1), table.copies(1)), (Some(location), None));
+        table.reserve(1, PageSet(0b1111));
+        assert_eq!(table.claim(1, PageSet(0b0011)), PageSet(0b0011));
+        assert_eq!(table.claim(1, PageSet(0b0110)), PageSet(0b0100), "the second is under way");
+        table.publish(1, PageSet(0b0011));
+        assert_eq!(table.copies(1), Some((location, PageSet(0b0011))));
+        assert_eq!(table.under_way(1), PageSet(0b0100));
+        assert_eq!(table.claim(1, PageSet(0b0111)), PageSet::NONE);
+        table.release(1, PageSet(0b0100));
+        assert_eq!(table.claim(1, PageSet(0b0100)), PageSet(0b0100));
+        assert_eq!(table.unpublish(1, PageSet(0b1110)), PageSet(0b0010));
+        assert_eq!(table.claim(1, PageSet(0b0011)), PageSet(0b0010));
+        assert_eq!(table.reserved(1), PageSet(0b1111));
         table.clear(1);
-        assert_eq!((table.state(1), table.state(0)), (CopyState::Absent, CopyState::Absent));
+        assert_eq!((table.location(1), table.copies(1), table.evictions()), (None, None, 1));
+        assert_eq!((table.reserved(1), table.under_way(1)), (PageSet::NONE, PageSet(0b0110)));
+        assert_eq!((table.location(0), table.under_way(0)), (None, PageSet::NONE));
     }
 
     #[test]
     fn evictions_and_room_are_apart_from_the_units() {
         let table = CopyTable::new(2);
-        table.set_room(9);
-        (0..3).for_each(|_| table.count_eviction());
-        assert_eq!((table.evictions(), table.room()), (3, 9));
-        assert_eq!((table.state(0), table.state(1)), (CopyState::Absent, CopyState::Absent));
+        let room = Room { pages: 9, contiguous: 4 };
+        table.set_room(room);
+        (0..3).for_each(|_| table.clear(0));
+        assert_eq!((table.evictions(), table.room()), (3, room));
+        assert_eq!((table.location(0), table.there(1)), (None, PageSet::NONE));
     }
 
     #[test]
-    fn of_many_threads_one_reserves() {
+    fn a_location_has_the_pages_from_its_first_on() {
+        let location = CopyLocation { tier: 0, first: 3, page: 100 };
+        assert_eq!([2, 3, 5].map(|page| location.of_page(page)), [None, Some(100), Some(102)]);
+    }
+
+    #[test]
+    fn of_many_threads_one_claims() {
         let table = CopyTable::new(1);
-        let reserve = |page| usize::from(table.reserve(0, CopyLocation { tier: 0, page }));
-        let won: usize = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|page| scope.spawn(move || reserve(page))).collect();
+        let won: u32 = std::thread::scope(|scope| {
+            let claim = || table.claim(0, PageSet(1 << 40)).len();
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(claim)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(won, 1);

@@ -2,26 +2,25 @@
 //! its copies.
 //!
 //! The index is at the start of the tier's file or device; the copies follow. Only a new header is
-//! flushed, since every copy is verified against its own checksum before use. That proves the copy
-//! intact, but not which data set it belongs to; therefore each entry is bound to its header, and
+//! flushed, since the copies of each unit are verified against their checksum before use. That proves
+//! them intact, but not which data set they belong to; therefore each entry is bound to its header, and
 //! entries of another data set that a power loss leaves behind a new header are ignored.
-//! loss left behind a new header do not count.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::Uuid;
-use crate::format::checksum::crc32c;
+use crate::format::checksum::{crc32c, crc32c_append};
 use crate::units::Generation;
 
-use super::{PAGE_BYTES, Units};
+use super::{CopyLocation, PAGE_BYTES, PageSet, Units};
 
 /// The first page of a tier.
 ///
 /// | bytes      | field         | meaning                                           |
 /// |------------|---------------|---------------------------------------------------|
 /// | 0..8       | `magic`       | "DLFSTIER"                                        |
-/// | 8..12      | `version`     | 2                                                 |
+/// | 8..12      | `version`     | 3                                                 |
 /// | 12..16     | `num_units`   | entries after this page, one per unit             |
 /// | 16..32     | `uuid`        | the image                                         |
 /// | 32..40     | `generation`  | of the image                                      |
@@ -47,40 +46,75 @@ struct RawHeader {
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
 const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
 
-/// One entry: the copy of one unit.
+/// One entry: the copies of one unit's pages. A page of the index has 170 of them, so that none lies on two
+/// pages; its last 16 bytes are zero.
 ///
-/// | bytes  | field  | meaning                                                     |
-/// |--------|--------|-------------------------------------------------------------|
-/// | 0..8   | `page` | first page of the copy, counted from the first copy, plus 1 |
-/// | 8..12  | `crc`  | CRC32C of the copy                                          |
-/// | 12..16 | `own`  | CRC32C of bytes 0..12, the unit's index as 4 bytes, and the |
-/// |        |        | header's `crc`                                              |
+/// | bytes  | field   | meaning                                                                            |
+/// |--------|---------|------------------------------------------------------------------------------------|
+/// | 0..8   | `place` | bits 0..56: where the unit's copies begin, in pages from the first copy, plus 1;   |
+/// |        |         | bits 56..64: the unit's page that lies there; those behind it follow               |
+/// | 8..16  | `pages` | bit i: the unit's page i has a copy                                                |
+/// | 16..20 | `sum`   | exclusive or of the copies' CRC32Cs, each of the page's bytes and of its number in |
+/// |        |         | the unit as 4 bytes                                                                |
+/// | 20..24 | `own`   | CRC32C of bytes 0..20, the unit's index as 4 bytes, and the header's `crc`         |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawEntry {
-    page: U64,
-    crc: U32,
+    place: U64,
+    pages: U64,
+    sum: U32,
     own: U32,
 }
 const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
 
-/// A copy that an index lists.
+/// Copies that an index lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     /// The unit.
     pub unit: u32,
-    /// Its first page, counted from the first copy.
+    /// The unit's first page that has room.
+    pub first: u8,
+    /// Where that is, counted from the first copy.
     pub page: u64,
-    /// CRC32C of all its pages.
-    pub crc32c: u32,
+    /// The pages that have copies.
+    pub pages: PageSet,
+    /// Their [`sum_of_pages`].
+    pub sum: u32,
+}
+
+impl Kept {
+    /// Where the copies are in `tier`.
+    pub fn location(&self, tier: u8) -> CopyLocation {
+        CopyLocation { tier, first: self.first, page: self.page }
+    }
+}
+
+/// The checksum of the copies of `pages`, which follow each other in `bytes` from the unit's page `first` on.
+/// That of more pages is the exclusive or of the checksums.
+///
+/// # Panics
+/// If one of the pages is not in `bytes`.
+pub fn sum_of_pages(pages: PageSet, first: u32, bytes: &[u8]) -> u32 {
+    let page_bytes = PAGE_BYTES as usize;
+    let sum_of = |page: u32| {
+        let at = (page - first) as usize * page_bytes;
+        crc32c_append(crc32c(&bytes[at..at + page_bytes]), &page.to_le_bytes())
+    };
+    pages.runs().flatten().fold(0, |sum, page| sum ^ sum_of(page))
 }
 
 /// Why an index is not used; the tier then starts empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// There is no index, or it is damaged, or has another version.
+    /// There is no index, or it is damaged.
     #[error("there is no index")]
     None,
+    /// Another version of dlfs wrote it.
+    #[error("the index has version {found}, this dlfs has {VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
     /// The copies belong to another image or generation, or to another division into units.
     #[error("the copies are of another data set or generation")]
     Other,
@@ -101,8 +135,7 @@ pub struct Index {
 impl Index {
     /// Length of the index of `num_units` units, in whole pages; the copies follow it.
     pub fn len_bytes(num_units: u32) -> u64 {
-        let entries = u64::from(num_units) * ENTRY_BYTES as u64;
-        HEADER_BYTES as u64 + entries.next_multiple_of(PAGE_BYTES)
+        HEADER_BYTES as u64 + u64::from(num_units).div_ceil(ENTRIES_OF_PAGE) * PAGE_BYTES
     }
 
     /// An index without copies.
@@ -124,8 +157,10 @@ impl Index {
     ) -> Result<(Index, Vec<Kept>), IndexError> {
         let head = bytes.get(..HEADER_BYTES).ok_or(IndexError::None)?;
         let raw = RawHeader::read_from_bytes(head).map_err(|_| IndexError::None)?;
-        let is_index = &raw.magic == MAGIC && raw.version.get() == VERSION;
-        if !is_index || raw.crc.get() != crc32c(&head[..CRC_OFFSET]) {
+        if &raw.magic == MAGIC && raw.version.get() != VERSION {
+            return Err(IndexError::Version { found: raw.version.get() });
+        }
+        if &raw.magic != MAGIC || raw.crc.get() != crc32c(&head[..CRC_OFFSET]) {
             return Err(IndexError::None);
         }
         if head != header(uuid, generation, units) {
@@ -137,22 +172,39 @@ impl Index {
             return Err(IndexError::None);
         }
         let index = Index { bytes: bytes.to_vec() };
-        let kept = (0..units.len()).filter_map(|unit| index.entry(unit)).collect();
+        // Those that no version of dlfs writes are ignored, too.
+        let is_right = |kept: &Kept| {
+            let room = PageSet::range(kept.first.into()..units.get(kept.unit).pages());
+            !kept.pages.is_empty() && kept.pages.without(room).is_empty()
+        };
+        let entries = (0..units.len()).filter_map(|unit| index.get(unit));
+        let kept = entries.filter(is_right).collect();
         Ok((index, kept))
     }
 
-    /// Sets or clears the entry of a unit; returns the range of bytes, one page, that has changed.
-    pub fn set(&mut self, unit: u32, kept: Option<Kept>) -> std::ops::Range<usize> {
-        let at = HEADER_BYTES + unit as usize * ENTRY_BYTES;
-        let mut raw = RawEntry { page: 0.into(), crc: 0.into(), own: 0.into() };
+    /// Sets or clears the entry of a unit; returns the offset of the page that has changed.
+    pub fn set(&mut self, unit: u32, kept: Option<Kept>) -> usize {
+        let at = offset_of(unit);
+        let mut raw = RawEntry { place: 0.into(), pages: 0.into(), sum: 0.into(), own: 0.into() };
         if let Some(kept) = kept {
-            raw.page = (kept.page + 1).into();
-            raw.crc = kept.crc32c.into();
+            raw.place = (u64::from(kept.first) << FIRST_SHIFT | (kept.page + 1)).into();
+            raw.pages = kept.pages.0.into();
+            raw.sum = kept.sum.into();
             raw.own = self.own_crc(&raw, unit).into();
         }
         self.bytes[at..at + ENTRY_BYTES].copy_from_slice(raw.as_bytes());
-        let page = PAGE_BYTES as usize;
-        at / page * page..at / page * page + page
+        at - at % PAGE_BYTES as usize
+    }
+
+    /// The copies of a unit.
+    pub fn get(&self, unit: u32) -> Option<Kept> {
+        let at = offset_of(unit);
+        let raw = RawEntry::read_from_bytes(&self.bytes[at..at + ENTRY_BYTES]).ok()?;
+        let place = raw.place.get();
+        let page = (place & !(u64::MAX << FIRST_SHIFT)).checked_sub(1)?;
+        let (first, pages) = ((place >> FIRST_SHIFT) as u8, PageSet(raw.pages.get()));
+        let is_intact = raw.own.get() == self.own_crc(&raw, unit);
+        is_intact.then_some(Kept { unit, first, page, pages, sum: raw.sum.get() })
     }
 
     /// Whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
@@ -171,19 +223,11 @@ impl Index {
         &self.bytes
     }
 
-    fn entry(&self, unit: u32) -> Option<Kept> {
-        let at = HEADER_BYTES + unit as usize * ENTRY_BYTES;
-        let raw = RawEntry::read_from_bytes(&self.bytes[at..at + ENTRY_BYTES]).ok()?;
-        let page = raw.page.get().checked_sub(1)?;
-        let is_whole = raw.own.get() == self.own_crc(&raw, unit);
-        is_whole.then_some(Kept { unit, page, crc32c: raw.crc.get() })
-    }
-
     fn own_crc(&self, raw: &RawEntry, unit: u32) -> u32 {
-        let mut bytes = [0; 20];
-        bytes[..12].copy_from_slice(&raw.as_bytes()[..12]);
-        bytes[12..16].copy_from_slice(&unit.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.bytes[CRC_OFFSET..CRC_OFFSET + 4]);
+        let mut bytes = [0; 28];
+        bytes[..20].copy_from_slice(&raw.as_bytes()[..20]);
+        bytes[20..24].copy_from_slice(&unit.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.bytes[CRC_OFFSET..CRC_OFFSET + 4]);
         crc32c(&bytes)
     }
 }
@@ -206,38 +250,56 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
     bytes
 }
 
+/// Offset of a unit's entry.
+fn offset_of(unit: u32) -> usize {
+    let (page, entry) = (u64::from(unit) / ENTRIES_OF_PAGE, u64::from(unit) % ENTRIES_OF_PAGE);
+    HEADER_BYTES + (page * PAGE_BYTES) as usize + entry as usize * ENTRY_BYTES
+}
+
 /// Offset of the header's checksum.
 const CRC_OFFSET: usize = 508;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
-pub const ENTRY_BYTES: usize = 16;
+pub const ENTRY_BYTES: usize = 24;
 const MAGIC: &[u8; 8] = b"DLFSTIER";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+const ENTRIES_OF_PAGE: u64 = PAGE_BYTES / ENTRY_BYTES as u64;
+const FIRST_SHIFT: u32 = 56;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NUM_UNITS: u32 = 300;
+
     fn units() -> Units {
-        Units::from_pages((0..300).map(|unit| (unit * 2, 2)))
+        Units::from_pages((0..u64::from(NUM_UNITS)).map(|unit| (unit * 2, 2)))
+    }
+
+    fn kept(unit: u32, page: u64) -> Kept {
+        Kept { unit, first: 0, page, pages: PageSet(0b11), sum: 9 }
     }
 
     #[test]
     fn what_was_entered_is_found_again_and_damaged_entries_are_not() {
         let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
         let mut index = Index::new(uuid, generation, &units);
-        let kept = |unit, page| Kept { unit, page, crc32c: 9 };
-        assert_eq!(index.set(0, Some(kept(0, 4))), 4096..8192);
-        assert_eq!(index.set(299, Some(kept(299, 0))), 8192..12_288);
+        let border = Kept { unit: 299, first: 1, page: 0, pages: PageSet(0b10), sum: u32::MAX };
+        assert_eq!(index.set(0, Some(kept(0, 4))), 4096);
+        assert_eq!((index.set(169, None), index.set(170, None)), (4096, 8192));
+        assert_eq!(index.set(299, Some(border)), 8192);
         index.set(5, Some(kept(5, 1)));
         index.set(5, None);
         index.set(6, Some(kept(6, 1)));
+        index.set(7, Some(Kept { pages: PageSet(0b101), ..kept(7, 8) })); // it has two pages
+        index.set(8, Some(Kept { first: 1, ..kept(8, 8) }));
+        assert_eq!((index.get(0), index.get(5)), (Some(kept(0, 4)), None));
         let mut bytes = index.bytes().to_vec();
-        assert_eq!(bytes.len() as u64, Index::len_bytes(300));
+        assert_eq!(bytes.len() as u64, Index::len_bytes(NUM_UNITS));
         bytes[HEADER_BYTES + 6 * ENTRY_BYTES] ^= 1;
         let (_, found) = Index::parse(&bytes, uuid, generation, &units).unwrap();
-        assert_eq!(found, [kept(0, 4), kept(299, 0)]);
+        assert_eq!(found, [kept(0, 4), border]);
     }
 
     #[test]
@@ -252,12 +314,15 @@ mod tests {
         assert_eq!(parse(&bytes, uuid, Generation(4), &units), Some(IndexError::Other));
         let newer = Some(IndexError::Newer { found: generation });
         assert_eq!(parse(&bytes, uuid, Generation(2), &units), newer);
-        assert_eq!(parse(&bytes, uuid, Generation(4), &units), Some(IndexError::Other));
         let other = Units::from_pages((0..300).map(|unit| (unit * 3, 2)));
         assert_eq!(parse(&bytes, uuid, generation, &other), Some(IndexError::Other));
+        let mut old = bytes.clone();
+        old[8] = 2;
+        let version = IndexError::Version { found: 2 };
+        assert_eq!(parse(&old, uuid, generation, &units), Some(version));
         // A power loss may leave a new header before the entries of another data set.
         let mut old = Index::new(Uuid([8; 16]), generation, &units);
-        old.set(3, Some(Kept { unit: 3, page: 0, crc32c: 9 }));
+        old.set(3, Some(kept(3, 0)));
         let mut mixed = old.bytes().to_vec();
         mixed[..HEADER_BYTES].copy_from_slice(&bytes[..HEADER_BYTES]);
         assert!(Index::parse(&mixed, uuid, generation, &units).unwrap().1.is_empty());
@@ -266,5 +331,19 @@ mod tests {
         for bytes in [&[][..], &bytes[..4096], &damaged, &vec![0; bytes.len()]] {
             assert_eq!(parse(bytes, uuid, generation, &units), Some(IndexError::None));
         }
+    }
+
+    /// Frozen: another order of the fields or of the checksum would find no copy of an earlier run.
+    #[test]
+    fn an_entry_has_these_bytes() {
+        let mut index = Index::new(Uuid([7; 16]), Generation(3), &units());
+        let pages: Vec<u8> = (0..8192).map(|at| (at / 4096) as u8 + 1).collect();
+        let sum = sum_of_pages(PageSet(0b110), 1, &pages);
+        let parts = [PageSet(0b10), PageSet(0b100)].map(|part| sum_of_pages(part, 1, &pages));
+        assert_eq!(sum, parts[0] ^ parts[1]);
+        index.set(1, Some(Kept { unit: 1, first: 1, page: 0x1_0000, pages: PageSet(0b10), sum }));
+        let entry = &index.bytes()[HEADER_BYTES + ENTRY_BYTES..HEADER_BYTES + 2 * ENTRY_BYTES];
+        assert_eq!(entry[..16], [1, 0, 1, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry[16..], [84, 192, 254, 172, 254, 73, 219, 24]);
     }
 }

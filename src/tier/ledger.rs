@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::CopyLocation;
+use super::Room;
 use super::page_allocator::PageAllocator;
 
 /// Which units are kept.
@@ -47,9 +47,13 @@ pub enum Stop {
 }
 
 /// Reserves room in all tiers according to the policy. It counts in pages.
+///
+/// A tier has a quota, which counts the pages that are reserved, and address space, in which each unit gets a
+/// place for all its pages. The space may be larger than the quota: then units that are needed in part
+/// take of the quota only what they need.
 #[derive(Debug, Clone)]
 pub struct Ledger {
-    tiers: Vec<PageAllocator>,
+    tiers: Vec<Tier>,
     policy: Policy,
     stop: Stop,
     is_stable: bool,
@@ -57,11 +61,39 @@ pub struct Ledger {
     planned: Vec<u8>,
 }
 
+#[derive(Debug, Clone)]
+struct Tier {
+    quota: u64,
+    reserved: u64,
+    is_off: bool,
+    space: PageAllocator,
+}
+
+impl Tier {
+    /// What the quota leaves.
+    fn free(&self) -> u64 {
+        if self.is_off { 0 } else { self.quota - self.reserved }
+    }
+
+    fn fits(&self, space: u64, pages: u64) -> bool {
+        !self.is_off && pages <= self.free() && self.space.fits(space)
+    }
+}
+
 impl Ledger {
-    /// Empty tiers of these capacities in pages, fastest first.
-    pub fn new(policy: Policy, stop: Stop, capacities: &[u64]) -> Ledger {
-        let tiers = capacities.iter().map(|&capacity| PageAllocator::new(capacity)).collect();
+    /// Empty tiers with these quotas in pages, fastest first.
+    pub fn new(policy: Policy, stop: Stop, quotas: &[u64]) -> Ledger {
+        let tier = |&quota| {
+            let space = PageAllocator::new(quota);
+            Tier { quota, reserved: 0, is_off: false, space }
+        };
+        let tiers = quotas.iter().map(tier).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
+    }
+
+    /// Gives an empty tier this much address space, instead of as much as its quota.
+    pub fn set_space(&mut self, tier: u8, pages: u64) {
+        self.tiers[usize::from(tier)].space = PageAllocator::new(pages);
     }
 
     /// Sets the plan: a tier for each unit, or [`Ledger::NOT_PLANNED`].
@@ -72,38 +104,73 @@ impl Ledger {
     /// A unit without a planned copy.
     pub const NOT_PLANNED: u8 = u8::MAX;
 
-    /// Reserves the pages of a copy found in `tier` after a restart; `false` if they exceed the
-    /// quota or overlap another copy.
-    pub fn restore(&mut self, tier: u8, pages: Range<u64>) -> bool {
-        self.tiers[usize::from(tier)].take_at(pages)
+    /// The tier that the plan assigns to `unit`.
+    pub fn planned(&self, unit: u32) -> Option<u8> {
+        let tier = *self.planned.get(unit as usize)?;
+        (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
-    /// Frees reserved or restored pages; during a run, only a new plan evicts copies.
-    pub fn give_back(&mut self, location: CopyLocation, pages: u64) {
-        self.tiers[usize::from(location.tier)].give_back(location.page..location.page + pages);
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
-    /// Reserves `pages` for `unit` (or the first of units kept together), if the policy wants it
-    /// and there is room. Nothing reserved is evicted during a run.
-    pub fn reserve(&mut self, unit: u32, pages: u64) -> Option<CopyLocation> {
+    /// Reserves `pages` pages and this place in `tier`, for copies found after a restart; `false` if they
+    /// exceed the quota or the place is taken.
+    pub fn restore(&mut self, tier: u8, place: Range<u64>, pages: u64) -> bool {
+        let tier = &mut self.tiers[usize::from(tier)];
+        let is_free = pages <= tier.quota - tier.reserved && tier.space.take_at(place);
+        tier.reserved += if is_free { pages } else { 0 };
+        is_free
+    }
+
+    /// Frees a place in address space; during a run, only a new plan evicts copies.
+    pub fn give_back(&mut self, tier: u8, place: Range<u64>) {
+        self.tiers[usize::from(tier)].space.give_back(place);
+    }
+
+    /// Finds a place of `space` contiguous pages for `unit` (or the first of units kept together) and
+    /// reserves `pages` of the quota, if the policy wants the unit and there is room. Nothing reserved is
+    /// evicted during a run.
+    pub fn place(&mut self, unit: u32, space: u64, pages: u64) -> Option<(u8, u64)> {
         match self.policy {
             Policy::None => None,
             Policy::FirstTouch => {
                 if self.is_stable {
                     return None;
                 }
-                let tier = self.tiers.iter().position(|room| room.fits(pages));
+                let tier = self.tiers.iter().position(|tier| tier.fits(space, pages));
                 if tier.is_none() && self.stop == Stop::AtFirstFailure {
                     self.is_stable = true;
                 }
-                self.take(tier?, pages)
+                self.place_in(tier? as u8, space, pages)
             }
-            Policy::Clairvoyant => {
-                let tier = usize::from(*self.planned.get(unit as usize)?);
-                let fits = self.tiers.get(tier).is_some_and(|room| room.fits(pages));
-                if fits { self.take(tier, pages) } else { None }
-            }
+            Policy::Clairvoyant => self.place_in(self.planned(unit)?, space, pages),
         }
+    }
+
+    /// As [`Ledger::place`], in this tier, whatever the policy wants.
+    pub fn place_in(&mut self, tier: u8, space: u64, pages: u64) -> Option<(u8, u64)> {
+        let room = &mut self.tiers[usize::from(tier)];
+        if !room.fits(space, pages) {
+            return None;
+        }
+        let page = room.space.take(space)?;
+        room.reserved += pages;
+        Some((tier, page))
+    }
+
+    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: the quota leaves less.
+    pub fn reserve(&mut self, tier: u8, pages: u64) -> bool {
+        let tier = &mut self.tiers[usize::from(tier)];
+        let fits = pages <= tier.free();
+        tier.reserved += if fits { pages } else { 0 };
+        fits
+    }
+
+    /// Undoes the reservation of `pages` in `tier`.
+    pub fn unreserve(&mut self, tier: u8, pages: u64) {
+        self.tiers[usize::from(tier)].reserved -= pages;
     }
 
     /// Stops reserving in `tier`; `false` if it had stopped already.
@@ -113,7 +180,7 @@ impl Ledger {
 
     /// Reserved pages of `tier`.
     pub fn used(&self, tier: u8) -> u64 {
-        self.tiers[usize::from(tier)].used
+        self.tiers[usize::from(tier)].reserved
     }
 
     /// Whether reserving in `tier` has stopped.
@@ -121,20 +188,22 @@ impl Ledger {
         self.tiers[usize::from(tier)].is_off
     }
 
-    /// The largest number of pages that any tier has room for; 0 when nothing more is reserved.
-    pub fn room(&self) -> u64 {
-        let stopped = self.is_stable || self.policy == Policy::None;
-        let rooms = self.tiers.iter().map(PageAllocator::largest);
-        if stopped { 0 } else { rooms.max().unwrap_or(0) }
+    /// The largest room that any tier has; none when nothing more is reserved.
+    pub fn room(&self) -> Room {
+        if self.policy == Policy::None {
+            return Room::default();
+        }
+        let tiers = self.tiers.iter().filter(|tier| !tier.is_off);
+        let contiguous = |tier: &Tier| if self.is_stable { 0 } else { tier.space.largest() };
+        Room {
+            pages: tiers.clone().map(Tier::free).max().unwrap_or(0),
+            contiguous: tiers.map(contiguous).max().unwrap_or(0),
+        }
     }
 
     /// Quota of `tier` in pages.
     pub fn capacity(&self, tier: u8) -> u64 {
-        self.tiers[usize::from(tier)].capacity
-    }
-
-    fn take(&mut self, tier: usize, pages: u64) -> Option<CopyLocation> {
-        Some(CopyLocation { tier: tier as u8, page: self.tiers[tier].take(pages)? })
+        self.tiers[usize::from(tier)].quota
     }
 }
 
@@ -143,66 +212,88 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn at(tier: u8, page: u64) -> Option<CopyLocation> {
-        Some(CopyLocation { tier, page })
-    }
-
     #[test]
     fn first_touch_fills_top_down_and_by_default_goes_on_with_what_is_smaller() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
-        let found = [8, 3, 3, 2, 1].map(|pages| ledger.reserve(0, pages));
-        assert_eq!(found, [at(0, 0), at(1, 0), None, at(0, 8), at(1, 3)]);
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, pages, pages));
+        assert_eq!(found, [Some((0, 0)), Some((1, 0)), None, Some((0, 8)), Some((1, 3))]);
     }
 
     #[test]
     fn monarchs_stop_rule_ends_placement_at_the_first_unit_that_fits_nowhere() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::AtFirstFailure, &[10, 5]);
-        let found = [8, 3, 3, 2, 1].map(|pages| ledger.reserve(0, pages));
-        assert_eq!(found, [at(0, 0), at(1, 0), None, None, None]);
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, pages, pages));
+        assert_eq!(found, [Some((0, 0)), Some((1, 0)), None, None, None]);
+        assert_eq!(ledger.room(), Room { pages: 2, contiguous: 0 });
     }
 
     #[test]
     fn clairvoyant_keeps_what_is_planned_where_it_is_planned_and_nothing_else() {
         let mut ledger = Ledger::new(Policy::Clairvoyant, Stop::Never, &[10, 5]);
-        assert_eq!(ledger.reserve(0, 1), None, "there is no plan yet");
+        assert_eq!(ledger.place(0, 1, 1), None, "there is no plan yet");
         ledger.set_plan(vec![1, Ledger::NOT_PLANNED, 0, 1]);
-        let found = [0, 1, 2, 3, 4].map(|unit| ledger.reserve(unit, 4));
-        assert_eq!(found, [at(1, 0), None, at(0, 0), None, None]);
+        let found = [0, 1, 2, 3, 4].map(|unit| ledger.place(unit, 4, 4));
+        assert_eq!(found, [Some((1, 0)), None, Some((0, 0)), None, None]);
+        assert_eq!(ledger.place_in(0, 1, 1), Some((0, 4)), "beside the plan");
     }
 
     #[test]
     fn a_tier_that_is_off_or_full_of_what_it_kept_gives_no_room() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
-        assert!(ledger.restore(0, 4..9) && !ledger.restore(0, 8..10) && !ledger.restore(1, 3..6));
-        assert_eq!(ledger.reserve(0, 4), at(0, 0), "before what was found");
-        assert_eq!(ledger.reserve(0, 2), at(1, 0));
+        assert!(ledger.restore(0, 4..9, 5) && !ledger.restore(0, 8..10, 2));
+        assert!(!ledger.restore(1, 3..6, 3));
+        assert_eq!(ledger.place(0, 4, 4), Some((0, 0)), "before what was found");
+        assert_eq!(ledger.place(0, 2, 2), Some((1, 0)));
         assert!(ledger.switch_off(1) && !ledger.switch_off(1));
-        assert_eq!((ledger.reserve(0, 1), ledger.reserve(0, 1)), (at(0, 9), None));
-        assert_eq!(ledger.used(0), 10);
-        ledger.give_back(CopyLocation { tier: 0, page: 4 }, 5);
-        assert_eq!((ledger.used(0), ledger.reserve(0, 5)), (5, at(0, 4)));
+        assert_eq!((ledger.place(0, 1, 1), ledger.place(0, 1, 1)), (Some((0, 9)), None));
+        assert_eq!((ledger.used(0), ledger.reserve(1, 1)), (10, false));
+        ledger.unreserve(0, 5);
+        ledger.give_back(0, 4..9);
+        assert_eq!((ledger.used(0), ledger.place(0, 5, 5)), (5, Some((0, 4))));
+    }
+
+    #[test]
+    fn the_quota_counts_pages_where_address_space_is_larger() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10]);
+        ledger.set_space(0, 64);
+        let found = [16; 5].map(|space| ledger.place(0, space, 2));
+        assert_eq!(found, [Some((0, 0)), Some((0, 16)), Some((0, 32)), Some((0, 48)), None]);
+        assert_eq!(ledger.room(), Room { pages: 2, contiguous: 0 });
+        assert!(!ledger.reserve(0, 3) && ledger.reserve(0, 2) && !ledger.reserve(0, 1));
+        ledger.unreserve(0, 3);
+        ledger.give_back(0, 16..32);
+        assert_eq!(ledger.room(), Room { pages: 3, contiguous: 16 });
+        assert!(!ledger.restore(0, 16..32, 4) && ledger.restore(0, 16..32, 3));
     }
 
     proptest! {
         #[test]
         fn the_quota_is_never_exceeded_and_no_two_copies_share_a_page(
-            capacities in prop::collection::vec(0_u64..50, 0..4),
-            wanted in prop::collection::vec(1_u64..20, 0..60), stop: bool,
+            capacities in prop::collection::vec((0_u64..50, 0_u64..80), 0..4),
+            wanted in prop::collection::vec((1_u64..20, 0_u64..20), 0..60), stop: bool,
         ) {
             let stop = if stop { Stop::AtFirstFailure } else { Stop::Never };
-            let mut ledger = Ledger::new(Policy::FirstTouch, stop, &capacities);
+            let quotas: Vec<u64> = capacities.iter().map(|(quota, _)| *quota).collect();
+            let mut ledger = Ledger::new(Policy::FirstTouch, stop, &quotas);
+            for (tier, (_, space)) in (0..).zip(&capacities) {
+                ledger.set_space(tier, *space);
+            }
             let mut taken = vec![Vec::new(); capacities.len()];
-            for pages in wanted {
-                if let Some(location) = ledger.reserve(0, pages) {
-                    let tier: &mut Vec<u64> = &mut taken[usize::from(location.tier)];
-                    tier.extend(location.page..location.page + pages);
+            let mut reserved = vec![0; capacities.len()];
+            for (space, pages) in wanted {
+                if let Some((tier, page)) = ledger.place(0, space, pages.min(space)) {
+                    let places: &mut Vec<u64> = &mut taken[usize::from(tier)];
+                    places.extend(page..page + space);
+                    reserved[usize::from(tier)] += pages.min(space);
                 }
             }
-            for (tier, capacity) in taken.iter().zip(&capacities) {
-                prop_assert!(tier.iter().all(|page| page < capacity));
-                let mut pages = tier.clone();
+            for (tier, (quota, space)) in capacities.iter().enumerate() {
+                prop_assert!(taken[tier].iter().all(|page| page < space));
+                let mut pages = taken[tier].clone();
+                pages.sort_unstable();
                 pages.dedup();
-                prop_assert_eq!(pages.len(), tier.len());
+                prop_assert_eq!(pages.len(), taken[tier].len());
+                prop_assert!(reserved[tier] <= *quota && ledger.used(tier as u8) == reserved[tier]);
             }
         }
     }

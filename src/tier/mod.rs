@@ -1,15 +1,23 @@
 //! Decides which copies are kept in which tier, and where; `cache` moves them. Pure.
 //!
-//! A *tier* is a bounded, faster place in front of an *origin*: memory, or a local file. Data are
-//! kept in [`Units`]: ranges of samples that are copied as a whole. The [`Ledger`] reserves room
-//! before anything is copied, within the quota. The [`CopyTable`] holds the location of each unit's
-//! copy and changes atomically, so a reader sees either the origin or a complete copy.
+//! A *tier* is a bounded, faster place in front of an *origin*: memory, or a local file. Presence is by
+//! page of 4 KiB. [`Units`] divide the data set into ranges of at most 64 pages: each gets one place in
+//! a tier, and a word says which of its pages are there. The [`Ledger`] finds the place and reserves the
+//! pages within the quota before anything is copied. The [`CopyTable`] holds place and pages and changes
+//! atomically, so a reader sees of each page either the origin or a complete copy; it also says which
+//! pages are under way, so that of many who want a page one reads it from the origin.
+//!
+//! What it costs: 32 bytes of table and 24 bytes of index for each unit. A terabyte of 110 KB samples has
+//! 0.3 GB of table, one of small samples, 64 KiB a unit, 0.5 GB, one of samples of many megabytes 0.12 GB.
+//! All processes of a node share the table. A read of a copy loads two words for each unit that it
+//! crosses, and the number of evictions before and after.
 //!
 //! There are two policies. Neither evicts or migrates during a run, since an epoch reads everything
 //! in random order and eviction would only churn:
 //!
-//! - *first-touch* (Monarch): the first read of a unit reserves room in the fastest tier that has
-//!   some; the read itself is served from where the data are now.
+//! - *first-touch* (Monarch): the first read of a page reserves room in the fastest tier that has
+//!   some; the read itself is served from where the data are now. A sample of 64 KiB or more that is
+//!   read in part is kept whole.
 //! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the units of each tier, ranked
 //!   by how often this rank reads them. Copies of an earlier run are evicted for copies that this
 //!   run reads more often ([`copies_to_evict`]).
@@ -23,12 +31,14 @@ mod eviction;
 mod index;
 mod ledger;
 mod page_allocator;
+mod page_set;
 mod units;
 
-pub use copies::{CopyLocation, CopyState, CopyTable, Words};
+pub use copies::{CopyLocation, CopyTable, Room, Words};
 pub use eviction::{Candidate, copies_to_evict};
-pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept};
+pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
 pub use ledger::{Ledger, Policy, Stop};
+pub use page_set::PageSet;
 pub use units::{Unit, Units};
 
 /// Copies start at multiples of this, like everything on media.

@@ -2,31 +2,29 @@
 
 use std::ops::Range;
 
-/// Allocates ranges of pages within a quota.
+/// Allocates ranges of pages.
 #[derive(Debug, Clone)]
 pub(super) struct PageAllocator {
-    pub(super) capacity: u64,
-    pub(super) used: u64,
-    pub(super) is_off: bool,
     /// Free ranges in ascending order; none are adjacent.
     free: Vec<Range<u64>>,
+    /// Length of the longest of them, which is asked for more often than it changes.
+    largest: u64,
 }
 
 impl PageAllocator {
     pub(super) fn new(capacity: u64) -> PageAllocator {
         let all = 0..capacity;
-        PageAllocator { capacity, used: 0, is_off: false, free: vec![all] }
+        PageAllocator { free: vec![all], largest: capacity }
     }
 
-    /// Whether this many contiguous pages are free and within the quota.
+    /// Whether this many contiguous pages are free.
     pub(super) fn fits(&self, pages: u64) -> bool {
-        !self.is_off && self.free.iter().any(|free| pages <= free.end - free.start)
+        pages <= self.largest
     }
 
-    /// The longest range of free pages within the quota.
+    /// The longest range of free pages.
     pub(super) fn largest(&self) -> u64 {
-        let longest = self.free.iter().map(|free| free.end - free.start).max();
-        if self.is_off { 0 } else { longest.unwrap_or(0) }
+        self.largest
     }
 
     /// Allocates the first range that fits.
@@ -37,7 +35,7 @@ impl PageAllocator {
         if self.free[at].is_empty() {
             self.free.remove(at);
         }
-        self.count(pages);
+        self.changed();
         Some(page)
     }
 
@@ -48,13 +46,12 @@ impl PageAllocator {
         let free = self.free[at].clone();
         let around = [free.start..pages.start, pages.end..free.end];
         self.free.splice(at..=at, around.into_iter().filter(|part| !part.is_empty()));
-        self.count(pages.end - pages.start);
+        self.changed();
         true
     }
 
     /// Frees allocated pages.
     pub(super) fn give_back(&mut self, pages: Range<u64>) {
-        self.used -= pages.end - pages.start;
         let at = self.free.partition_point(|free| free.start < pages.start);
         self.free.insert(at, pages);
         let mut merge = |at: usize| {
@@ -66,11 +63,11 @@ impl PageAllocator {
         if at > 0 {
             merge(at - 1);
         }
+        self.changed();
     }
 
-    fn count(&mut self, pages: u64) {
-        self.used += pages;
-        assert!(self.used <= self.capacity, "more reserved than the quota");
+    fn changed(&mut self) {
+        self.largest = self.free.iter().map(|free| free.end - free.start).max().unwrap_or(0);
     }
 }
 
@@ -87,7 +84,7 @@ mod tests {
         room.give_back(6..10);
         assert!(room.fits(4) && !room.fits(5));
         room.give_back(3..6);
-        assert_eq!((room.used, room.take(10)), (0, Some(0)));
+        assert_eq!(room.take(10), Some(0));
     }
 
     #[test]
@@ -95,7 +92,7 @@ mod tests {
         let mut room = PageAllocator::new(10);
         assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
         assert!(room.take_at(0..4) && room.take_at(9..10));
-        assert_eq!((room.used, room.take(3), room.take(1)), (7, Some(6), None));
+        assert_eq!((room.largest(), room.take(3), room.take(1)), (3, Some(6), None));
     }
 
     proptest! {
@@ -113,7 +110,8 @@ mod tests {
                     taken.push(new);
                 }
                 let used: u64 = taken.iter().map(|range| range.end - range.start).sum();
-                prop_assert_eq!(used, room.used);
+                let free: u64 = room.free.iter().map(|range| range.end - range.start).sum();
+                prop_assert_eq!(used + free, 40);
             }
         }
     }

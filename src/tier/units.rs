@@ -1,4 +1,4 @@
-//! Units: the ranges of samples that are copied as a whole.
+//! Units: the ranges of pages in which copies get room in a tier.
 
 use std::ops::Range;
 
@@ -6,20 +6,29 @@ use crate::directory::Directory;
 use crate::format::Extent;
 use crate::units::SampleId;
 
-use super::PAGE_BYTES;
+use super::{PAGE_BYTES, PageSet};
 
-/// Whole pages of a namespace that are copied together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// At most 64 pages of a namespace, whose copies lie in one place: one word has a bit for each page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unit {
     /// First page on its namespace.
     pub page: u64,
+    /// The first of the units that are kept together with this one, all or none.
+    first_together: u32,
     /// Number of pages.
-    pub pages: u32,
-    /// The next unit belongs to the same sample: both are kept, or neither.
-    pub continues: bool,
+    pages: u8,
+    /// All its pages belong to one sample.
+    is_one_sample: bool,
+    /// Its first sample begins in the last page of the unit before.
+    begins_before: bool,
 }
 
 impl Unit {
+    /// Number of pages, at most 64.
+    pub fn pages(&self) -> u32 {
+        self.pages.into()
+    }
+
     /// First byte on its namespace.
     pub fn start_bytes(&self) -> u64 {
         self.page * PAGE_BYTES
@@ -34,14 +43,31 @@ impl Unit {
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes() + self.len_bytes()
     }
+
+    /// All its pages.
+    pub fn all(&self) -> PageSet {
+        PageSet::range(0..self.pages())
+    }
+
+    /// Its pages with bytes in `range`.
+    pub fn pages_in(&self, range: &Range<u64>) -> PageSet {
+        let from = range.start.max(self.start_bytes()) - self.start_bytes();
+        let to = range.end.clamp(self.start_bytes(), self.end_bytes()) - self.start_bytes();
+        PageSet::range((from / PAGE_BYTES) as u32..to.div_ceil(PAGE_BYTES) as u32)
+    }
+
+    /// Whether all its pages belong to one sample, so that who reads one of them reads the others.
+    pub fn is_one_sample(&self) -> bool {
+        self.is_one_sample
+    }
 }
 
 /// All units of a data set, sorted by namespace and offset: 16 bytes each.
 ///
-/// Adjacent samples share a unit up to 64 KiB, so that tracking small samples costs no more than
-/// large ones. A sample above 4 MiB has several units, which are kept together. Each file of a
-/// plain folder has its own units, whatever its length, since a copy saves opening the file.
-/// Neighbouring units may share a page; each copy then contains it.
+/// Adjacent small samples share a unit up to 64 KiB, so that tracking small samples costs no more than
+/// large ones; a sample of 64 KiB or more has units of its own, which are kept together. So has each
+/// file of a plain folder, whatever its length, since a copy saves opening the file. Units do not
+/// overlap: a page with bytes of two units belongs to the first.
 #[derive(Debug, Clone, Default)]
 pub struct Units {
     units: Vec<Unit>,
@@ -54,30 +80,49 @@ impl Units {
     pub fn of(directory: &Directory) -> Units {
         let alone = directory.learned().is_some();
         let num_namespaces = usize::from(directory.layout().num_namespaces);
-        let mut by_namespace: Vec<Vec<Unit>> = vec![Vec::new(); num_namespaces];
+        let mut by_namespace: Vec<Vec<Run>> = vec![Vec::new(); num_namespaces];
         for chunk in 0..directory.num_chunks() {
             let namespace = directory.chunk(chunk).namespace;
-            let units = &mut by_namespace[usize::from(namespace)];
+            let runs = &mut by_namespace[usize::from(namespace)];
             let extents = directory.samples_in_chunk(chunk).map(|(_, extent)| extent);
-            units_of_chunk(extents, alone, units);
+            runs_of_chunk(extents, alone, runs);
         }
+        Units::from_runs(by_namespace)
+    }
+
+    /// Units of one namespace for samples with these first pages and lengths, for tests and benches.
+    pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
+        let run = |(page, pages): (u64, u32)| Run {
+            pages: page..page + u64::from(pages),
+            is_one_sample: true,
+        };
+        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+    }
+
+    /// Units of one namespace for ranges of small samples with these first pages and lengths, for tests
+    /// and benches.
+    pub fn of_small_samples(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
+        let run = |(page, pages): (u64, u32)| Run {
+            pages: page..page + u64::from(pages),
+            is_one_sample: false,
+        };
+        Units::from_runs(vec![pages.into_iter().map(run).collect()])
+    }
+
+    fn from_runs(by_namespace: Vec<Vec<Run>>) -> Units {
         let mut units = Units::default();
-        for mut list in by_namespace {
-            list.sort_unstable();
+        for mut runs in by_namespace {
+            runs.sort_unstable_by_key(|run| (run.pages.start, run.pages.end));
             units.first.push(units.units.len() as u32);
-            units.units.append(&mut list);
+            let mut end = 0;
+            for Run { pages, is_one_sample } in runs {
+                let rest = pages.start.max(end)..pages.end;
+                end = end.max(pages.end);
+                divide(rest.clone(), is_one_sample, rest.start > pages.start, &mut units.units);
+            }
         }
         units.first.push(units.units.len() as u32);
         units
-    }
-
-    /// Units of one namespace with these first pages and lengths, for tests and benches.
-    pub fn from_pages(pages: impl IntoIterator<Item = (u64, u32)>) -> Units {
-        let unit = |(page, pages)| Unit { page, pages, continues: false };
-        let mut units: Vec<Unit> = pages.into_iter().map(unit).collect();
-        units.sort_unstable();
-        let first = vec![0, units.len() as u32];
-        Units { units, first }
     }
 
     /// Number of units.
@@ -88,6 +133,11 @@ impl Units {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
+    }
+
+    /// Pages of all units.
+    pub fn num_pages(&self) -> u64 {
+        self.units.iter().map(|unit| u64::from(unit.pages)).sum()
     }
 
     /// The unit with this index.
@@ -114,38 +164,30 @@ impl Units {
         let all = self.of_namespace(namespace);
         let units = &self.units[all.start as usize..all.end as usize];
         let first = units.partition_point(|unit| unit.end_bytes() <= range.start);
-        let last = units.partition_point(|unit| unit.start_bytes() < range.end);
-        all.start + first as u32..all.start + last.max(first) as u32
+        let last = units[first..].iter().take_while(|unit| unit.start_bytes() < range.end).count();
+        all.start + first as u32..all.start + (first + last) as u32
     }
 
     /// The units that are kept together with `unit`: all those of its sample.
     pub fn together_with(&self, unit: u32) -> Range<u32> {
-        let (mut first, mut last) = (unit, unit);
-        while first > 0 && self.get(first - 1).continues {
-            first -= 1;
-        }
-        while self.get(last).continues {
-            last += 1;
-        }
-        first..last + 1
+        let first = self.get(unit).first_together;
+        let behind = &self.units[unit as usize..];
+        let len = behind.partition_point(|unit| unit.first_together == first) as u32;
+        first..unit + len
     }
 
-    /// Whether a read of `range` needs `unit`: beyond a page that the unit shares with a neighbour,
-    /// which the read may mean instead.
-    pub fn is_touched(&self, namespace: u16, unit: u32, range: &Range<u64>) -> bool {
+    /// Whether `pages` is only the last page of the unit, in which the next unit's first sample begins:
+    /// who reads it may mean that sample.
+    pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
         let this = self.get(unit);
-        let all = self.of_namespace(namespace);
-        let mut own = this.start_bytes()..this.end_bytes();
-        if unit > all.start && self.get(unit - 1).end_bytes() > own.start {
-            own.start += PAGE_BYTES;
-        }
-        if unit + 1 < all.end && self.get(unit + 1).start_bytes() < own.end {
-            own.end -= PAGE_BYTES;
-        }
-        if own.start >= own.end {
-            own = this.start_bytes()..this.end_bytes();
-        }
-        range.start < own.end && own.start < range.end
+        let next = self.units.get(unit as usize + 1);
+        let is_shared = next.is_some_and(|next| next.begins_before);
+        is_shared && this.pages > 1 && pages.0 == 1 << (this.pages - 1)
+    }
+
+    /// The unit before, if the first sample of `unit` begins in its last page.
+    pub fn border_of(&self, unit: u32) -> Option<u32> {
+        self.get(unit).begins_before.then(|| unit.checked_sub(1)).flatten()
     }
 
     /// For each sample, by id, the unit in which it begins; `NO_UNIT` if it has no bytes, or if
@@ -154,75 +196,92 @@ impl Units {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
             for (SampleId(id), extent) in directory.samples_in_chunk(chunk) {
-                if extent.len_bytes == 0 {
-                    continue;
+                if extent.len_bytes > 0 {
+                    by_sample[id as usize] = self.of_sample(&extent);
                 }
-                let end = extent.offset_bytes + u64::from(extent.len_bytes);
-                let range = extent.offset_bytes..end;
-                let within = self.within(extent.namespace, &range);
-                // Of two units that share its first page, the second is the sample's, unless the
-                // sample does not reach it.
-                let mut own = within.clone().filter(|unit| self.holds_begin(*unit, &range));
-                // Where chunks overlap, which no import creates, units are not sorted by their
-                // ends.
-                let any = within.clone().next();
-                by_sample[id as usize] = own.next_back().or(any).unwrap_or(Units::NO_UNIT);
             }
         }
         by_sample
     }
 
+    /// A sample that begins in the last page of one unit and goes on in the next is the next one's.
+    fn of_sample(&self, extent: &Extent) -> u32 {
+        let end = extent.offset_bytes + u64::from(extent.len_bytes);
+        let within = self.within(extent.namespace, &(extent.offset_bytes..end));
+        let mut units = within.clone();
+        match (units.next(), units.next()) {
+            (Some(_), Some(second)) if self.get(second).begins_before => second,
+            (first, _) => first.unwrap_or(Units::NO_UNIT),
+        }
+    }
+
     /// No unit.
     pub const NO_UNIT: u32 = u32::MAX;
-
-    fn holds_begin(&self, unit: u32, range: &Range<u64>) -> bool {
-        let unit = self.get(unit);
-        let end = range.end.min(range.start + unit.len_bytes());
-        unit.start_bytes() <= range.start && (end <= unit.end_bytes() || unit.continues)
-    }
 
     /// Hash of the division into units, which an index records.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = u64::from(self.len());
         for unit in &self.units {
-            let word = unit.page << 24 ^ u64::from(unit.pages) << 1 ^ u64::from(unit.continues);
+            let word = unit.page << 24 ^ u64::from(unit.pages) << 1 ^ u64::from(unit.is_one_sample);
             sum = (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
         sum
     }
 }
 
-fn units_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, units: &mut Vec<Unit>) {
-    let mut run: Option<Range<u64>> = None;
-    for extent in extents.filter(|extent| extent.len_bytes > 0) {
-        let end = extent.offset_bytes + u64::from(extent.len_bytes);
-        let pages = extent.offset_bytes / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-        match &mut run {
-            Some(run) if !alone && (run.end - run.start) * PAGE_BYTES < SMALL_BYTES => {
-                run.end = pages.end;
-            }
-            _ => push(run.replace(pages), units),
-        }
-    }
-    push(run, units);
+/// Pages of one large sample, or of small ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    pages: Range<u64>,
+    is_one_sample: bool,
 }
 
-/// Divides a range of pages into units of at most 4 MiB.
-fn push(run: Option<Range<u64>>, units: &mut Vec<Unit>) {
-    let Some(mut run) = run else { return };
-    while run.start < run.end {
-        let pages = (run.end - run.start).min(MAX_UNIT_PAGES);
-        let continues = run.start + pages < run.end;
-        units.push(Unit { page: run.start, pages: pages as u32, continues });
-        run.start += pages;
+fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut Vec<Run>) {
+    let mut small: Option<Range<u64>> = None;
+    let end = |small: &mut Option<Range<u64>>, runs: &mut Vec<Run>| {
+        runs.extend(small.take().map(|pages| Run { pages, is_one_sample: false }));
+    };
+    for extent in extents.filter(|extent| extent.len_bytes > 0) {
+        let last = extent.offset_bytes + u64::from(extent.len_bytes);
+        let pages = extent.offset_bytes / PAGE_BYTES..last.div_ceil(PAGE_BYTES);
+        if alone || u64::from(extent.len_bytes) >= SMALL_BYTES {
+            end(&mut small, runs);
+            runs.push(Run { pages, is_one_sample: true });
+            continue;
+        }
+        match &mut small {
+            Some(run) if (run.end - run.start) * PAGE_BYTES < SMALL_BYTES => run.end = pages.end,
+            _ => {
+                end(&mut small, runs);
+                small = Some(pages);
+            }
+        }
+    }
+    end(&mut small, runs);
+}
+
+/// Divides a range of pages into units that are kept together.
+fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
+    let first_together = units.len() as u32;
+    let mut page = pages.start;
+    while page < pages.end {
+        let len = (pages.end - page).min(MAX_UNIT_PAGES);
+        units.push(Unit {
+            page,
+            first_together,
+            pages: len as u8,
+            is_one_sample,
+            begins_before: begins_before && page == pages.start,
+        });
+        page += len;
     }
 }
 
 /// Samples share a unit up to this length.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// A unit is held in memory while it is copied.
-const MAX_UNIT_PAGES: u64 = (4 << 20) / PAGE_BYTES;
+/// One bit of a word for each.
+const MAX_UNIT_PAGES: u64 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -230,31 +289,45 @@ mod tests {
     use crate::directory::DirectoryBuilder;
     use crate::format::{ImageLayout, Pack, Uuid};
     use crate::units::Generation;
+    use proptest::prelude::*;
 
     fn cut(extents: &[(u64, u32)], alone: bool) -> Vec<(u64, u32, bool)> {
-        let mut units = Vec::new();
+        let mut runs = Vec::new();
         let extent =
             |&(offset_bytes, len_bytes)| Extent { offset_bytes, len_bytes, ..Extent::default() };
-        units_of_chunk(extents.iter().map(extent), alone, &mut units);
-        units.iter().map(|unit| (unit.page, unit.pages, unit.continues)).collect()
+        runs_of_chunk(extents.iter().map(extent), alone, &mut runs);
+        let units = Units::from_runs(vec![runs]);
+        units.units.iter().map(|unit| (unit.page, unit.pages(), unit.is_one_sample)).collect()
     }
 
     #[test]
-    fn small_neighbours_share_a_unit_and_long_samples_have_several() {
+    fn small_neighbours_share_a_unit_and_large_samples_have_their_own() {
         assert_eq!(
             cut(&[(4096, 30_000), (34_096, 40_000), (74_096, 100)], false),
-            [(1, 18, false), (18, 1, false)]
+            [(1, 18, false)],
+            "the third lies in the last page of the second"
         );
         assert_eq!(
-            cut(&[(4096, 100), (8192, 0), (8192, 100)], true),
-            [(1, 1, false), (2, 1, false)]
+            cut(&[(4096, 30_000), (34_096, 40_000), (74_096, 8_000)], false),
+            [(1, 18, false), (19, 2, false)]
         );
-        assert_eq!(cut(&[(0, (4 << 20) + 1)], false), [(0, 1024, true), (1024, 1, false)]);
+        assert_eq!(cut(&[(4096, 100), (8192, 0), (8192, 100)], true), [(1, 1, true), (2, 1, true)]);
+        assert_eq!(
+            cut(&[(0, 100), (4096, (256 << 10) + 1)], false),
+            [(0, 1, false), (1, 64, true), (65, 1, true)]
+        );
     }
 
-    /// A sample inside another sample's chunk: units sorted by their starts are then not sorted by
-    /// their ends, and a sample may find none.
-    ///
+    #[test]
+    fn units_of_one_sample_are_kept_together() {
+        let units = Units::from_pages([(0, 1), (1, 130), (131, 64), (200, 3)]);
+        let together: Vec<_> = (0..units.len()).map(|unit| units.together_with(unit)).collect();
+        assert_eq!(together, [0..1, 1..4, 1..4, 1..4, 4..5, 5..6]);
+        assert_eq!(units.num_pages(), 198);
+    }
+
+    /// A sample inside another sample's chunk: the units still do not overlap, and a sample may find
+    /// none.
     #[test]
     fn samples_of_chunks_that_overlap_have_some_unit_or_none() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();
@@ -275,19 +348,44 @@ mod tests {
     }
 
     #[test]
-    fn a_read_touches_what_it_has_more_of_than_a_shared_page() {
+    fn a_page_of_two_units_belongs_to_the_first() {
         let units = Units::from_pages([(1, 20), (20, 20), (40, 1)]); // page 20 is shared
-        let page = |pages: Range<u64>| pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
-        let touched = |pages: Range<u64>| {
-            let range = page(pages);
-            let within = units.within(0, &range);
-            within.filter(|&unit| units.is_touched(0, unit, &range)).collect::<Vec<_>>()
+        let starts: Vec<_> =
+            (0..3).map(|unit| (units.get(unit).page, units.get(unit).pages())).collect();
+        assert_eq!(starts, [(1, 20), (21, 19), (40, 1)]);
+        let bytes = |pages: Range<u64>| pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        assert_eq!(units.within(0, &bytes(0..1)), 0..0);
+        assert_eq!(units.within(0, &bytes(20..40)), 0..2);
+        assert_eq!(units.within(0, &bytes(50..60)), 3..3);
+        let last = units.get(0).pages_in(&bytes(20..40));
+        assert_eq!((last, last.len()), (PageSet(1 << 19), 1));
+        assert!(units.is_border(0, last) && !units.is_border(0, units.get(0).all()));
+        assert!(!units.is_border(1, PageSet(1 << 18)), "the next begins in a page of its own");
+        assert_eq!([0, 1, 2].map(|unit| units.border_of(unit)), [None, Some(0), None]);
+        let extent = |page: u64, len_bytes| Extent {
+            offset_bytes: page * PAGE_BYTES + 100,
+            len_bytes,
+            ..Extent::default()
         };
-        assert_eq!(touched(0..1), [0_u32; 0]);
-        assert_eq!(touched(1..21), [0], "all of the first");
-        assert_eq!(touched(20..40), [1], "all of the second");
-        assert_eq!(touched(19..22), [0, 1]);
-        assert_eq!(touched(39..50), [1, 2]);
-        assert_eq!(units.within(0, &page(50..60)), 3..3);
+        let of_sample = |page, len| units.of_sample(&extent(page, len));
+        assert_eq!([of_sample(20, 5000), of_sample(20, 9), of_sample(60, 9)], [1, 0, u32::MAX]);
+    }
+
+    proptest! {
+        #[test]
+        fn units_do_not_overlap_and_have_every_page(
+            samples in prop::collection::vec((0_u64..400, 1_u32..200), 0..20),
+        ) {
+            let units = Units::from_pages(samples.iter().copied());
+            prop_assert!(units.units.windows(2).all(|pair| pair[0].end_bytes() <= pair[1].start_bytes()));
+            for (page, pages) in samples {
+                for page in page..page + u64::from(pages) {
+                    let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+                    let within = units.within(0, &range);
+                    prop_assert_eq!(within.len(), 1);
+                    prop_assert_eq!(units.get(within.start).pages_in(&range).len(), 1);
+                }
+            }
+        }
     }
 }

@@ -1,25 +1,24 @@
 //! The messages of an attached process to the owner, after the first message.
 //!
-//! | bytes  | field    | meaning                                        |
-//! |--------|----------|------------------------------------------------|
-//! | 0..4   | `kind`   | 1 begin, 2 expect, 3 piece, 4 gone             |
-//! | 4..8   | `unit`   | index of the unit                              |
-//! | 8..12  | `offset` | of a piece, in the unit: whole pages           |
-//! | 12..16 | `len`    | of a piece, whole pages; its bytes follow      |
+//! | bytes  | field   | meaning                                                          |
+//! |--------|---------|------------------------------------------------------------------|
+//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone                             |
+//! | 4..8   | `unit`  | index of the unit                                                |
+//! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
 
-use crate::tier::{PAGE_BYTES, Units};
+use crate::tier::{PAGE_BYTES, PageSet, Units};
 
 /// A parsed message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'a> {
-    /// The copy of the unit is corrupt or missing.
-    Begin(u32),
-    /// A read of the origin will bring part of the unit.
-    Expect(u32),
-    /// Expected data of the unit.
-    Piece { unit: u32, offset: usize, bytes: &'a [u8] },
-    /// Expected data will not arrive.
-    Gone(u32),
+    /// The copies of these pages were corrupt; they are not published any more.
+    Corrupt(u32, PageSet),
+    /// The process has claimed these pages, and reads them from the origin.
+    Expect(u32, PageSet),
+    /// Expected pages, contiguous.
+    Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
+    /// Expected pages will not arrive; they are not claimed any more.
+    Gone(u32, PageSet),
 }
 
 /// A message that no attached process sends.
@@ -29,18 +28,16 @@ pub(super) struct Malformed;
 impl Frame<'_> {
     /// The first bytes of the message; those of a piece follow.
     pub(super) fn head(&self) -> [u8; HEAD_BYTES] {
-        let words = match *self {
-            Frame::Begin(unit) => [BEGIN, unit, 0, 0],
-            Frame::Expect(unit) => [EXPECT, unit, 0, 0],
-            Frame::Piece { unit, offset, bytes } => {
-                [PIECE, unit, offset as u32, bytes.len() as u32]
-            }
-            Frame::Gone(unit) => [GONE, unit, 0, 0],
+        let (kind, unit, pages) = match *self {
+            Frame::Corrupt(unit, pages) => (CORRUPT, unit, pages),
+            Frame::Expect(unit, pages) => (EXPECT, unit, pages),
+            Frame::Piece { unit, pages, .. } => (PIECE, unit, pages),
+            Frame::Gone(unit, pages) => (GONE, unit, pages),
         };
         let mut head = [0; HEAD_BYTES];
-        for (bytes, word) in head.chunks_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
+        head[..4].copy_from_slice(&kind.to_le_bytes());
+        head[4..8].copy_from_slice(&unit.to_le_bytes());
+        head[8..].copy_from_slice(&pages.0.to_le_bytes());
         head
     }
 }
@@ -50,26 +47,26 @@ pub(super) fn parse<'a>(
     bytes: &'a [u8],
     units: &Units,
 ) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
-    let Some((head, rest)) = bytes.split_at_checked(HEAD_BYTES) else { return Ok(None) };
+    let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let (kind, unit, offset, len) = (word(0), word(4), word(8) as usize, word(12) as usize);
-    if unit >= units.len() {
+    let (kind, unit) = (word(0), word(4));
+    let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
+    let is_right = unit < units.len() && pages.without(units.get(unit).all()).is_empty();
+    if !is_right || pages.is_empty() {
         return Err(Malformed);
     }
     let frame = match kind {
         PIECE => {
-            let page = PAGE_BYTES as usize;
-            let is_within = (offset as u64 + len as u64) <= units.get(unit).len_bytes();
-            if !is_within || len == 0 || !offset.is_multiple_of(page) || !len.is_multiple_of(page) {
+            if pages.runs().count() != 1 {
                 return Err(Malformed);
             }
+            let len = pages.len() as usize * PAGE_BYTES as usize;
             let Some(bytes) = rest.get(..len) else { return Ok(None) };
-            return Ok(Some((Frame::Piece { unit, offset, bytes }, HEAD_BYTES + len)));
+            return Ok(Some((Frame::Piece { unit, pages, bytes }, HEAD_BYTES + len)));
         }
-        _ if offset != 0 || len != 0 => return Err(Malformed),
-        BEGIN => Frame::Begin(unit),
-        EXPECT => Frame::Expect(unit),
-        GONE => Frame::Gone(unit),
+        CORRUPT => Frame::Corrupt(unit, pages),
+        EXPECT => Frame::Expect(unit, pages),
+        GONE => Frame::Gone(unit, pages),
         _ => return Err(Malformed),
     };
     Ok(Some((frame, HEAD_BYTES)))
@@ -77,7 +74,7 @@ pub(super) fn parse<'a>(
 
 pub(super) const HEAD_BYTES: usize = 16;
 
-const BEGIN: u32 = 1;
+const CORRUPT: u32 = 1;
 const EXPECT: u32 = 2;
 const PIECE: u32 = 3;
 const GONE: u32 = 4;
@@ -94,8 +91,11 @@ mod tests {
     #[test]
     fn messages_are_read_as_they_were_written_and_wait_for_their_end() {
         let data = vec![7; 8192];
-        let piece = Frame::Piece { unit: 1, offset: 4096, bytes: &data };
-        for frame in [Frame::Begin(0), Frame::Expect(1), Frame::Gone(1), piece] {
+        let pages = PageSet(0b1100);
+        let piece = Frame::Piece { unit: 1, pages, bytes: &data };
+        let frames =
+            [Frame::Corrupt(0, PageSet(1)), Frame::Expect(1, pages), Frame::Gone(1, pages)];
+        for frame in frames.into_iter().chain([piece]) {
             let mut bytes = frame.head().to_vec();
             if let Frame::Piece { bytes: data, .. } = frame {
                 bytes.extend(data);
@@ -111,14 +111,13 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_the_units_is_malformed() {
-        let data = vec![7; 8192];
-        let piece = |unit, offset, len| Frame::Piece { unit, offset, bytes: &data[..len] };
+        let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[] };
         let wrong = [
-            Frame::Expect(2),
-            piece(0, 4096, 8192),
-            piece(1, 1, 4096),
-            piece(1, 0, 100),
-            piece(1, 0, 0),
+            Frame::Expect(2, PageSet(1)),
+            Frame::Expect(0, PageSet(0b100)),
+            Frame::Gone(1, PageSet::NONE),
+            piece(0, 0b110),
+            piece(1, 0b101),
         ];
         for frame in wrong {
             assert_eq!(parse(&frame.head(), &units()), Err(Malformed), "{frame:?}");

@@ -193,7 +193,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 2;
+pub(in crate::cache) const PROTOCOL: u32 = 3;
 
 /// The table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;
@@ -247,7 +247,7 @@ mod tests {
         let error = parse(&serde_json::to_vec(&other).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("process 7 runs dlfs 1.2.3"), "{error}");
-        for text in ["", "[]", "{\"protocol\": 2}", "\u{0}"] {
+        for text in ["", "[]", "{\"protocol\": 3}", "\u{0}"] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
     }

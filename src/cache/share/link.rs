@@ -16,6 +16,7 @@ use crate::cache::copier::Job;
 use crate::error::Result;
 use crate::process::NotInherited;
 use crate::threads::{self, Fate, Thread};
+use crate::tier::{PAGE_BYTES, PageSet};
 
 /// A connection to the owner of the tiers, with two threads: one sends, one waits for its end.
 pub(in crate::cache) struct Link {
@@ -150,19 +151,17 @@ impl Sending {
         let mut stream = &self.connection.stream;
         let mut send = |frame: Frame<'_>| stream.write_all(&frame.head());
         match job {
-            Job::Begin(units) => {
-                for unit in units {
-                    send(Frame::Begin(unit))?;
-                }
-            }
-            Job::Expect(unit) => send(Frame::Expect(unit))?,
-            Job::Gone(unit) => send(Frame::Gone(unit))?,
-            Job::Piece { unit, offset, bytes } => {
+            Job::Corrupt(unit, pages) => send(Frame::Corrupt(unit, pages))?,
+            Job::Expect(unit, pages) => send(Frame::Expect(unit, pages))?,
+            Job::Gone(unit, pages) => send(Frame::Gone(unit, pages))?,
+            Job::Piece { unit, first, bytes } => {
                 self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
-                send(Frame::Piece { unit, offset, bytes: &bytes })?;
+                let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
+                let pages = PageSet::range(first..first + len);
+                send(Frame::Piece { unit, pages, bytes: &bytes })?;
                 stream.write_all(&bytes)?;
             }
-            Job::Plan { .. } | Job::Stop => {} // the owner plans
+            Job::Fill(_) | Job::Plan { .. } | Job::Stop => {} // the owner reserves and plans
         }
         Ok(())
     }

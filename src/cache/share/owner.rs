@@ -14,12 +14,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::frames::{Frame, HEAD_BYTES, parse};
 use super::hello::{self, Hello};
 use super::is_same_user;
+use crate::buf::IoBuf;
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
 use crate::error::Result;
 use crate::process::NotInherited;
 use crate::threads::{self, Fate, Thread};
-use crate::tier::CopyState;
+use crate::tier::PageSet;
 
 /// Serves processes that attach, on a thread of its own, until it is dropped.
 pub(in crate::cache) struct Owner {
@@ -76,8 +77,8 @@ struct Attached {
     stream: UnixStream,
     /// Bytes of messages that are not complete yet.
     bytes: Vec<u8>,
-    /// Expected pieces of each unit that have not arrived.
-    expected: HashMap<u32, u32>,
+    /// Pages that it has claimed and not sent.
+    expected: HashMap<u32, PageSet>,
 }
 
 impl Server {
@@ -199,49 +200,48 @@ impl Attached {
 
     fn handle(&mut self, frame: Frame<'_>, shared: &Shared) {
         match frame {
-            Frame::Begin(unit) => {
-                if matches!(shared.copies.state(unit), CopyState::Reserved(_)) {
-                    shared.send(Job::Begin(unit..unit + 1));
+            Frame::Corrupt(unit, pages) => shared.send(Job::Corrupt(unit, pages)),
+            Frame::Expect(unit, pages) => {
+                let wanted = shared.wants(unit, pages);
+                // Nobody needs to wait for pages that find no room.
+                shared.copies.release(unit, pages.without(wanted));
+                if !wanted.is_empty() {
+                    let expected = self.expected.entry(unit).or_default();
+                    *expected = expected.with(wanted);
                 }
             }
-            Frame::Expect(unit) => {
-                if shared.wants(unit) {
-                    *self.expected.entry(unit).or_default() += 1;
-                    shared.send(Job::Expect(unit));
-                }
-            }
-            Frame::Piece { unit, offset, bytes } => {
-                if !self.was_expected(unit) {
-                    return;
+            Frame::Piece { unit, pages, bytes } => {
+                if self.take_expected(unit, pages) != pages {
+                    return shared.copies.release(unit, pages);
                 }
                 let len = bytes.len();
                 if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
                     shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
-                    return shared.send(Job::Gone(unit));
+                    return shared.copies.release(unit, pages);
                 }
-                shared.send(Job::Piece { unit, offset, bytes: bytes.to_vec() });
+                let mut buf = IoBuf::zeroed(len);
+                buf.copy_from_slice(bytes);
+                shared.send(Job::Piece { unit, first: pages.0.trailing_zeros(), bytes: buf });
             }
-            Frame::Gone(unit) => {
-                if self.was_expected(unit) {
-                    shared.send(Job::Gone(unit));
-                }
-            }
+            Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
         }
     }
 
-    fn was_expected(&mut self, unit: u32) -> bool {
-        let Some(count) = self.expected.get_mut(&unit) else { return false };
-        *count -= 1;
-        if *count == 0 {
+    /// Those of `pages` that were expected; they are not any more.
+    fn take_expected(&mut self, unit: u32, pages: PageSet) -> PageSet {
+        let Some(expected) = self.expected.get_mut(&unit) else { return PageSet::NONE };
+        let taken = expected.and(pages);
+        *expected = expected.without(pages);
+        if expected.is_empty() {
             self.expected.remove(&unit);
         }
-        true
+        taken
     }
 
     /// The data that the process still had to send will not arrive.
     fn end(self, shared: &Shared) {
-        for (unit, count) in self.expected {
-            (0..count).for_each(|_| shared.send(Job::Gone(unit)));
+        for (unit, pages) in self.expected {
+            shared.copies.release(unit, pages);
         }
     }
 }

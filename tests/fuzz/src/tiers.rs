@@ -3,7 +3,7 @@
 use dlfs::format::Uuid;
 use dlfs::format::checksum::crc32c;
 use dlfs::tier::{
-    CopyLocation, CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, Policy, Stop, Units,
+    CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, PageSet, Policy, Stop, Units,
 };
 use dlfs::units::Generation;
 
@@ -24,6 +24,8 @@ pub const TIER_INDEX: Target = Target {
 const UUID: Uuid = Uuid([7; 16]);
 const GENERATION: Generation = Generation(3);
 const NUM_UNITS: u32 = 20;
+/// Offset of the header's checksum.
+const HEADER_CRC: usize = 508;
 const CAPACITY_PAGES: u64 = 10;
 
 fn units() -> Units {
@@ -33,14 +35,16 @@ fn units() -> Units {
 fn whole() -> Index {
     let mut index = Index::new(UUID, GENERATION, &units());
     for (unit, page) in [(0, 4), (5, 0), (NUM_UNITS - 1, 8)] {
-        index.set(unit, Some(Kept { unit, page, crc32c: 9 }));
+        let pages = PageSet(1 + u64::from(unit) % 3);
+        index.set(unit, Some(Kept { unit, first: 0, page, pages, sum: 9 }));
     }
     index
 }
 
 fn scripts() -> Vec<Vec<u8>> {
-    let header = [0, 8, 12, 16, 32, 40, 48, 4092].map(|field| script::number(field, 1, 4, 1));
-    let entries = [0, 8, 12, 5 * 16].map(|at| script::number(HEADER_BYTES + at, 3, 1, 0));
+    let header = [0, 8, 12, 16, 32, 40, 48, 508].map(|field| script::number(field, 1, 4, 1));
+    let entries =
+        [0, 7, 8, 16, 20, 5 * ENTRY_BYTES].map(|at| script::number(HEADER_BYTES + at, 3, 1, 0));
     [vec![], vec![3, 0, 16, 0]].into_iter().chain(header).chain(entries).collect()
 }
 
@@ -48,12 +52,13 @@ fn index(changes: &[u8]) {
     let mut bytes = whole().bytes().to_vec();
     script::apply(changes, &mut bytes);
     parse(&bytes);
-    put_crc(&mut bytes, 0..HEADER_BYTES - 4, HEADER_BYTES - 4);
+    put_crc(&mut bytes, 0..HEADER_CRC, HEADER_CRC);
+    let header_crc = bytes.get(HEADER_CRC..HEADER_CRC + 4).unwrap_or_default().to_vec();
     for unit in 0..NUM_UNITS {
         let entry = HEADER_BYTES + unit as usize * ENTRY_BYTES;
         let Some(field) = bytes.get_mut(entry..entry + ENTRY_BYTES) else { continue };
-        let crc = crc32c(&[&field[..12], &unit.to_le_bytes()].concat());
-        field[12..].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c(&[&field[..20], &unit.to_le_bytes(), &header_crc].concat());
+        field[20..].copy_from_slice(&crc.to_le_bytes());
     }
     parse(&bytes);
 }
@@ -73,13 +78,13 @@ fn parse(bytes: &[u8]) {
     let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[CAPACITY_PAGES]);
     let (copies, mut pages) = (CopyTable::new(NUM_UNITS), 0);
     for copy in kept {
-        let end = copy.page.saturating_add(2);
-        if ledger.restore(0, copy.page..end) {
+        let end = copy.page.saturating_add(2 - u64::from(copy.first));
+        if ledger.restore(0, copy.page..end, copy.pages.len().into()) {
+            assert!(end <= CAPACITY_PAGES && copies.place(copy.unit, copy.location(0)));
             assert!(
-                end <= CAPACITY_PAGES
-                    && copies.reserve(copy.unit, CopyLocation { tier: 0, page: copy.page })
+                copy.pages.runs().flatten().all(|page| copy.location(0).of_page(page).is_some())
             );
-            pages += 2;
+            pages += u64::from(copy.pages.len());
         }
     }
     assert_eq!(ledger.used(0), pages);

@@ -11,6 +11,8 @@ mod sync;
 mod copies;
 #[path = "../../../src/buf/handles.rs"]
 mod handles;
+#[path = "../../../src/tier/page_set.rs"]
+mod page_set;
 #[path = "../../../src/buf/slots.rs"]
 mod slots;
 #[path = "../../../src/qpair/wake.rs"]
@@ -23,6 +25,7 @@ use copies::{CopyLocation, CopyTable};
 use handles::Handles;
 use loom::sync::Arc;
 use loom::thread;
+use page_set::PageSet;
 use slots::Slots;
 use sync::{AtomicU64, Ordering, weaken};
 use wake::{Mark, Wake};
@@ -32,6 +35,7 @@ const MODELS: &[(&str, fn())] = &[
     ("who marks a queue pair rings, or the poller does not sleep", a_mark_is_never_slept_over),
     ("what comes before a mark is seen by whoever takes it", a_mark_brings_what_came_before),
     ("the bytes of a copy are there before it is read", a_copy_is_published_with_its_bytes),
+    ("of those who want a page one reads it, once", a_page_is_read_from_the_origin_once),
     ("slots have one owner, who sees what the last one did", slots_have_one_owner_at_a_time),
     ("a run over two words is taken whole or not at all", a_run_is_taken_whole_or_not_at_all),
     ("whoever drops the last handle sees what all did", memory_is_freed_once_and_after_every_use),
@@ -118,16 +122,39 @@ fn a_copy_is_published_with_its_bytes() {
     let copier = {
         let (copies, bytes) = (Arc::clone(&copies), Arc::clone(&bytes));
         thread::spawn(move || {
-            assert!(copies.reserve(0, CopyLocation { tier: 1, page: 7 }));
+            assert!(copies.place(0, CopyLocation { tier: 1, first: 0, page: 7 }));
             bytes.store(1, Ordering::Relaxed);
-            assert!(copies.publish(0));
+            copies.publish(0, PageSet(2));
         })
     };
-    if let Some(location) = copies.copy_of(0) {
-        assert_eq!((location.tier, location.page), (1, 7));
+    if let Some((location, pages)) = copies.copies(0) {
+        assert_eq!((location.tier, location.page, pages), (1, 7, PageSet(2)));
         assert_eq!(bytes.load(Ordering::Relaxed), 1, "read before it was written");
     }
     copier.join().unwrap();
+}
+
+/// Two want a page: one of them reads it from the origin, and who does not finds it copied or under way. A
+/// claim that follows a look at `under_way` and `there` finds nothing that was published before.
+fn a_page_is_read_from_the_origin_once() {
+    let (copies, reads) = (Arc::new(CopyTable::new(1)), Arc::new(AtomicU64::new(0)));
+    let want = |copies: &CopyTable, reads: &AtomicU64| {
+        if !copies.claim(0, PageSet(1)).is_empty() {
+            // Two that read it at once, or one that does not see what the last one did, lose a count.
+            reads.store(reads.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            copies.publish(0, PageSet(1));
+        } else if copies.under_way(0).is_empty() {
+            assert_eq!(copies.there(0), PageSet(1), "its claim has ended and it is not there");
+            assert_eq!(reads.load(Ordering::Relaxed), 1, "published before it was read");
+        }
+    };
+    let other = {
+        let (copies, reads) = (Arc::clone(&copies), Arc::clone(&reads));
+        thread::spawn(move || want(&copies, &reads))
+    };
+    want(&copies, &reads);
+    other.join().unwrap();
+    assert_eq!((reads.load(Ordering::Relaxed), copies.there(0)), (1, PageSet(1)));
 }
 
 fn slots_have_one_owner_at_a_time() {

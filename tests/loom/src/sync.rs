@@ -82,6 +82,10 @@ macro_rules! number {
                 self.0.fetch_min(value, as_told(ordering))
             }
 
+            pub(crate) fn fetch_or(&self, value: $value, ordering: Ordering) -> $value {
+                self.0.fetch_or(value, as_told(ordering))
+            }
+
             pub(crate) fn fetch_and(&self, value: $value, ordering: Ordering) -> $value {
                 self.0.fetch_and(value, as_told(ordering))
             }

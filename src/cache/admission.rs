@@ -1,0 +1,183 @@
+//! Which pages are kept: reserves room for what is read, and claims it.
+//!
+//! Under first-touch, what is read is kept, page by page; a sample of 64 KiB or more is kept whole or not at
+//! all, so the first read of a part of it reserves the rest, which the copier fills behind. A clairvoyant
+//! plan reserves whole units and, where the first sample of one begins in the last page of the unit before,
+//! that page.
+
+use super::Shared;
+use super::copier::Job;
+use crate::tier::{CopyLocation, Ledger, PageSet, Policy};
+
+/// Pages of a unit that this process reads from the origin, to be kept.
+pub(super) type Claim = (u32, PageSet);
+
+impl Shared {
+    /// Those of `pages`, which somebody is about to read from the origin, that are to be kept. The owner
+    /// reserves room for them.
+    pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
+        let reserved = self.copies.reserved(unit);
+        let more = pages.without(reserved);
+        if more.is_empty() {
+            return pages;
+        }
+        if self.is_owner() {
+            self.reserve(unit, pages);
+            return pages.and(self.copies.reserved(unit));
+        }
+        // The owner reserves when it hears of the read, or refuses.
+        let room = self.copies.room();
+        let has_place = self.copies.location(unit).is_some()
+            || u64::from(self.units.get(unit).pages()) <= room.contiguous;
+        if has_place && u64::from(more.len()) <= room.pages { pages } else { pages.and(reserved) }
+    }
+
+    /// Claims those of `pages` that are absent, and tells the owner.
+    pub(super) fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
+        let claimed = self.copies.claim(unit, pages);
+        self.expect(unit, claimed);
+        claimed
+    }
+
+    /// Tells the owner that this process reads these pages.
+    pub(super) fn expect(&self, unit: u32, pages: PageSet) {
+        if let Some(link) = self.link().filter(|_| !pages.is_empty()) {
+            link.send(Job::Expect(unit, pages));
+        }
+    }
+
+    /// Gives up claims, since the data will not arrive or cannot be kept.
+    pub(super) fn release(&self, unit: u32, pages: PageSet) {
+        if pages.is_empty() {
+            return;
+        }
+        self.copies.release(unit, pages);
+        if let Some(link) = self.link() {
+            link.send(Job::Gone(unit, pages));
+        }
+    }
+
+    /// Whether all reserved pages of the unit are to be there, not only those that somebody reads.
+    pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
+        self.units.get(unit).is_one_sample() || self.ledger.lock().policy() == Policy::Clairvoyant
+    }
+
+    /// Reserves room for pages of a unit, or for all that is kept together with them.
+    pub(super) fn reserve(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let together = self.units.together_with(unit);
+        let is_one_sample = self.units.get(unit).is_one_sample();
+        let is_border = self.units.is_border(unit, pages);
+        let is_more = match ledger.policy() {
+            Policy::None => false,
+            Policy::FirstTouch if is_one_sample && !is_border => {
+                self.reserve_together(&mut ledger, unit)
+            }
+            Policy::FirstTouch => self.reserve_pages(&mut ledger, unit, pages),
+            Policy::Clairvoyant => match ledger.planned(together.start) {
+                Some(_) => self.reserve_together(&mut ledger, unit),
+                None if is_border => match ledger.planned(unit + 1) {
+                    Some(tier) => self.reserve_border(&mut ledger, unit, tier),
+                    None => false,
+                },
+                None => false,
+            },
+        };
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        // Other units of a plan are filled when it is their turn.
+        if is_more && is_one_sample && !is_border {
+            self.send(Job::Fill(together));
+        }
+    }
+
+    /// Reserves all pages of the units kept together with `unit`; returns whether those are more than before.
+    fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
+        let together = self.units.together_with(unit);
+        let len = |unit: u32| u64::from(self.units.get(unit).pages());
+        // One of them may have been dropped while the others have a place.
+        let (placed, unplaced): (Vec<u32>, Vec<u32>) =
+            together.clone().partition(|&unit| self.copies.location(unit).is_some());
+        let space = unplaced.iter().map(|&unit| len(unit)).sum();
+        let mut is_more = false;
+        if space > 0 {
+            let Some((tier, mut page)) = ledger.place(together.start, space, space) else {
+                return false;
+            };
+            for unit in unplaced {
+                self.copies.place(unit, CopyLocation { tier, first: 0, page });
+                self.copies.reserve(unit, self.units.get(unit).all());
+                page += len(unit);
+            }
+            is_more = true;
+        }
+        for unit in placed {
+            is_more |= self.reserve_pages(ledger, unit, self.units.get(unit).all());
+        }
+        if let Some(tier) = ledger.planned(together.start)
+            && let Some(before) = self.units.border_of(together.start)
+        {
+            is_more |= self.reserve_border(ledger, before, tier);
+        }
+        is_more
+    }
+
+    /// Reserves `pages` of one unit; returns whether those are more than before.
+    fn reserve_pages(&self, ledger: &mut Ledger, unit: u32, pages: PageSet) -> bool {
+        let bounds = self.units.get(unit);
+        let more = pages.without(self.copies.reserved(unit));
+        match self.copies.location(unit) {
+            Some(location) => {
+                let has_room = PageSet::range(location.first.into()..bounds.pages());
+                let more = more.and(has_room);
+                !more.is_empty() && ledger.reserve(location.tier, more.len().into()) && {
+                    self.copies.reserve(unit, more);
+                    true
+                }
+            }
+            None => {
+                let place = ledger.place(unit, bounds.pages().into(), more.len().into());
+                place.is_some_and(|(tier, page)| {
+                    self.copies.place(unit, CopyLocation { tier, first: 0, page });
+                    self.copies.reserve(unit, more);
+                    true
+                })
+            }
+        }
+    }
+
+    /// Reserves the last page of a unit that is not planned, for the sample of the next one that begins in it.
+    fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
+        let last = self.units.get(unit).pages() - 1;
+        let page = PageSet::range(last..last + 1);
+        if self.copies.location(unit).is_some() {
+            return self.reserve_pages(ledger, unit, page);
+        }
+        let Some((tier, place)) = ledger.place_in(tier, 1, 1) else { return false };
+        self.copies.place(unit, CopyLocation { tier, first: last as u8, page: place });
+        self.copies.reserve(unit, page);
+        true
+    }
+
+    /// Removes all copies of a unit and frees its room.
+    pub(super) fn drop_copies(&self, unit: u32) {
+        let mut ledger = self.ledger.lock();
+        let Some(location) = self.copies.location(unit) else { return };
+        let reserved = self.copies.reserved(unit);
+        self.copies.clear(unit);
+        ledger.unreserve(location.tier, reserved.len().into());
+        let space = u64::from(self.units.get(unit).pages() - u32::from(location.first));
+        ledger.give_back(location.tier, location.page..location.page + space);
+        self.copies.set_room(ledger.room());
+    }
+
+    /// Gives reserved pages back that will not be written.
+    pub(super) fn unreserve(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let Some(location) = self.copies.location(unit) else { return };
+        let pages = pages.and(self.copies.reserved(unit));
+        self.copies.unreserve(unit, pages);
+        ledger.unreserve(location.tier, pages.len().into());
+        self.copies.set_room(ledger.room());
+    }
+}

@@ -1,0 +1,282 @@
+//! Copies are kept by page of 4 KiB: what a read brings is kept as it is and reserves what it uses, and of
+//! several that want a page one reads it from the origin.
+
+mod support;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::buf::IoBuf;
+use dlfs::cache::{Cache, CacheStats, Identity, TierOptions, TierPlan};
+use dlfs::format::Uuid;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
+use dlfs::tier::{Policy, Units};
+use dlfs::units::{Generation, Lba};
+
+use support::fork::in_child;
+use support::origin::Origin;
+use support::random::Random;
+
+/// Small samples of 4,000 bytes without gaps, in units of 16 pages.
+struct Small {
+    origin: Origin,
+    policy: Policy,
+}
+
+impl Small {
+    fn new(seed: u64) -> Small {
+        Small { origin: Origin::new(seed, NUM_PAGES * PAGE), policy: Policy::FirstTouch }
+    }
+
+    fn units() -> Units {
+        Units::of_small_samples((0..NUM_PAGES / 16).map(|unit| (unit * 16, 16)))
+    }
+
+    fn open(&self, tier: &str) -> Cache {
+        let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+        let tiers = vec![tier.parse().unwrap()];
+        let options = TierOptions { tiers, policy: self.policy, ..TierOptions::default() };
+        Cache::new(&[Arc::clone(&self.origin.device)], Small::units(), identity, &options).unwrap()
+    }
+
+    /// Reads whole pages and compares them.
+    fn read(&self, cache: &Cache, pages: impl IntoIterator<Item = std::ops::Range<u64>>) {
+        let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
+        for pages in pages {
+            let (from, to) = ((pages.start * PAGE) as usize, (pages.end * PAGE) as usize);
+            let found = io.read(from as u64, to - from).unwrap();
+            assert!(found[..] == self.origin.bytes[from..to], "pages {pages:?}");
+        }
+    }
+}
+
+/// The pages of a sample of 4,000 bytes.
+fn pages_of(sample: u64) -> std::ops::Range<u64> {
+    sample * SAMPLE / PAGE..((sample + 1) * SAMPLE).div_ceil(PAGE)
+}
+
+fn file(folder: &Path, quota: &str) -> String {
+    format!("file:{}:{quota}", folder.display())
+}
+
+fn settle(cache: &Cache) -> CacheStats {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !cache.is_settled() {
+        assert!(Instant::now() < until, "still copying: {:#?}", cache.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    cache.stats()
+}
+
+fn origin_bytes(cache: &Cache) -> u64 {
+    let origin = cache.stats().origin;
+    origin.bytes + origin.copier_bytes
+}
+
+fn submit(pair: &mut dyn QueuePair, pages: std::ops::Range<u64>, tag: u64) {
+    let buf = IoBuf::zeroed(((pages.end - pages.start) * PAGE) as usize);
+    let io = Io { op: IoOp::Read, slba: Lba(pages.start), buf, tag };
+    assert_eq!(pair.submit(&mut VecDeque::from([io])), 1);
+}
+
+fn poll(pair: &mut dyn QueuePair) -> Vec<Completion> {
+    let mut done = Vec::new();
+    pair.poll(Instant::now(), usize::MAX, &mut done);
+    done
+}
+
+fn poll_until_done(pair: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut done = Vec::new();
+    while done.len() < count {
+        done.append(&mut poll(pair));
+        assert!(Instant::now() < until, "it never completes");
+    }
+    done
+}
+
+#[test]
+fn small_samples_in_random_order_reserve_the_pages_that_they_touch_and_no_more() {
+    let data = Small::new(1);
+    let folder = tempfile::tempdir().unwrap();
+    for tier in ["ram:64M".to_owned(), file(folder.path(), "64M")] {
+        let cache = data.open(&tier);
+        let mut random = Random::new(2);
+        let samples: Vec<u64> = (0..1000).map(|_| random.below(NUM_SAMPLES)).collect();
+        let touched: BTreeSet<u64> = samples.iter().flat_map(|&sample| pages_of(sample)).collect();
+        data.read(&cache, samples.iter().map(|&sample| pages_of(sample)));
+        let stats = settle(&cache);
+        let bytes = touched.len() as u64 * PAGE;
+        println!("{bytes} bytes of pages for {} of samples", 1000 * SAMPLE);
+        let tier = &stats.tiers[0];
+        // Where a sample happens to follow the last one, a little is read ahead.
+        assert!((bytes..bytes * 103 / 100).contains(&tier.held_bytes), "{stats:?}");
+        assert_eq!(tier.used_bytes, tier.held_bytes, "{stats:?}");
+        assert_eq!(origin_bytes(&cache), tier.held_bytes, "each page once: {stats:?}");
+        data.read(&cache, samples.iter().map(|&sample| pages_of(sample)));
+        assert_eq!(origin_bytes(&cache), tier.held_bytes, "{:?}", cache.stats());
+    }
+}
+
+#[test]
+fn pages_that_were_kept_are_there_after_a_restart_and_no_others() {
+    let data = Small::new(2);
+    let folder = tempfile::tempdir().unwrap();
+    let tier = file(folder.path(), "64M");
+    let kept = || (0..NUM_PAGES).step_by(3).map(|page| page..page + 1);
+    {
+        let cache = data.open(&tier);
+        data.read(&cache, kept());
+        settle(&cache);
+    }
+    let cache = data.open(&tier);
+    let stats = settle(&cache);
+    assert_eq!((stats.tiers[0].restored, stats.tiers[0].damaged), (NUM_PAGES / 16, 0));
+    assert_eq!(stats.tiers[0].used_bytes, NUM_PAGES.div_ceil(3) * PAGE);
+    data.read(&cache, kept());
+    assert_eq!(origin_bytes(&cache), 0, "{stats:?}");
+    data.read(&cache, (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 16));
+    assert_eq!(origin_bytes(&cache), (NUM_PAGES - NUM_PAGES.div_ceil(3)) * PAGE);
+    let stats = settle(&cache);
+    assert_eq!(
+        (stats.tiers[0].fills, stats.tiers[0].held_bytes),
+        (NUM_PAGES / 16, NUM_PAGES * PAGE)
+    );
+}
+
+#[test]
+fn a_corrupt_page_is_fetched_again_and_its_neighbours_stay() {
+    let data = Small::new(3);
+    let folder = tempfile::tempdir().unwrap();
+    let tier = file(folder.path(), "64M");
+    let unit = || std::iter::once(32..48);
+    {
+        let cache = data.open(&tier);
+        data.read(&cache, unit());
+        settle(&cache);
+        let mut pair = cache.devices()[0].queue_pair().unwrap();
+        pair.report_corrupt(Lba(35), PAGE as usize);
+        let stats = settle(&cache);
+        let tier = &stats.tiers[0];
+        assert_eq!((tier.damaged, tier.held_bytes, tier.used_bytes), (1, 15 * PAGE, 16 * PAGE));
+        data.read(&cache, unit());
+        assert_eq!(origin_bytes(&cache), 17 * PAGE, "one page again");
+        assert_eq!(settle(&cache).tiers[0].held_bytes, 16 * PAGE);
+    }
+    let cache = data.open(&tier);
+    let stats = settle(&cache);
+    assert_eq!((stats.tiers[0].restored, stats.tiers[0].damaged), (1, 0), "{stats:?}");
+    data.read(&cache, unit());
+    assert_eq!(origin_bytes(&cache), 0);
+}
+
+#[test]
+fn who_wants_a_page_that_is_under_way_waits_for_its_copy() {
+    let data = Small::new(4);
+    let cache = data.open("ram:64M");
+    let mut pairs = [(); 3].map(|()| cache.devices()[0].queue_pair().unwrap());
+    let [first, second, third] = &mut pairs;
+    submit(&mut **first, 8..12, 1);
+    submit(&mut **second, 10..14, 2);
+    (0..100).for_each(|_| assert!(poll(&mut **second).is_empty(), "half of it is under way"));
+    let done = poll_until_done(&mut **first, 1).remove(0);
+    assert!(done.buf[..] == data.origin.bytes[8 << 12..12 << 12]);
+    let done = poll_until_done(&mut **second, 1).remove(0);
+    assert!(done.buf[..] == data.origin.bytes[10 << 12..14 << 12]);
+    assert_eq!(origin_bytes(&cache), 6 * PAGE, "each page once");
+    // Within one queue pair it is served from memory.
+    submit(&mut **third, 32..40, 3);
+    submit(&mut **third, 36..38, 4);
+    for done in poll_until_done(&mut **third, 2) {
+        let (from, to) = if done.tag == 3 { (32 << 12, 40 << 12) } else { (36 << 12, 38 << 12) };
+        assert!(done.buf[..] == data.origin.bytes[from..to]);
+    }
+    assert_eq!(origin_bytes(&cache), 14 * PAGE);
+    // Without its claimant it is read by who waits.
+    submit(&mut **first, 64..66, 5);
+    submit(&mut **second, 64..66, 6);
+    assert!(poll(&mut **second).is_empty());
+    pairs[0] = cache.devices()[0].queue_pair().unwrap();
+    let done = poll_until_done(&mut *pairs[1], 1).remove(0);
+    assert!(done.buf[..] == data.origin.bytes[64 << 12..66 << 12]);
+    assert_eq!(settle(&cache).tiers[0].held_bytes, 16 * PAGE);
+}
+
+#[test]
+fn what_a_process_that_was_killed_had_claimed_is_read_by_others() {
+    let data = Small::new(5);
+    let folder = tempfile::tempdir().unwrap();
+    let tier = file(folder.path(), "64M");
+    let cache = data.open(&tier);
+    for round in 0..4 {
+        let pages = round * 16..round * 16 + 16;
+        let is_killed = !in_child(|| {
+            let cache = data.open(&tier);
+            let mut pair = cache.devices()[0].queue_pair().unwrap();
+            submit(&mut *pair, pages.clone(), 1);
+            if round % 2 == 0 {
+                std::thread::sleep(Duration::from_millis(20)); // the owner hears of the claim
+            }
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+                .is_ok()
+        });
+        assert!(is_killed);
+        let began = Instant::now();
+        data.read(&cache, [pages]);
+        println!("after {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+    let stats = settle(&cache);
+    assert_eq!(stats.tiers[0].held_bytes, 64 * PAGE, "{stats:?}");
+    assert_eq!(origin_bytes(&cache), 64 * PAGE);
+}
+
+#[test]
+fn a_page_of_two_units_is_kept_once_also_where_only_the_second_is_planned() {
+    let mut data = Small::new(6);
+    // Three samples of 20 pages; a page has bytes of two of them.
+    let units = || Units::from_pages([(0, 20), (19, 20), (38, 20)]);
+    assert_eq!(units().num_pages(), 58);
+    data.policy = Policy::Clairvoyant;
+    let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+    let options = TierOptions {
+        tiers: vec![format!("ram:{}", 20 * PAGE).parse().unwrap()],
+        policy: Policy::Clairvoyant,
+        ..TierOptions::default()
+    };
+    let cache =
+        Cache::new(&[Arc::clone(&data.origin.device)], units(), identity, &options).unwrap();
+    let plan = |unit: u32, reads: Vec<u16>| TierPlan {
+        copies: vec![(unit, 0)],
+        reads,
+        fingerprint: units().fingerprint(),
+    };
+    cache.set_plan(&plan(1, vec![1, 2, 1])).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while cache.stats().tiers[0].held_bytes < 20 * PAGE {
+        assert!(Instant::now() < until, "{:?}", cache.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let stats = settle(&cache);
+    assert_eq!(stats.tiers[0].used_bytes, 20 * PAGE, "19 pages and the one before: {stats:?}");
+    data.read(&cache, std::iter::once(19..39));
+    assert_eq!(cache.stats().origin.bytes, 0, "all of the sample is there");
+    // The first one is planned now, whose last page has been kept for the second.
+    cache.set_plan(&plan(0, vec![9, 2, 1])).unwrap();
+    while cache.stats().tiers[0].fills < 2 {
+        assert!(Instant::now() < until, "{:?}", cache.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    settle(&cache);
+    data.read(&cache, std::iter::once(0..20));
+    assert_eq!(cache.stats().origin.bytes, 0, "{:?}", cache.stats());
+    data.read(&cache, std::iter::once(0..58));
+}
+
+const PAGE: u64 = 4096;
+const NUM_PAGES: u64 = 4096;
+const SAMPLE: u64 = 4000;
+const NUM_SAMPLES: u64 = NUM_PAGES * PAGE / SAMPLE;
