@@ -126,6 +126,9 @@ fn origin_bytes(name: &str, image: &str, tier: &str) {
     let mut used = 0;
     for _ in 0..EPOCHS {
         sides.iter_mut().for_each(Side::go_on);
+        // First all read, then all wait until what they read is copied.
+        sides.iter_mut().for_each(|side| drop(side.line()));
+        sides.iter_mut().for_each(Side::go_on);
         let epochs: Vec<Epoch> = sides.iter_mut().map(Epoch::of).collect();
         read.push(epochs.iter().map(|epoch| epoch.origin_bytes).sum::<u64>());
         std::thread::sleep(PAUSE); // the owner may have been told of the last copies just now
@@ -161,6 +164,8 @@ impl Epoch {
 
 fn epoch(side: &mut Side) -> Epoch {
     side.go_on();
+    drop(side.line());
+    side.go_on();
     Epoch::of(side)
 }
 
@@ -193,7 +198,14 @@ fn side(options: &Options) {
         let mut seed = 0;
         while let Some(Ok(_)) = lines.next() {
             seed += 1;
-            println!("{}", read(&image, tiers, seed, options));
+            let before = origin(tiers);
+            let speed = read(&image, seed, options);
+            println!("read");
+            std::io::stdout().flush().expect("the other side reads");
+            let Some(Ok(_)) = lines.next() else { break };
+            settle(tiers);
+            let used: u64 = tiers.stats().tiers.iter().map(|tier| tier.used_bytes).sum();
+            println!("{speed} {} {used}", origin(tiers) - before);
             std::io::stdout().flush().expect("the other side reads");
         }
         true
@@ -207,13 +219,14 @@ fn side(options: &Options) {
     }
 }
 
-/// Reads the rank's share of the epochs: samples/s, CPU in us a sample, bytes of the origin, bytes kept.
-fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
-    let origin = || {
-        let origin = tiers.stats().origin;
-        origin.bytes + origin.copier_bytes
-    };
-    let before = origin();
+/// Bytes that this process has read from the origin, for itself or for copies.
+fn origin(tiers: &Cache) -> u64 {
+    let origin = tiers.stats().origin;
+    origin.bytes + origin.copier_bytes
+}
+
+/// Reads the rank's share of the epochs: samples/s, CPU in us a sample.
+fn read(image: &Image, seed: u64, options: &Options) -> String {
     let order = OrderSpec { kind: OrderKind::Global, seed };
     let loader = LoaderOptions {
         rank: options.number("rank") as u32,
@@ -227,10 +240,7 @@ fn read(image: &Image, tiers: &Cache, seed: u64, options: &Options) -> String {
     }
     let (wall, cpu) = watch.seconds();
     let samples = samples.max(1) as f64;
-    drop(loader);
-    settle(tiers);
-    let used: u64 = tiers.stats().tiers.iter().map(|tier| tier.used_bytes).sum();
-    format!("{:.0} {:.3} {} {used}", samples / wall, cpu * 1e6 / samples, origin() - before)
+    format!("{:.0} {:.3}", samples / wall, cpu * 1e6 / samples)
 }
 
 /// Waits until nothing has been copied or sent for a moment.
