@@ -215,6 +215,7 @@ fn after_the_first_epoch_no_byte_comes_from_the_origin() {
         nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum();
     println!("{:.3} of what was read came from peers", from_peers as f64 / data as f64 / 4.);
     assert!(from_peers > data * 2, "three of four bytes are held elsewhere");
+    assert!(first * 100 <= data * 105, "each byte once: {first} of {data}");
     assert!(later * 100 <= data * 3, "at most 1 % an epoch: {later} of {data}");
 }
 
