@@ -64,10 +64,10 @@ pub(crate) struct ReadArgs {
 #[command(next_help_heading = "Share")]
 struct ShareArgs {
     #[arg(long, value_name = "R")]
-    #[arg(help = loading("rank", " [default: the launcher's (torchrun, Open MPI, PMI, Slurm), or 0]"))]
+    #[arg(help = loading("rank", "; the launcher's (torchrun, Open MPI, PMI, Slurm) if it has set one [default: 0]"))]
     rank: Option<u32>,
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(help = loading("world_size", " [default: the launcher's, or 1]"))]
+    #[arg(help = loading("world_size", "; the launcher's if it has set one [default: 1]"))]
     world_size: Option<u32>,
     #[arg(long, value_enum, default_value_t = ShardArg::Strided)]
     #[arg(help = loading("shard", "; its samples and how many each rank gets are the same"))]
