@@ -1,7 +1,7 @@
-//! Lets the jobs run: one after another at stonewalls, side by side between them.
+//! Runs the jobs: those between two stonewalls form a stage and run in parallel.
 //!
-//! Everything that can be found wrong is found before the first I/O of a stage: targets are opened and
-//! queues made by this thread, then the threads of the stage start together.
+//! All checks come before the first I/O of a stage: this thread opens the targets and makes the queue
+//! pairs, then the threads of the stage start together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,17 +28,17 @@ use crate::worker::{Outcome, Shared, Snapshot, Worker, setup};
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
     pub(crate) job: Arc<Job>,
-    /// Of the job in the order of the files, and of the clone among its equals.
+    /// Index of the job in the order of the files, and number of the clone.
     pub(crate) index: usize,
     pub(crate) number: u64,
-    /// Counted through all, from 1.
+    /// Number among all threads of the run, from 1.
     pub(crate) thread: usize,
     /// Reporting group, and stage between two stonewalls.
     pub(crate) group: usize,
     pub(crate) stage: usize,
 }
 
-/// A task and what came of it.
+/// A task and its outcome.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) task: Task,
@@ -91,10 +91,10 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all tasks; `writer` shows what is going on.
+/// Runs all tasks; `writer` shows their progress.
 ///
 /// # Errors
-/// What is wrong with a target, found before the stage began. I/O errors are in the outcomes.
+/// Errors of targets, found before their stage starts. I/O errors are in the outcomes.
 pub(crate) fn run(
     request: &Request,
     tasks: &[Task],
@@ -130,20 +130,20 @@ struct Manager {
     reports: (Sender<Report>, Receiver<Report>),
 }
 
-/// A thread under way.
+/// A running thread.
 pub(crate) struct Running {
     pub(crate) task: Task,
     pub(crate) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The number of a thread, and what came of it.
+/// The number of a thread, and its outcome.
 type Report = (usize, Outcome);
 
 type Work = Box<dyn FnOnce() -> Outcome + Send>;
 
 impl Manager {
-    /// Makes all that `tasks` need, then lets them begin together.
+    /// Sets up all that `tasks` need, then starts them together.
     fn start<'a>(&mut self, tasks: impl Iterator<Item = &'a Task>) -> Result<(), String> {
         let tasks: Vec<&Task> = tasks.collect();
         let gate = Arc::new(Barrier::new(tasks.len()));
@@ -163,7 +163,7 @@ impl Manager {
             let body = move || {
                 let outcome = work();
                 shared.ended.store(true, Ordering::Relaxed);
-                // The manager waits for every thread, so somebody listens.
+                // Cannot fail: the manager waits for every thread.
                 let _ = sender.send((thread, outcome));
             };
             let builder = std::thread::Builder::new().name(format!("bench-{thread}"));
@@ -174,7 +174,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What the thread of `task` will do; equal jobs share the data set of `images`.
+    /// The work of the thread of `task`; the clones of a job share its data set in `images`.
     fn work(
         &mut self,
         task: &Task,
@@ -209,14 +209,14 @@ impl Manager {
             let outcome = worker.run(|| begin(&shared.stop));
             if job.unlink {
                 for path in targets.iter().filter_map(|target| target.path.as_ref()) {
-                    let _ = std::fs::remove_file(path); // another equal job may have done it
+                    let _ = std::fs::remove_file(path); // another clone may have removed it
                 }
             }
             outcome
         }))
     }
 
-    /// Waits a moment, or until a thread has ended.
+    /// Waits for a tick, or until a thread has ended.
     fn wait(&mut self, signals: &Signals, writer: &mut Writer) -> Result<(), String> {
         match self.reports.1.recv_timeout(TICK) {
             Ok((thread, outcome)) => self.ended(thread, outcome),
@@ -235,7 +235,7 @@ impl Manager {
         Ok(())
     }
 
-    /// A thread that panicked has no report; its message stands on standard error.
+    /// A thread that panicked sends no report; its message is on standard error.
     fn check_threads(&mut self) -> Result<(), String> {
         for running in &mut self.running {
             let ended = running.thread.as_ref().is_some_and(JoinHandle::is_finished);
@@ -261,7 +261,7 @@ impl Manager {
         self.finished.push(Finished { task: running.task, outcome, elapsed_s });
     }
 
-    /// The figures so far of what runs: asked for, and waited for a moment.
+    /// The figures so far of the running jobs: requests them, and waits for them at most [`SNAPSHOT_WAIT`].
     fn snapshots(&self) -> Vec<(Task, Snapshot)> {
         for running in &self.running {
             running.shared.want_snapshot.store(true, Ordering::Relaxed);
@@ -297,7 +297,7 @@ fn sleep(time: Duration, stop: &AtomicBool) {
     }
 }
 
-/// Where the threads of `task` shall run.
+/// The processors for the threads of `task`.
 fn cpus_of(task: &Task) -> Result<Option<Cpus>, String> {
     let Some(list) = &task.job.cpus_allowed else { return Ok(None) };
     let cpus = Cpus::parse(list).map_err(|error| format!("cpus_allowed: {}", error.report()))?;
@@ -305,8 +305,7 @@ fn cpus_of(task: &Task) -> Result<Option<Cpus>, String> {
     Ok(Some(if split { cpus.nth(task.number as usize) } else { cpus }))
 }
 
-/// It was asked before whether they may be used; where they are taken away meanwhile, the thread runs
-/// elsewhere, and the figures are none the less its own.
+/// The processors were checked before. If they are gone by now, the thread warns and runs elsewhere.
 fn pin(cpus: Option<&Cpus>) {
     if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
         eprintln!("dlfs-bench: {}", error.report());
@@ -314,6 +313,5 @@ fn pin(cpus: Option<&Cpus>) {
 }
 
 const TICK: Duration = Duration::from_millis(20);
-/// A thread answers with its next turn; on a busy machine, or while a batch is waited for, that takes
-/// its time.
+/// A thread answers at its next turn, which may be late on a busy machine or while it waits for a batch.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
-//! What moves the bytes: the library's queue pairs, and three engines to compare them with.
+//! I/O engines: the library's queue pairs, and three engines of our own for comparison.
 //!
-//! Every engine is a [`QueuePair`], so that one loop drives all. `null` completes everything at once,
+//! Every engine is a [`QueuePair`], so one loop drives all. `null` completes everything at once,
 //! `psync` and `uring` work on plain files without any of the library's code. Their blocks are one
 //! byte long, so that an LBA is an offset, unless the file is opened with O_DIRECT.
 

@@ -1,4 +1,4 @@
-//! Completes everything at once and moves nothing: what is left is the cost of this tool.
+//! Completes I/O at once without transferring data: what remains is the cost of this tool.
 
 use std::collections::VecDeque;
 

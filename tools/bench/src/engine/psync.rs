@@ -1,4 +1,4 @@
-//! `pread` and `pwrite`, one at a time: what fio's psync does.
+//! `pread` and `pwrite`, one at a time, as fio's psync does.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -26,9 +26,9 @@ use crate::workload::random::Random;
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) name: String,
-    /// How large it is, and what its blocks and limits are.
+    /// Its size, block length and limits.
     pub(crate) namespace: Namespace,
-    /// A file of ours, which `unlink=` may remove.
+    /// The file that `unlink=` removes.
     pub(crate) path: Option<PathBuf>,
     opened: Opened,
 }
@@ -42,7 +42,7 @@ enum Opened {
 }
 
 impl Target {
-    /// A queue pair for one thread that has `depth` I/Os on their way.
+    /// A queue pair for one thread with up to `depth` outstanding I/Os.
     pub(crate) fn queue_pair(&self, depth: u64) -> Result<Box<dyn QueuePair>, String> {
         let namespace = self.namespace.clone();
         Ok(match &self.opened {
@@ -65,27 +65,26 @@ impl Target {
 #[derive(Default)]
 pub(crate) struct Targets {
     opened: HashMap<(&'static str, String, Option<bool>), Target>,
-    /// Targets that any job writes: those are opened for writing from the start.
+    /// Targets that some job writes; they are opened for writing from the start.
     written: Vec<String>,
 }
 
 impl Targets {
-    /// For jobs of which `jobs` is all that there are.
+    /// For a run with these jobs.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.pattern.writes);
         let written = writers.flat_map(|job| names(job, 0)).collect();
         Targets { opened: HashMap::new(), written }
     }
 
-    /// The targets of the `number`th clone of `job`, made and opened as need be; `parallel` queue pairs
-    /// will be asked of each.
+    /// The targets of the `number`th clone of `job`, created and opened if necessary.
     ///
     /// # Errors
     /// A sentence that names the target.
     pub(crate) fn open(&mut self, job: &Job, number: u64) -> Result<Vec<Target>, String> {
         let mut names = names(job, number);
         if names.is_empty() {
-            names.push(job.engine.name().to_owned()); // one that needs none
+            names.push(job.engine.name().to_owned()); // an engine without targets
         }
         let count = names.len() as u64;
         names.into_iter().map(|name| self.open_one(job, name, count)).collect()
@@ -129,7 +128,7 @@ pub(crate) fn names(job: &Job, number: u64) -> Vec<String> {
     (0..job.nrfiles).map(|file| format!("{folder}/{}.{number}.{file}", job.name)).collect()
 }
 
-/// Separates names at colons that no backslash stands before; those of addresses need none.
+/// Splits names at unescaped colons; colons in addresses need no backslash.
 pub(crate) fn split_names(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut name = String::new();
@@ -142,7 +141,7 @@ pub(crate) fn split_names(text: &str) -> Vec<String> {
                 rest = &after[1..];
                 continue;
             }
-            // `spdk:` stands before another address, and is none by itself.
+            // `spdk:` is a prefix of another address, not an address by itself.
             ':' if !is_address(&format!("{name}:"))
                 || (name.trim() != "spdk" && is_address(&unescaped(after))) =>
             {
@@ -166,7 +165,7 @@ fn is_address(name: &str) -> bool {
     ["nvme-tcp:", "trtype:", "trtype=", "spdk:"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The engine for a target: `auto` is what its name says.
+/// The engine for a target; `auto` chooses by its name.
 fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
     let address = match job.engine {
         Engine::Null | Engine::Mem | Engine::Psync | Engine::IoUring => return Ok(job.engine),
@@ -186,8 +185,8 @@ fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
     }
 }
 
-/// An address as dlfs writes it, or as SPDK's fio plug-in does: `trtype=TCP traddr=... ns=1`. What both
-/// hosts can reach goes through SPDK where `ioengine=spdk` asks for that.
+/// Parses an address in dlfs's form or in that of SPDK's fio plug-in: `trtype=TCP traddr=... ns=1`.
+/// With `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = match name.trim_start().starts_with("trtype=") {
         true => name
@@ -258,7 +257,7 @@ fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     Ok(Target::of_device(name, Arc::new(memory.with_limits(most, depth))))
 }
 
-/// The largest block that the job's block sizes allow.
+/// Block length of the namespace: 4,096 bytes if the job's smallest block is a multiple of it, else 512.
 fn block_len(job: &Job) -> u64 {
     if job.block_range().0.is_multiple_of(4096) { 4096 } else { 512 }
 }
@@ -333,7 +332,7 @@ fn plain_file(
     Ok(Target { name, namespace, path: (!is_device).then_some(path), opened })
 }
 
-/// Refuses what has no blocks, before it is opened: opening a pipe would wait for somebody who writes to it.
+/// Refuses other kinds of files before they are opened: opening a pipe would block until it has a writer.
 fn check_kind(name: &str, path: &Path) -> Result<(), String> {
     let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it says what is wrong
     match metadata.is_file() || metadata.file_type().is_block_device() {
@@ -342,7 +341,7 @@ fn check_kind(name: &str, path: &Path) -> Result<(), String> {
     }
 }
 
-/// Makes a file longer, with random bytes, so that reading it reads something.
+/// Extends a file with random bytes: reads of a hole would do no I/O.
 fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -364,8 +363,7 @@ fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// `invalidate=1` and `pre_read=1`: what the page cache holds at the start. Failing changes nothing
-/// that is promised.
+/// Prepares the page cache for `invalidate=1` or `pre_read=1`, as far as possible: errors are ignored.
 fn prepare_cache(job: &Job, path: &Path) {
     let Ok(mut file) = File::open(path) else { return };
     if job.pre_read {
@@ -376,7 +374,7 @@ fn prepare_cache(job: &Job, path: &Path) {
     }
 }
 
-/// A benchmark of a target that is gone ends soon; a training job waits longer.
+/// Shorter than in training: a benchmark of a lost target should end soon.
 const CTRL_LOSS_TMO: Duration = Duration::from_secs(10);
 const LAYOUT_CHUNK_BYTES: usize = 1 << 20;
 

@@ -1,6 +1,6 @@
-//! A plain io_uring: reads and writes as they come, what fio's io_uring does.
+//! A plain io_uring: one entry for each read or write, as in fio's io_uring.
 //!
-//! As fio does, and unlike what the trait asks of an engine, it waits in the kernel when the queue is
+//! Like fio, and unlike what the trait requires of an engine, it waits in the kernel when the queue is
 //! full: the job has nothing else to do then, and completions need no interrupt of its thread.
 #![allow(unsafe_code)] // hands buffers to the kernel by address
 
@@ -25,7 +25,7 @@ pub(super) struct UringPair {
     namespace: Namespace,
     slots: Box<[Option<Io>]>,
     free: Vec<u32>,
-    /// Entries that the kernel has not been told of.
+    /// Entries that are not submitted to the kernel yet.
     unsubmitted: usize,
 }
 
@@ -44,23 +44,23 @@ impl UringPair {
         Ok(UringPair { ring, fd: Watched::new(fd), file, namespace, slots, free, unsubmitted: 0 })
     }
 
-    /// Tells the kernel of new entries, and waits for at least `want` completions.
+    /// Submits new entries to the kernel, and waits for at least `want` completions.
     fn enter(&mut self, want: usize) {
-        // An error of the call itself leaves the entries where they are; the next turn tries again.
+        // If the call fails, the entries stay in the queue; the next turn tries again.
         if let Ok(told) = self.ring.submit_and_wait(want) {
             self.unsubmitted = self.unsubmitted.saturating_sub(told);
         }
     }
 
-    /// Waits for a completion, but not for long.
+    /// Waits for a completion, at most [`LONGEST_WAIT`].
     fn wait(&self) {
         let limit = types::Timespec::from(LONGEST_WAIT);
         let arguments = types::SubmitArgs::new().timespec(&limit);
-        // Whatever ended the wait, the queue is looked at next; a kernel without it lets us spin.
+        // The caller polls next, whatever ended the wait. On a kernel without this call it spins.
         let _ = self.ring.submitter().submit_with_args(1, &arguments);
     }
 
-    /// Takes what has completed.
+    /// Takes completions from the ring.
     fn take(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut count = 0;
         while count < max {
@@ -110,7 +110,7 @@ impl QueuePair for UringPair {
             // all answers; its memory does not move with the `Io`.
             let pushed = unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) };
             if pushed.is_err() {
-                pending.push_front(io); // the ring is full until the kernel is told
+                pending.push_front(io); // the ring is full until its entries are submitted
                 break;
             }
             self.free.pop();
@@ -185,8 +185,8 @@ impl Drop for UringPair {
     }
 }
 
-/// So that signals and the end of the run are seen.
+/// Short, so that signals and the end of the run are noticed.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
-/// How long I/Os under way are waited for at the end: a device may hang for ever.
+/// How long to wait for outstanding I/O at the end: a device may hang for ever.
 const LAST_IOS: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use super::job::{Job, with_defaults};
 use super::table::{apply, find, unknown};
 use super::tables::RUN;
 
-/// A form of the output.
+/// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Normal,
@@ -18,7 +18,7 @@ pub(crate) enum Format {
     Terse,
 }
 
-/// When the line about what is going on is shown.
+/// When the progress line is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Eta {
     /// When standard error is a terminal.
@@ -57,7 +57,7 @@ pub(crate) enum Command {
     EngineHelp(String),
 }
 
-/// A run: its options, its jobs, and the options that stood before all of them.
+/// A run: its options, its jobs, and the options that apply to all jobs.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) run: RunOptions,
@@ -71,7 +71,7 @@ pub(crate) type Given = Vec<(String, String)>;
 /// Reads the arguments, without the program's name, and the job files that they name.
 ///
 /// # Errors
-/// A sentence for the user; exit code 1, as fio's.
+/// A sentence for the user; exit code 1, as in fio.
 pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
     let mut run = RunOptions::default();
     let mut global = section("global", "command line");
@@ -147,7 +147,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, String> {
     Ok(Command::Run(Box::new(Request { run, jobs, global })))
 }
 
-/// The request of one job file with this text, without any argument.
+/// The request for one job file with this text, without arguments.
 ///
 /// # Errors
 /// As [`parse`].
@@ -164,7 +164,7 @@ fn section(name: &str, origin: &str) -> Section {
     Section { name: name.into(), entries: Vec::new(), origin: origin.into(), begins_file: false }
 }
 
-/// Applies every section to a copy of what the global sections before it said.
+/// Applies each section to a copy of the options from the global sections before it.
 fn jobs_of(sections: Vec<Section>, run: &RunOptions) -> Result<(Vec<Job>, Given), String> {
     let mut base = Job::default();
     let mut jobs: Vec<Job> = Vec::new();
@@ -193,7 +193,7 @@ fn jobs_of(sections: Vec<Section>, run: &RunOptions) -> Result<(Vec<Job>, Given)
         for entry in &section.entries {
             apply(&mut job, entry)?;
         }
-        // A file waits for what came before it.
+        // A job file waits for the jobs before it.
         job.stonewall |= std::mem::take(&mut file_begins) && !jobs.is_empty();
         jobs.push(job);
     }

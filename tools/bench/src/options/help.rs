@@ -21,7 +21,7 @@ pub(crate) fn command() -> String {
 /// The help of the options that `word` names; of all of them when it is empty or `all`.
 ///
 /// # Errors
-/// There is none; the nearest name is told.
+/// There is none; the message suggests the nearest name.
 pub(crate) fn options(word: &str) -> Result<String, String> {
     let all = word.is_empty() || word == "all";
     let mut text = String::new();
@@ -76,7 +76,7 @@ fn wrapped<'a>(words: impl Iterator<Item = &'a str>, text: &mut String) {
     let _ = writeln!(text, "          {line}");
 }
 
-/// What the engines are.
+/// The help of all engines, or of the one called `name`.
 pub(crate) fn engines(name: &str) -> Result<String, String> {
     let mut text = String::new();
     for (engine, _, help) in Engine::ALL.iter().filter(|e| name.is_empty() || e.0 == name) {
@@ -91,10 +91,10 @@ dlfs-bench: measures namespaces and data sets, with fio's job files, options and
 usage: dlfs-bench [OPTIONS] JOBFILE...
        dlfs-bench [OPTIONS] --name=NAME --KEY=VALUE...
 
-Keys are those of job files; --cmdhelp lists all of them, --cmdhelp=KEY explains one. What fio has
-beside them is refused: fio drives dlfs by itself, see 'fio on dlfs' in tools/bench/README.md.
-Signals: SIGINT ends the run with the figures so far, SIGUSR1 prints them and goes on.
-Exit code: 0 when all went well, 1 otherwise.
+Keys are those of job files; --cmdhelp lists all of them, --cmdhelp=KEY explains one. Other options
+of fio are refused: fio itself can drive dlfs, see 'fio on dlfs' in tools/bench/README.md.
+Signals: SIGINT ends the run with the figures so far, SIGUSR1 prints them and continues.
+Exit code: 0 if everything succeeded, 1 otherwise.
 
 Options:
 ";

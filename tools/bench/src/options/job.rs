@@ -12,7 +12,7 @@ pub(crate) struct Pattern {
     pub(crate) samples: bool,
 }
 
-/// Which code moves the bytes.
+/// The I/O engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
     /// What the address says: `tcp` or `file`.
@@ -45,12 +45,12 @@ impl Engine {
         entry.map_or("auto", |entry| entry.0)
     }
 
-    /// Whether the target is a plain file that may be made.
+    /// Whether the target is a plain file, which is created if it does not exist.
     pub(crate) fn is_plain_file(self) -> bool {
         matches!(self, Engine::Psync | Engine::IoUring)
     }
 
-    /// Whether there is no target to name.
+    /// Whether the engine needs no `filename=`.
     pub(crate) fn needs_no_target(self) -> bool {
         matches!(self, Engine::Null | Engine::Mem)
     }
@@ -66,7 +66,7 @@ pub(crate) enum Verify {
     Pattern,
 }
 
-/// Which errors a job goes on after.
+/// The kinds of errors after which a job continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ContinueOn {
     pub(crate) read: bool,
@@ -120,7 +120,7 @@ pub(crate) struct Connection {
 }
 
 with_defaults! {
-    /// One job as it was asked for.
+    /// One job as the user wrote it.
     Job {
         name: String = String::new(),
         description: Option<String> = None,
@@ -185,7 +185,7 @@ with_defaults! {
         new_group: bool = false,
         group_reporting: bool = false,
         exitall: bool = false,
-        /// Processors as `0,2-5`, and whether equal jobs take one each.
+        /// Processors as `0,2-5`, and whether the clones of a job get one each.
         cpus_allowed: Option<String> = None,
         cpus_split: bool = false,
         busy_poll: bool = false,
@@ -220,7 +220,7 @@ with_defaults! {
 }
 
 impl Job {
-    /// The most and the fewest bytes of a block, of either direction that the job uses.
+    /// The smallest and the largest block in bytes, over the directions that the job uses.
     pub(crate) fn block_range(&self) -> (u64, u64) {
         let used = [self.pattern.reads, self.pattern.writes];
         let (mut min, mut max) = (u64::MAX, 0);
@@ -231,7 +231,7 @@ impl Job {
         (min.min(max), max)
     }
 
-    /// The fewest and the most bytes of a block in one direction (0 read, 1 write).
+    /// The smallest and the largest block in bytes in one direction (0 read, 1 write).
     pub(crate) fn block_range_of(&self, direction: usize) -> (u64, u64) {
         let split = &self.bssplit[direction];
         if let (Some(min), Some(max)) =
@@ -242,13 +242,13 @@ impl Job {
         self.bsrange[direction].unwrap_or((self.bs[direction], self.bs[direction]))
     }
 
-    /// The depth that the engine can have.
+    /// The queue depth that the engine supports.
     pub(crate) fn depth(&self) -> u64 {
         if self.engine == Engine::Psync { 1 } else { self.iodepth }
     }
 }
 
-/// fio's.
+/// As in fio.
 const DEFAULT_PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,

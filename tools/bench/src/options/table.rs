@@ -1,4 +1,4 @@
-//! Applying an entry of a job file, and saying what is wrong with it.
+//! Applies entries of job files, and explains errors in them.
 
 use super::file::Entry;
 use super::fio;
@@ -9,14 +9,14 @@ use super::tables::TABLES;
 pub(crate) struct Opt<T = Job> {
     pub(crate) name: &'static str,
     pub(crate) aliases: &'static [&'static str],
-    /// What the value is, for the help; empty when there is none.
+    /// Form of the value, for the help; empty if the option takes none.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
     pub(crate) set: fn(&mut T, &str) -> Result<(), String>,
 }
 
 impl<T> Opt<T> {
-    /// Booleans mean yes alone, and logs are then named after the job.
+    /// Whether the value is optional: a boolean is then true, and logs are named after the job.
     pub(crate) fn may_stand_alone(&self) -> bool {
         ["BOOL", "["].iter().any(|start| self.value.starts_with(start)) || self.value.is_empty()
     }
@@ -32,7 +32,7 @@ pub(crate) fn options() -> impl Iterator<Item = &'static Opt> {
     TABLES.iter().flat_map(|(_, table)| table.iter())
 }
 
-/// Why there is no option of this name: fio has it, or a word that is nearest to it.
+/// The error for an unknown option: dlfs-bench refuses this option of fio, or the nearest name.
 pub(crate) fn unknown(name: &str, more: impl Iterator<Item = &'static str>) -> String {
     if let Some(refusal) = fio::refusal(name) {
         return refusal;
@@ -45,7 +45,7 @@ pub(crate) fn unknown(name: &str, more: impl Iterator<Item = &'static str>) -> S
     }
 }
 
-/// The word of `known` that takes the fewest changes to become `word`, when they are few.
+/// The word in `known` with the smallest edit distance to `word`, if that is small.
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (word.len() / 3).max(2);
     let measured = known.map(|known| (strsim::levenshtein(word, known), known));
@@ -55,7 +55,7 @@ pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
 /// Applies `entry` to `job`.
 ///
 /// # Errors
-/// A sentence that names the place, the option and what it takes.
+/// A sentence that names the place, the option and the values that it takes.
 pub(crate) fn apply(job: &mut Job, entry: &Entry) -> Result<(), String> {
     let Entry { key, value, origin } = entry;
     let text = value.as_deref().unwrap_or("");

@@ -7,7 +7,7 @@ use super::value::{
     MAX_TIME_US, boolean, bytes, float, integer, ms, pair, range, size, split, time_us, within,
 };
 
-/// A row is a name, its aliases, what the value is, the help, and what it does to a job.
+/// A row: the name, aliases, the form of the value, the help, and the setter.
 macro_rules! table {
     ($($name:literal $([$($alias:literal),+])? $value:literal $help:literal $set:expr;)*) => {
         &[$(Opt { name: $name, aliases: &[$($($alias),+)?], value: $value, help: $help, set: $set }),*]
@@ -30,13 +30,13 @@ pub(crate) const TABLES: &[(&str, &[Opt])] = &[
     ("Measurement", MEASUREMENT),
 ];
 
-/// The options of the run; those that print something else instead are the command line's.
+/// The options of the run; `command_line` handles those that only print, such as --help.
 pub(crate) const RUN: &[Opt<RunOptions>] = table! {
     "help" "" "Print this." nothing;
     "version" "" "Print the version." nothing;
-    "cmdhelp" "" "Print the help of all options of jobs; --cmdhelp=WORD of one." nothing;
+    "cmdhelp" "" "Print the help of all job options; --cmdhelp=WORD prints that of one." nothing;
     "enghelp" "" "Print the engines." nothing;
-    "output" "=VALUE" "Write the result to this file, rather than to standard output."
+    "output" "=VALUE" "Write the result to this file instead of standard output."
         |r, v| set(&mut r.output, Ok(Some(v.into())));
     "output-format" "=VALUE" "normal, json, json+ or terse, or several with commas between."
         |r, v| set(&mut r.formats, v.split(',').map(format).collect());
@@ -46,92 +46,92 @@ pub(crate) const RUN: &[Opt<RunOptions>] = table! {
         |r, v| set(&mut r.terse_version, choice(v, &[("3", 3), ("5", 5)]));
     "report" "=VALUE" "Also write one self-contained HTML page with plots to this file."
         |r, v| set(&mut r.report, Ok(Some(v.into())));
-    "eta" "=VALUE" "auto, always or never show what is going on, on standard error."
+    "eta" "=VALUE" "Show progress on standard error: auto, always or never."
         |r, v| {
             let kinds = [("auto", Eta::Auto), ("always", Eta::Always), ("never", Eta::Never)];
             set(&mut r.eta, choice(v, &kinds))
         };
-    "eta-interval" "=VALUE" "How often that line is made anew; a second unless given."
+    "eta-interval" "=VALUE" "Interval between updates of the progress line; default 1 s."
         |r, v| set(&mut r.eta_interval_us, time_us(v, 1_000_000).map(|us| us.max(100_000)));
-    "eta-newline" "=VALUE" "How often a new line is begun."
+    "eta-newline" "=VALUE" "Interval after which progress starts on a new line."
         |r, v| set(&mut r.eta_newline_us, time_us(v, 1_000_000));
-    "status-interval" "=VALUE" "How often the figures so far are printed in full."
+    "status-interval" "=VALUE" "Interval at which the figures so far are printed in full."
         |r, v| set(&mut r.status_interval_us, time_us(v, 1_000_000));
-    "parse-only" "" "Only read the jobs, and say whether anything is wrong with them."
+    "parse-only" "" "Parse the jobs, report errors, and exit."
         |r, _| set(&mut r.parse_only, Ok(true));
     "showcmd" "" "Print the jobs as command lines."
         |r, _| set(&mut r.showcmd, Ok(true));
     "readonly" "" "Refuse jobs that write."
         |r, _| set(&mut r.readonly, Ok(true));
-    "max-jobs" "=VALUE" "The most threads that jobs may ask for."
+    "max-jobs" "=VALUE" "Maximum number of threads of all jobs."
         |r, v| set(&mut r.max_jobs, integer(v));
     "section" "=VALUE" "Run only this section of the job files; may be repeated."
         |r, v| { r.sections.push(v.to_owned()); Ok(()) };
 };
 
 const JOB: &[Opt] = table! {
-    "name" "TEXT" "Name of the job; on the command line it begins a new one."
+    "name" "TEXT" "Name of the job; on the command line it starts a new job."
         |j, v| set(&mut j.name, text(v));
     "description" ["desc"] "TEXT" "A line about the job, kept in the output."
         |j, v| set(&mut j.description, text(v).map(Some));
-    "runtime" ["timeout"] "TIME" "The most time that the job runs; without a unit in seconds."
+    "runtime" ["timeout"] "TIME" "Maximum run time; in seconds unless it has a unit."
         |j, v| match time_us(v, 1_000_000)? {
             0 => Err("a runtime of zero would measure nothing".to_owned()),
             us => set(&mut j.runtime_us, Ok(Some(us))),
         };
-    "time_based" "BOOL" "Begin again at the end of the size, until the runtime is over."
+    "time_based" "BOOL" "Start over at the end of the size, until the runtime has passed."
         |j, v| set(&mut j.time_based, boolean(v));
-    "ramp_time" "TIME" "Run for so long before anything is counted."
+    "ramp_time" "TIME" "Run for this time before measuring."
         |j, v| set(&mut j.ramp_time_us, time_us(v, 1_000_000));
-    "startdelay" "TIME" "Wait so long before the start."
+    "startdelay" "TIME" "Wait for this time before the start."
         |j, v| set(&mut j.startdelay_us, time_us(v, 1_000_000));
-    "loops" "N" "Go through the size so many times."
+    "loops" "N" "Number of passes over the size."
         |j, v| set(&mut j.loops, within(v, 1, u64::MAX));
-    "numjobs" "N" "Run so many equal jobs side by side, each a thread."
+    "numjobs" "N" "Run N clones of the job in parallel, each in a thread."
         |j, v| set(&mut j.numjobs, within(v, 1, 1024));
-    "stonewall" ["wait_for_previous"] "BOOL" "Wait for all jobs before this one to end."
+    "stonewall" ["wait_for_previous"] "BOOL" "Start only when all jobs before this one have ended."
         |j, v| set(&mut j.stonewall, boolean(v));
-    "group_reporting" "BOOL" "Report the jobs of a group together, not each."
+    "group_reporting" "BOOL" "Report the jobs of a group together instead of each by itself."
         |j, v| set(&mut j.group_reporting, boolean(v));
-    "new_group" "BOOL" "Begin a new reporting group."
+    "new_group" "BOOL" "Start a new reporting group."
         |j, v| set(&mut j.new_group, boolean(v));
-    "exitall" "BOOL" "When this job ends, end all that run with it."
+    "exitall" "BOOL" "When this job ends, end all jobs that run with it."
         |j, v| set(&mut j.exitall, boolean(v));
     "cpus_allowed" ["cpus"] "LIST"
-        "Processors that the job's threads may use, those that read ahead for rw=samples included: 0-2,5."
+        "Processors for the job's threads, including the threads that read ahead for rw=samples: 0-2,5."
         |j, v| set(&mut j.cpus_allowed, Ok(Some(v.replace(':', ","))));
-    "cpus_allowed_policy" "shared|split" "Whether equal jobs share the processors or have one each."
+    "cpus_allowed_policy" "shared|split" "Whether the clones of a job share the processors or get one each."
         |j, v| set(&mut j.cpus_split, choice(v, &[("shared", false), ("split", true)]));
     "busy_poll" ["busy-poll"] "BOOL"
-        "Never sleep while I/Os are on their way: the lowest latency, at the price of a whole core."
+        "Spin instead of sleeping while I/O is outstanding: lowest latency, at the cost of a core."
         |j, v| set(&mut j.busy_poll, boolean(v));
 };
 
 const TARGET: &[Opt] = table! {
     "ioengine" "ENGINE"
-        "What moves the bytes: tcp, spdk, file (dlfs's own engines on a namespace), mem (a namespace in \
-         memory), null (nothing: measures this tool), psync and io_uring (plain files, to compare with), \
-         auto (what the address says). libaio, posixaio and sync are taken for io_uring and psync."
+        "I/O engine: tcp, spdk, file (dlfs's own engines on a namespace), mem (a namespace in memory), null \
+         (no I/O: measures this tool), psync and io_uring (plain files, for comparison), auto (by the \
+         address). libaio and posixaio mean io_uring; sync, pvsync and pvsync2 mean psync."
         |j, v| set(&mut j.engine, engine(v));
     "filename" "TARGET[:TARGET...]"
         "A file, a block device, or an address: nvme-tcp://host:4420/NQN?ns=1, trtype:TCP traddr:..., or \
-         SPDK's trtype=TCP traddr=... ns=1. Several are separated by colons; a colon that belongs to a \
-         name is written \\:, which addresses that begin as above need not."
+         SPDK's trtype=TCP traddr=... ns=1. Separate several with colons. Write a colon within a name \
+         as \\:, except in addresses of these forms."
         |j, v| set(&mut j.filename, text(v).map(Some));
-    "directory" "FOLDER" "Folder for files that are not named: FOLDER/NAME.JOB.FILE."
+    "directory" "FOLDER" "Folder for the files of a job without filename=: FOLDER/NAME.JOB.FILE."
         |j, v| set(&mut j.directory, Ok(Some(v.replace("\\:", ":"))));
-    "nrfiles" ["nr_files"] "N" "Files of a job without filename=."
+    "nrfiles" ["nr_files"] "N" "Number of files of a job without filename=."
         |j, v| set(&mut j.nrfiles, within(v, 1, 65_536));
-    "invalidate" "BOOL" "Drop a file's cached pages before the start; on unless switched off."
+    "invalidate" "BOOL" "Drop a file's cached pages before the start; on by default."
         |j, v| set(&mut j.invalidate, boolean(v));
     "pre_read" "BOOL" "Read the whole file into the page cache before the start."
         |j, v| set(&mut j.pre_read, boolean(v));
-    "unlink" "BOOL" "Remove the job's files at its end."
+    "unlink" "BOOL" "Remove the job's files when it ends."
         |j, v| set(&mut j.unlink, boolean(v));
-    "allow_mounted_write" "BOOL" "Write also to a block device that is mounted or part of a volume."
+    "allow_mounted_write" "BOOL" "Allow writing to a block device that is mounted or part of a volume."
         |j, v| set(&mut j.allow_mounted_write, boolean(v));
     "overwrite_data_set" "NAME"
-        "Write also to these targets, named as in filename=, where they hold a dlfs data set."
+        "Allow writing to these targets, named as in filename=, even if they hold a dlfs data set."
         |j, v| set(&mut j.overwrite_data_set, text(v).map(Some));
     "direct" "BOOL" "Bypass the page cache (O_DIRECT)."
         |j, v| set(&mut j.direct, boolean(v).map(Some));
@@ -155,48 +155,48 @@ const PATTERN: &[Opt] = table! {
         |j, v| set(&mut j.rwmixread, within(v, 0, 100));
     "rwmixwrite" "PERCENT" "Share of writes in a mixed pattern."
         |j, v| set(&mut j.rwmixread, within(v, 0, 100).map(|writes| 100 - writes));
-    "norandommap" "BOOL" "Draw each random block anew, rather than every block once a pass."
+    "norandommap" "BOOL" "Choose random blocks independently, instead of each block once per pass."
         |j, v| set(&mut j.norandommap, boolean(v));
-    "randrepeat" ["allrandrepeat"] "BOOL" "Draw the same blocks in each run; on unless switched off."
+    "randrepeat" ["allrandrepeat"] "BOOL" "Choose the same blocks in each run; on by default."
         |j, v| set(&mut j.randrepeat, boolean(v));
     "randseed" "N" "Seed of all random choices."
         |j, v| set(&mut j.randseed, integer(v).map(Some));
 };
 
 const BLOCKS: &[Opt] = table! {
-    "bs" ["blocksize"] "SIZE[,SIZE]" "Bytes of a block, of reads and of writes."
+    "bs" ["blocksize"] "SIZE[,SIZE]" "Block size, for reads and for writes."
         |j, v| {
             j.bs = pair(v, &j.bs, bytes)?;
             j.bs.into_iter().try_for_each(check_block)
         };
     "bsrange" ["blocksize_range"] "LOW-HIGH[,LOW-HIGH]"
-        "Blocks of random sizes within a range, multiples of LOW."
+        "Random block sizes within a range, in multiples of LOW."
         |j, v| {
             j.bsrange = pair(v, &[None, None], |r| range(r).map(Some))?;
             j.bsrange.iter().flatten().flat_map(|r| [r.0, r.1]).try_for_each(check_block)
         };
-    "bssplit" "SIZE/PERCENT:...[,...]" "Blocks of several sizes, each with its share."
+    "bssplit" "SIZE/PERCENT:...[,...]" "Several block sizes, each with its share of the blocks."
         |j, v| {
             j.bssplit = pair(v, &[Vec::new(), Vec::new()], split)?;
             j.bssplit.iter().flatten().try_for_each(|s| check_block(s.0))
         };
-    "zero_buffers" "BOOL" "Write zeroes rather than random bytes."
+    "zero_buffers" "BOOL" "Write zeroes instead of random bytes."
         |j, v| set(&mut j.zero_buffers, boolean(v));
-    "refill_buffers" "BOOL" "Draw the bytes of every write anew."
+    "refill_buffers" "BOOL" "Fill the buffer with new random bytes for every write."
         |j, v| set(&mut j.refill_buffers, boolean(v));
     "scramble_buffers" "BOOL"
-        "Change a few bytes of every write, against deduplication; on unless switched off."
+        "Change a few bytes of every write to defeat deduplication; on by default."
         |j, v| set(&mut j.scramble_buffers, boolean(v));
     "buffer_pattern" "PATTERN" "Bytes to write: \"text\", 0xHEX or a number; repeated."
         |j, v| set(&mut j.buffer_pattern, pattern(v));
 };
 
 const SIZE: &[Opt] = table! {
-    "size" "SIZE|PERCENT%" "Bytes of the target that a job uses, shared out over its files."
+    "size" "SIZE|PERCENT%" "Bytes of the target that a job uses, divided among its files."
         |j, v| set(&mut j.size, size(v).map(Some));
-    "io_size" ["io_limit"] "SIZE|PERCENT%" "Bytes that a job moves, if not those of its size."
+    "io_size" ["io_limit"] "SIZE|PERCENT%" "Bytes that a job transfers; default its size."
         |j, v| set(&mut j.io_size, size(v).map(Some));
-    "filesize" "SIZE" "Bytes of a file that is made; the same as size here, which goes before it."
+    "filesize" "SIZE" "Bytes of a file to create; here the same as size, which overrides it."
         |j, v| {
             let found = size(v.split('-').next().unwrap_or(v))?;
             j.size = j.size.or(Some(found));
@@ -204,13 +204,13 @@ const SIZE: &[Opt] = table! {
         };
     "offset" "SIZE|PERCENT%" "Where the job's part of the target begins."
         |j, v| set(&mut j.offset, size(v));
-    "offset_increment" "SIZE|PERCENT%" "Added to the offset of each further equal job."
+    "offset_increment" "SIZE|PERCENT%" "Added to the offset for each further clone of the job."
         |j, v| set(&mut j.offset_increment, size(v));
-    "number_ios" "N" "Stop after so many I/Os."
+    "number_ios" "N" "Stop after N I/Os."
         |j, v| set(&mut j.number_ios, within(v, 1, u64::MAX).map(Some));
     "fsync" ["fdatasync"] "N" "Flush after every N writes."
         |j, v| set(&mut j.fsync, integer(v));
-    "end_fsync" ["fsync_on_close"] "BOOL" "Flush at the job's end."
+    "end_fsync" ["fsync_on_close"] "BOOL" "Flush when the job ends."
         |j, v| set(&mut j.end_fsync, boolean(v));
 };
 
@@ -218,25 +218,25 @@ const DEPTH: &[Opt] = table! {
     "iodepth" "N" "I/Os that are on their way at a time; psync has one."
         |j, v| set(&mut j.iodepth, within(v, 1, 65_535));
     "iodepth_batch" ["iodepth_batch_submit"] "N"
-        "The most I/Os that are submitted together; all there is room for unless given."
+        "Maximum number of I/Os to submit at once; default as many as there is room for."
         |j, v| set(&mut j.batch_submit, integer(v));
     "iodepth_batch_complete_min" ["iodepth_batch_complete"] "N"
-        "Completions that are waited for together."
+        "Minimum number of completions to wait for."
         |j, v| set(&mut j.batch_complete_min, integer(v));
     "iodepth_batch_complete_max" "N"
-        "The most completions that are taken together; io_uring one at a time unless given, as fio does, \
-         the others all that there are."
+        "Maximum number of completions to take at once. By default io_uring takes one, as in fio; the other \
+         engines take all that there are."
         |j, v| set(&mut j.batch_complete_max, integer(v));
 };
 
 const RATE: &[Opt] = table! {
-    "rate" "SIZE[,SIZE]" "The most bytes a second, of reads and of writes."
+    "rate" "SIZE[,SIZE]" "Maximum bytes per second, for reads and for writes."
         |j, v| set(&mut j.rate, pair(v, &[None, None], |r| bytes(r).map(Some)));
-    "rate_iops" "N[,N]" "The most I/Os a second, of reads and of writes."
+    "rate_iops" "N[,N]" "Maximum I/Os per second, for reads and for writes."
         |j, v| set(&mut j.rate_iops, pair(v, &[None, None], |r| bytes(r).map(Some)));
     "thinktime" "TIME"
-        "Pause so long after thinktime_blocks blocks, in microseconds without a unit; with rw=samples: \
-         computing emulated after each batch, by sleeping."
+        "Pause after thinktime_blocks blocks; in microseconds unless it has a unit. With rw=samples: \
+         compute time after each batch, emulated by sleeping."
         |j, v| set(&mut j.thinktime_us, time_us(v, 1));
     "thinktime_blocks" "N" "Blocks between two pauses."
         |j, v| set(&mut j.thinktime_blocks, within(v, 1, u64::MAX));
@@ -244,22 +244,22 @@ const RATE: &[Opt] = table! {
 
 const VERIFY: &[Opt] = table! {
     "verify" "crc32c|pattern|0"
-        "Write blocks that can be checked, and check what is read. crc32c: each block, or as much of it as the \
-         smallest has, begins with 32 bytes (magic, CRC32C, offset, seed, length); pattern: every byte is \
-         verify_pattern's. A job that writes reads all of it again afterwards."
+        "Write blocks that can be checked, and check what is read. crc32c: each block, or each piece of it as \
+         long as the smallest block, begins with 32 bytes (magic, CRC32C, offset, seed, length); pattern: \
+         every byte is that of verify_pattern. A job that writes then reads everything back."
         |j, v| match v {
             "0" | "none" | "null" => set(&mut j.verify, Ok(Verify::None)),
             "crc32c" | "crc32c-intel" | "1" => set(&mut j.verify, Ok(Verify::Crc32c)),
             "pattern" => set(&mut j.verify, Ok(Verify::Pattern)),
             _ => Err(format!("only crc32c and pattern are offered; {}", super::fio::POINTER)),
         };
-    "do_verify" "BOOL" "Whether a job that writes reads it again afterwards; on unless switched off."
+    "do_verify" "BOOL" "Whether a job that writes then reads everything back; on by default."
         |j, v| set(&mut j.do_verify, boolean(v));
     "verify_pattern" "PATTERN" "Bytes of verify=pattern: \"text\", 0xHEX or a number."
         |j, v| set(&mut j.verify_pattern, pattern(v));
-    "verify_fatal" "BOOL" "End the job with the first block that is wrong."
+    "verify_fatal" "BOOL" "End the job at the first block that fails verification."
         |j, v| set(&mut j.verify_fatal, boolean(v));
-    "continue_on_error" "none|read|write|io|verify|all" "Which errors are counted rather than end the job."
+    "continue_on_error" "none|read|write|io|verify|all" "Errors to count instead of ending the job."
         |j, v| {
             let on = |read, write, verify| ContinueOn { read, write, verify };
             let (all, none) = (on(true, true, true), on(false, false, false));
@@ -278,28 +278,28 @@ const SAMPLES: &[Opt] = table! {
             let orders = ["sequential", "slot", "global", "grouped", "local", "partial"];
             set(&mut j.samples.order, word(v, &orders))
         };
-    "batch_size" ["batch"] "N" "Samples of a batch."
+    "batch_size" ["batch"] "N" "Samples per batch."
         |j, v| set(&mut j.samples.batch_size, within(v, 1, 1 << 24));
-    "epochs" "N" "Epochs to read; with time_based again and again."
+    "epochs" "N" "Epochs to read; repeated with time_based."
         |j, v| set(&mut j.samples.epochs, within(v, 1, u64::from(u32::MAX)));
-    "rank" "N" "Which of the ranks this is; equal jobs (numjobs) count on from it."
+    "rank" "N" "Rank of this job; its clones (numjobs) get the following ranks."
         |j, v| set(&mut j.samples.rank, number(v, 0, u32::MAX - 1));
-    "world_size" "N" "How many ranks share each epoch."
+    "world_size" "N" "Number of ranks that share each epoch."
         |j, v| set(&mut j.samples.world_size, number(v, 1, u32::MAX));
-    "lanes" "N" "grouped: lanes that take turns; default 8 for each rank."
+    "lanes" "N" "grouped: lanes that take turns; default 8 per rank."
         |j, v| set(&mut j.samples.lanes, number(v, 1, 65_536));
     "group" "N" "grouped: chunks whose samples are shuffled together."
         |j, v| set(&mut j.samples.group, number(v, 1, u32::MAX));
-    "exchange" "PART" "partial: part of a share that moves on each epoch, 0 to 1."
+    "exchange" "PART" "partial: fraction of each share that is exchanged every epoch, 0 to 1."
         |j, v| set(&mut j.samples.exchange, float(v));
-    "prefetch_window" ["window"] "SIZE" "The most memory for samples read ahead."
+    "prefetch_window" ["window"] "SIZE" "Maximum memory for samples read ahead."
         |j, v| set(&mut j.samples.window, bytes(v).map(|window| window.max(1)));
-    "batching" "none|sample|chunk" "How samples are fetched; chunk for grouped and slot, else sample."
+    "batching" "none|sample|chunk" "How samples are fetched; default chunk for grouped and slot, otherwise sample."
         |j, v| set(&mut j.samples.batching, word(v, &["none", "sample", "chunk"]));
     "accelerator_time" ["compute_time"] "TIME"
-        "Computing emulated after each batch, by sleeping, in microseconds without a unit; as thinktime."
+        "Compute time after each batch, emulated by sleeping, as with thinktime; in microseconds unless it has a unit."
         |j, v| set(&mut j.samples.accelerator_time_us, time_us(v, 1));
-    "drop_last" "BOOL" "Leave out the end of an epoch that does not give each rank the same."
+    "drop_last" "BOOL" "Drop the samples at the end of an epoch that do not divide evenly among the ranks."
         |j, v| set(&mut j.samples.drop_last, boolean(v));
 };
 
@@ -319,13 +319,13 @@ const CONNECTION: &[Opt] = table! {
     "hostnqn" "NQN" "The host NQN to present."
         |j, v| set(&mut j.connection.hostnqn, text(v).map(Some));
     "queue_size" ["queue-size"] "N"
-        "Entries of an I/O queue; iodepth must be below it. The next power of two above iodepth, from 128, \
-         unless given."
+        "Entries of an I/O queue; iodepth must be below it. By default the next power of two above \
+         iodepth, at least 128."
         |j, v| set(&mut j.connection.queue_size, within(v, 2, 65_535).map(|n| Some(n as u16)));
-    "ctrl_loss_tmo" ["ctrl-loss-tmo"] "SECONDS" "How long a lost target is waited for; 10 unless given."
+    "ctrl_loss_tmo" ["ctrl-loss-tmo"] "SECONDS" "How long to wait for a lost target; default 10."
         |j, v| set(&mut j.connection.ctrl_loss_tmo_s, within(v, 0, MAX_TIME_US / 1_000_000).map(Some));
     "io_timeout" ["io-timeout"] "SECONDS"
-        "How long an I/O may go without progress before its connection is made anew."
+        "How long an I/O may make no progress before its connection is replaced."
         |j, v| set(&mut j.connection.io_timeout_s, within(v, 1, 86_400).map(Some));
 };
 
@@ -334,32 +334,32 @@ const LOGS: &[Opt] = table! {
         |j, v| set(&mut j.bw_log, text(v).map(Some));
     "write_lat_log" "[PREFIX]" "Latencies over time, in PREFIX_lat.N.log, _clat and _slat."
         |j, v| set(&mut j.lat_log, text(v).map(Some));
-    "write_iops_log" "[PREFIX]" "I/Os a second over time, in PREFIX_iops.N.log."
+    "write_iops_log" "[PREFIX]" "I/Os per second over time, in PREFIX_iops.N.log."
         |j, v| set(&mut j.iops_log, text(v).map(Some));
-    "log_avg_msec" "MS" "One line for so many milliseconds, rather than one for each I/O."
+    "log_avg_msec" "MS" "Log one average per this many milliseconds instead of one line per I/O."
         |j, v| set(&mut j.log_avg_msec, ms(v, 0));
-    "log_offset" "BOOL" "Put the offset of each I/O in its line."
+    "log_offset" "BOOL" "Log the offset of each I/O."
         |j, v| set(&mut j.log_offset, boolean(v));
-    "per_job_logs" "BOOL" "Number the logs of equal jobs; on unless switched off."
+    "per_job_logs" "BOOL" "Write one numbered log per clone; on by default."
         |j, v| set(&mut j.per_job_logs, boolean(v));
 };
 
 const MEASUREMENT: &[Opt] = table! {
-    "bwavgtime" "MS" "Over how long bandwidth is averaged for its minimum, mean and maximum."
+    "bwavgtime" "MS" "Interval over which bandwidth is averaged for its minimum, mean and maximum."
         |j, v| set(&mut j.bwavgtime_ms, ms(v, 10));
-    "iopsavgtime" "MS" "The same for I/Os a second."
+    "iopsavgtime" "MS" "The same for I/Os per second."
         |j, v| set(&mut j.iopsavgtime_ms, ms(v, 10));
-    "clat_percentiles" "BOOL" "Percentiles of completion latency; on unless switched off."
+    "clat_percentiles" "BOOL" "Report percentiles of completion latency; on by default."
         |j, v| set(&mut j.clat_percentiles, boolean(v));
-    "lat_percentiles" "BOOL" "Percentiles of total latency, instead of completion latency."
+    "lat_percentiles" "BOOL" "Report percentiles of total latency instead of completion latency."
         |j, v| {
             j.lat_percentiles = boolean(v)?;
             j.clat_percentiles &= !j.lat_percentiles || j.given.iter().any(|g| g.0 == "clat_percentiles");
             Ok(())
         };
-    "slat_percentiles" "BOOL" "Percentiles of submission latency."
+    "slat_percentiles" "BOOL" "Report percentiles of submission latency."
         |j, v| set(&mut j.slat_percentiles, boolean(v));
-    "percentile_list" "P:P:..." "Which percentiles are reported, at most 20."
+    "percentile_list" "P:P:..." "Percentiles to report, at most 20."
         |j, v| {
             let mut list = v.split(':').map(float).collect::<Result<Vec<_>, _>>()?;
             list.sort_by(f64::total_cmp);
@@ -368,11 +368,11 @@ const MEASUREMENT: &[Opt] = table! {
             }
             set(&mut j.percentile_list, Ok(list))
         };
-    "disable_lat" "BOOL" "Do not keep total latency."
+    "disable_lat" "BOOL" "Do not record total latency."
         |j, v| set(&mut j.disable_lat, boolean(v));
-    "disable_clat" "BOOL" "Do not keep completion latency."
+    "disable_clat" "BOOL" "Do not record completion latency."
         |j, v| set(&mut j.disable_clat, boolean(v));
-    "disable_slat" "BOOL" "Do not keep submission latency; saves a clock reading a burst."
+    "disable_slat" "BOOL" "Do not record submission latency; saves one clock reading per burst."
         |j, v| set(&mut j.disable_slat, boolean(v));
     "disable_bw_measurement" ["disable_bw"] "BOOL" "Do not sample bandwidth."
         |j, v| set(&mut j.disable_bw, boolean(v));
@@ -480,7 +480,7 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
     Ok(number.to_le_bytes()[..used].to_vec())
 }
 
-/// What one buffer may be.
+/// The largest buffer.
 const MAX_BLOCK_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The reported figures of a job, or of several that are reported together.
+//! The reported figures of one job, or of several jobs that are reported together.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::numbers::{binary, count};
 use crate::run::Running;
 
-/// When the line was printed, and from what.
+/// When the line was last printed, and the totals at that time.
 pub(super) struct EtaLine {
     every: Duration,
     newline_every: Duration,
@@ -95,7 +95,7 @@ fn progress(running: &[Running], epoch: Instant) -> String {
     }
 }
 
-/// Of one job: by its time or its bytes, whichever ends it first.
+/// The completed part of one job: by its time or its bytes, whichever ends it first.
 fn part_done(running: &Running, epoch: Instant) -> Option<f64> {
     let (shared, job) = (&running.shared, &running.task.job);
     let began_ns = shared.began_ns.load(Ordering::Relaxed).checked_sub(1)?;

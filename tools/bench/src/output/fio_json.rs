@@ -1,4 +1,4 @@
-//! The result as fio's JSON: the same keys in the same order, and what fio has not under `dlfs`.
+//! The result as fio's JSON: the same keys in the same order; what fio does not have is under `dlfs`.
 
 use super::json::Json;
 use super::normal::{cpu_ns_per_io, latency_shares};

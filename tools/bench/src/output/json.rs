@@ -1,4 +1,4 @@
-//! JSON whose keys stay in the order they are given in, printed as fio prints it.
+//! JSON that keeps the order of its keys, printed as fio prints it.
 
 use std::fmt::Write as _;
 
@@ -27,7 +27,7 @@ impl Json {
         self
     }
 
-    /// As a document, with a line's end.
+    /// As a document that ends with a newline.
     pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
         self.write(&mut text, 0);

@@ -1,6 +1,6 @@
-//! What is told: text, JSON, terse lines, logs, and the line about what is going on.
+//! Output: text, JSON, terse lines, logs, and the status line.
 //!
-//! [`Writer`] owns the stream; the forms only turn [`Entry`]s into text.
+//! [`Writer`] owns the stream; the formats only turn [`Entry`]s into text.
 
 mod chart;
 mod entry;
@@ -25,7 +25,7 @@ use crate::worker::Snapshot;
 
 pub(crate) use entry::Entry;
 
-/// What the program calls itself; tools look for `fio-3`.
+/// The program's name and version; tools look for `fio-3`.
 pub(crate) const VERSION: &str = concat!("fio-3.42-dlfs-bench-", env!("CARGO_PKG_VERSION"));
 
 /// Prints `text` alone on standard output.
@@ -38,7 +38,7 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(format!("cannot write to standard output: {error}"))
         }
-        _ => Ok(()), // whoever read it has seen enough
+        _ => Ok(()), // the reader has closed the pipe
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn command_lines(jobs: &[Job]) -> String {
     text
 }
 
-/// What stands before the jobs.
+/// What precedes the jobs in the output.
 struct Head<'a> {
     began_ms: u64,
     global: &'a [(String, String)],
@@ -77,7 +77,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Makes the files that the result goes to, so that what cannot be written is known before the work.
+    /// Creates the output files, so that one that cannot be written fails before the run.
     ///
     /// # Errors
     /// Names the file.
@@ -105,7 +105,7 @@ impl Writer {
         })
     }
 
-    /// What can be told before the run.
+    /// Writes the header, before the run.
     pub(crate) fn begin(&mut self, tasks: &[Task]) -> Result<(), String> {
         if self.run.formats.contains(&Format::Normal) {
             return self.write(&normal::header(tasks));
@@ -113,7 +113,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The line about what is going on, when it is time for it.
+    /// Updates the status line if it is due.
     pub(crate) fn eta(&mut self, running: &[Running], epoch: Instant) {
         if let Some(eta) = &mut self.eta {
             eta.show(running, epoch);
@@ -129,7 +129,7 @@ impl Writer {
         due
     }
 
-    /// The figures so far: of what has ended, and of what still runs.
+    /// Writes the figures so far, of finished and of running jobs.
     pub(crate) fn interim(
         &mut self,
         finished: &[Finished],
@@ -143,7 +143,7 @@ impl Writer {
         self.write(&text)
     }
 
-    /// The result: the forms that were asked for, and logs.
+    /// Writes the result in the requested formats, and the logs.
     pub(crate) fn end(&mut self, finished: &[Finished]) -> Result<(), String> {
         if let Some(eta) = &mut self.eta {
             eta.end();
@@ -182,7 +182,7 @@ impl Writer {
     }
 }
 
-/// A file that a result goes to.
+/// An output file.
 struct OutFile {
     path: PathBuf,
     file: File,
@@ -223,7 +223,7 @@ fn log_path(job: &Job, kind: Kind, thread: usize) -> Option<PathBuf> {
     }))
 }
 
-/// A folder for logs that cannot be made is known before the work.
+/// Creates the folders of logs, so that one that cannot be created fails before the run.
 fn check_logs(jobs: &[Job]) -> Result<(), String> {
     for job in jobs {
         for path in Kind::ALL.iter().filter_map(|&kind| log_path(job, kind, 1)) {

@@ -1,4 +1,4 @@
-//! The text for people, laid out as fio lays it out.
+//! The human-readable text, in fio's layout.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::stats::depths::{CALLS, LEVELS};
 use crate::stats::latency::Latency;
 use crate::stats::{DIRECTIONS, Direction};
 
-/// What is told before the run.
+/// The header, printed before the run.
 pub(crate) fn header(tasks: &[Task]) -> String {
     let mut text = String::new();
     for task in tasks.iter().filter(|task| task.number == 0) {
@@ -193,7 +193,7 @@ fn percentiles(label: &str, latency: &Latency, list: &[f64], text: &mut String) 
     }
 }
 
-/// Shares of latencies by decimal steps, as fio has them.
+/// Shares of latencies by decimal steps, as in fio.
 fn shares(stats: &crate::stats::Stats, text: &mut String) {
     for (unit, steps) in latency_shares(stats) {
         let cells: Vec<String> = steps
@@ -207,7 +207,7 @@ fn shares(stats: &crate::stats::Stats, text: &mut String) {
     }
 }
 
-/// Unit, then limit and percent of each step; what is longer than all comes last, as `>=2000`.
+/// Unit, then limit and percent of each step; latencies above all limits come last, as `>=2000`.
 pub(crate) fn latency_shares(
     stats: &crate::stats::Stats,
 ) -> Vec<(&'static str, Vec<(String, f64)>)> {
@@ -282,7 +282,7 @@ fn extras(entry: &Entry, text: &mut String) {
     }
 }
 
-/// CPU time of the job's threads for one I/O.
+/// CPU time of the job's threads per I/O.
 pub(crate) fn cpu_ns_per_io(entry: &Entry) -> Option<f64> {
     let ios: u64 = entry.stats.directions.iter().map(|direction| direction.ios).sum();
     (ios > 0).then(|| entry.stats.cpu.total_s() * 1e9 / ios as f64)

@@ -1,4 +1,4 @@
-//! Formats numbers in fio's way: four digits and a unit.
+//! Formats numbers as fio does: four digits and a unit.
 
 /// `value` with four digits: `1607k`, `12.3G`.
 pub(crate) fn short(value: f64, base: f64, units: &[&str]) -> String {
@@ -31,7 +31,7 @@ pub(crate) fn decimal(bytes: f64) -> String {
     short(bytes.round(), 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// Bytes per second in both.
+/// Bytes per second in both units.
 pub(crate) fn rate(bytes_per_s: f64) -> String {
     format!("{}/s ({}/s)", binary(bytes_per_s), decimal(bytes_per_s))
 }

@@ -32,7 +32,7 @@ fn line(entry: &Entry, version: u64) -> String {
     fields.extend([cpu.switches, cpu.major_faults, cpu.minor_faults].map(|n| n.to_string()));
     let [level, _, _] = stats.depths.percent();
     fields.extend(level.iter().map(|share| format!("{share:.1}%")));
-    // fio has steps of microseconds and milliseconds here; what is shorter counts with the first.
+    // fio's steps here are microseconds and milliseconds; shorter latencies count in the first step.
     let shares = latency_shares(stats);
     let nanoseconds: f64 = shares[0].1.iter().map(|step| step.1).sum();
     for (at, step) in shares[1].1.iter().enumerate() {

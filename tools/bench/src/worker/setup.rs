@@ -1,4 +1,4 @@
-//! From a job and its targets to what the loop works on; everything that can be wrong is found here.
+//! Checks a job against its targets, and builds what the worker's loop needs.
 
 use std::collections::VecDeque;
 
@@ -63,7 +63,7 @@ pub(crate) fn region(
     Ok((begin, len))
 }
 
-/// Refuses blocks and depths that the target cannot have.
+/// Refuses blocks and depths that the target does not support.
 pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
     let (min, max) = job.block_range();
     let Target { name, namespace, .. } = target;
@@ -124,14 +124,14 @@ pub(crate) fn lanes(
     Ok(lanes)
 }
 
-/// Whether rates may take another direction than the one drawn, in a job that reads again what it wrote.
+/// Whether rate limits may change the drawn direction of an I/O; a verification then needs a record of them.
 fn may_swap_directions(job: &Job) -> bool {
     let is_mixed = job.pattern.reads && job.pattern.writes;
     let is_limited = job.rate.iter().chain(&job.rate_iops).any(Option::is_some);
     is_mixed && is_limited
 }
 
-/// A buffer for each I/O that may be on its way.
+/// One buffer for each outstanding I/O.
 pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     let (_, max) = job.block_range();
     let depth = job.depth() as usize;
@@ -148,5 +148,5 @@ pub(crate) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     }
 }
 
-/// As fio's, the same in every run.
+/// The same in every run, as in fio.
 const DEFAULT_SEED: u64 = 0x89;
