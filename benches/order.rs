@@ -1,8 +1,8 @@
-//! What an order costs: nanoseconds a sample, and the set-up of an epoch.
+//! The cost of an order: nanoseconds per sample, and the set-up of an epoch.
 //!
 //! Run: `cargo bench --bench order`. One thread, no I/O; 1,281,167 samples (ImageNet-1K's number) of
-//! 38 a chunk, batches of 256. Shares are timed by the thread's processor clock, and have a bar: with a missed
-//! one it exits with code 1.
+//! 38 a chunk, batches of 256. Shares are timed by the thread's processor clock and have a bar; if one misses
+//! it, the bench exits with code 1.
 
 #[path = "support/results.rs"]
 mod results;
@@ -24,7 +24,7 @@ const BATCH: u64 = 256;
 /// The most processor time that a rank's share of a global batch may take.
 const SHARE_BAR_MS: f64 = 15.0;
 
-/// Ids are ranks: what remains is the order's own cost.
+/// A live sample's id is its index, so that only the cost of the order itself is measured.
 struct Even;
 
 impl Population for Even {

@@ -49,7 +49,7 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// Runs this program for so many batches under `prefix`.
+    /// Runs this program for this many batches under `prefix`.
     fn run(&self, prefix: &[&str], batches: u64) -> Result<Output, String> {
         let program = std::env::current_exe().expect("the path of this program");
         let batches = batches.to_string();

@@ -1,15 +1,15 @@
-//! What can be measured: each case by its name, with how it is run.
+//! The cases: what can be measured, by name, and how each is run.
 
 use crate::data::Data;
 
-/// One thing that is measured.
+/// One measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) id: String,
     /// Cases of one family are measured one right after the other.
     pub(crate) family: &'static str,
     pub(crate) how: How,
-    /// Measured once every so many rounds.
+    /// Measured once in this many rounds.
     pub(crate) every: u64,
 }
 
@@ -29,13 +29,13 @@ pub(crate) enum How {
 /// What a case reads from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum To {
-    /// Nothing of another process: a file.
+    /// A file; no other process is involved.
     File(Data),
     /// A folder of files, each a sample.
     Folder,
     /// The snapshot of ten million samples, a file too.
     Snapshot,
-    /// Our target with a region of memory, served by so many pollers.
+    /// Our target with a region of memory, served by this many pollers.
     Region { pollers: usize },
     /// Our target with a data set in memory.
     Served(Data),
@@ -45,7 +45,7 @@ pub(crate) enum To {
     Spdk,
 }
 
-/// Every case there is, by what it is compared with.
+/// All cases, grouped by what they are compared with.
 pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for (len, depth) in [(4096, 32), (4096, 128), (131_072, 32)] {
@@ -118,7 +118,7 @@ fn orders(cases: &mut Vec<Case>) {
         ("110k-file", "orders-110k-file", To::File(Data::Pictures)),
     ] {
         for order in ["grouped", "global"] {
-            // As large as grouped order asks for: 8 lanes of 4 chunks, and one more a lane.
+            // As large as grouped order needs: 8 lanes of 4 chunks, and one more per lane.
             let line = format!("--side samples --order {order} --batch 256 --window 160M");
             cases.push(host(&format!("orders-{name}-{order}"), family, to, &words(&line)));
         }
@@ -140,7 +140,7 @@ fn scaling(cases: &mut Vec<Case>) {
     }
 }
 
-/// What needs no network.
+/// Cases without a network.
 fn local(cases: &mut Vec<Case>) {
     for (name, len, family) in [("4k", 4096, "file-4k"), ("128k", 131_072, "file-128k")] {
         let file = To::File(Data::Large);
@@ -162,7 +162,7 @@ fn local(cases: &mut Vec<Case>) {
     cases.push(Case { how: kept(copy.how), ..case("memcpy-crc32c", "memory") });
 }
 
-/// Samples verified, and the same without.
+/// Samples with and without verification.
 fn sample_pair(
     cases: &mut Vec<Case>,
     id: &str,
@@ -191,7 +191,7 @@ fn host(id: &str, family: &'static str, to: To, arguments: &[String]) -> Case {
     Case { how, ..case(id, family) }
 }
 
-/// The measured process lives from round to round, since what it sets up takes long.
+/// Keeps the measured process from round to round, since its set-up takes long.
 fn kept(how: How) -> How {
     match how {
         How::Host { arguments, to, .. } => How::Host { arguments, to, keep: true },

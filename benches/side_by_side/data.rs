@@ -1,4 +1,4 @@
-//! The data sets: imported once from archives made here, and kept for the next run.
+//! The data sets: imported once from archives generated here, and kept for the next run.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -56,7 +56,7 @@ impl Data {
             Data::Tiny => 100,
             Data::Short => 1024,
             Data::Pictures => {
-                // A normal number by Box and Muller; exp(sigma^2 / 2) times the median is the mean.
+                // A normal variate by Box and Muller; the mean is exp(sigma^2 / 2) times the median.
                 let radius = (-2.0 * random.unit().ln()).sqrt();
                 let normal = radius * (std::f64::consts::TAU * random.unit()).cos();
                 let len = 97.0 * 1024.0 * (0.5 * normal).exp();
@@ -66,7 +66,7 @@ impl Data {
     }
 }
 
-/// The image of `data` in `folder`, imported now if it is not there yet.
+/// The image of `data` in `folder`, imported if it does not exist.
 pub(crate) fn image(folder: &Path, data: Data) -> PathBuf {
     let image = folder.join(format!("{}.dlfs", data.name()));
     if image.exists() {
@@ -85,7 +85,7 @@ pub(crate) fn image(folder: &Path, data: Data) -> PathBuf {
     image
 }
 
-/// A folder of 65,536 files of 4 KiB in `folder`, made now if it is not there yet.
+/// A folder of 65,536 files of 4 KiB in `folder`, created if it does not exist.
 pub(crate) fn files(folder: &Path) -> PathBuf {
     let path = folder.join("files");
     if !path.exists() {

@@ -23,7 +23,7 @@ pub(crate) fn find(program: &str) -> Result<PathBuf, String> {
     found.into_iter().find(|path| path.is_file()).ok_or(format!("{program} is not installed"))
 }
 
-/// The processor's number in the form of other programs.
+/// The processor's number in the form that other programs expect.
 fn cpu(nth: usize) -> String {
     let cpus = cpus();
     cpus[nth % cpus.len()].to_string()
@@ -69,7 +69,7 @@ pub(crate) fn fio(file: &Path, len: usize, depth: u32, ms: u64) -> Result<Slice,
         .output()
         .map_err(|error| format!("fio: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let json = text.find('{').map_or("", |at| &text[at..]); // notes may stand before it
+    let json = text.find('{').map_or("", |at| &text[at..]); // notes may precede it
     let report: Value = serde_json::from_str(json)
         .map_err(|_| format!("fio failed: {}", String::from_utf8_lossy(&output.stderr)))?;
     let job = &report["jobs"][0];
@@ -95,14 +95,14 @@ pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
         .stdout(Stdio::null())
         .spawn()
         .map_err(|error| format!("iperf3: {error}"))?;
-    std::thread::sleep(Duration::from_millis(200)); // it does not say when it listens
+    std::thread::sleep(Duration::from_millis(200)); // it does not report when it listens
     let (len_text, seconds) = (len.to_string(), ms.div_ceil(1000).to_string());
     let output = Command::new("iperf3")
         .args(["-c", "127.0.0.1", "-p", port, "-t", &seconds, "-l", &len_text, "-C", "reno", "-J"])
         .args(["-A", &cpu(TARGET_CPU)])
         .output();
     let _ = server.kill(); // it may have ended
-    let _ = server.wait(); // whatever it says
+    let _ = server.wait(); // its result does not matter
     let output = output.map_err(|error| format!("iperf3: {error}"))?;
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|e| e.to_string())?;
     let end = &report["end"];

@@ -202,7 +202,7 @@ fn memory_image(options: &Options) -> Image {
     Image::from_devices(vec![Arc::new(device)], &OpenOptions::default()).expect("an image")
 }
 
-/// Takes all batches.
+/// Consumes all batches.
 fn take_all(loader: &mut Prefetcher, batch: &mut Batch) -> Done {
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
     while loader.next_into(batch).expect("samples") {
@@ -228,8 +228,8 @@ fn loader(image: &Image, options: &Options, epochs: u64) -> Prefetcher {
     image.prefetcher(how).expect("a loader")
 }
 
-/// Reads samples for the length of a slice, after a warm-up; with `--epochs 1` one epoch from its
-/// start instead.
+/// Reads samples for the length of a slice, after a warm-up; with `--epochs 1` one whole epoch
+/// instead.
 fn read_samples(options: &Options, image: &Image) {
     crate::set_unverified(options.is_set("without-checksums"));
     slices(|| {
@@ -240,15 +240,15 @@ fn read_samples(options: &Options, image: &Image) {
             });
         }
         let mut loader = loader(image, options, MANY_EPOCHS);
-        // After this much every buffer of the window has been used once. A thread faults the window
-        // in meanwhile, here on the same processor, and has finished by then.
+        // After this many bytes every buffer of the window has been used once, and the thread that
+        // faults the window in, here on the same processor, has finished.
         let warm_bytes = 4 * options.number("window");
         take_batches(&mut loader, &mut batch, WARM, warm_bytes);
         measured(|| take_batches(&mut loader, &mut batch, limit(options), 0));
     });
 }
 
-/// Takes batches for `limit`, and until at least `bytes` have arrived.
+/// Consumes batches for `limit`, and until at least `bytes` have arrived.
 fn take_batches(loader: &mut Prefetcher, batch: &mut Batch, limit: Duration, bytes: u64) -> Done {
     let end = Instant::now() + limit;
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };
@@ -261,7 +261,7 @@ fn take_batches(loader: &mut Prefetcher, batch: &mut Batch, limit: Duration, byt
     done
 }
 
-/// Reads so many batches and exits, while another program counts.
+/// Reads this many batches and exits, while another program counts.
 fn account(options: &Options) {
     let image = open_image(options);
     let mut loader = loader(&image, options, MANY_EPOCHS);
@@ -285,7 +285,7 @@ fn first_batch(options: &Options) {
     });
 }
 
-/// A mounted data set with queue pairs that has been read, and then is idle for a while.
+/// An open data set with queue pairs that has been read, and then is idle for a while.
 fn idle(options: &Options) {
     let image = open_image(options);
     let mut reader = image.reader(ReaderOptions::default()).expect("a reader");
@@ -299,7 +299,7 @@ fn idle(options: &Options) {
     });
 }
 
-// What others do with the same bytes.
+// Other ways to read the same bytes.
 
 /// Offsets and lengths of all samples, in shuffled order.
 fn shuffled_samples(image: &Image) -> Vec<(u64, usize)> {
@@ -353,7 +353,7 @@ fn pread_samples(options: &Options) {
 }
 
 /// Pieces of 256 KiB in shuffled order into a ring of the window's size, nothing verified: the cost
-/// of copying so many bytes from the page cache into so much memory.
+/// of copying this many bytes from the page cache into memory of this size.
 fn pread_pieces(options: &Options) {
     const PIECE_LEN: usize = 256 << 10;
     let file = File::open(options.text("address")).expect("an image that was imported");
@@ -404,7 +404,7 @@ fn read_files(options: &Options) {
     });
 }
 
-/// The share of one of several threads: every `step`-th file.
+/// One thread's share: every `step`-th file.
 fn read_share(files: &[PathBuf], first: usize, step: usize, limit: Duration) -> Done {
     let (start, mut buffer) = (Instant::now(), vec![0u8; 1 << 20]);
     let mut done = Done { ops: 0, bytes: 0, batches: 0 };

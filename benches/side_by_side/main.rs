@@ -1,4 +1,4 @@
-//! dlfs and everything that it is compared with, in one run and one table.
+//! Compares dlfs with other programs, in one run and one table.
 //!
 //! Each case is measured in short slices, once per round, in a new random order each round; a row
 //! is the median of the rounds' ratios. The other side of a connection (`targets`) and the measured
@@ -73,7 +73,7 @@ fn main() {
             ("group", "4"),
             ("batch", "256"),
             ("order", "grouped"),
-            // The following options tell a side of the bench its role.
+            // The following options give a process of the bench its role.
             ("side", ""),
             ("address", ""),
             ("image", ""),

@@ -1,4 +1,4 @@
-//! What is compared with what, and what is asked of it.
+//! The rows: which cases are compared, and the bar for each comparison.
 
 use crate::slice::Slice;
 
@@ -8,13 +8,13 @@ pub(crate) struct Row {
     pub(crate) title: &'static str,
     /// The case that is judged.
     pub(crate) ours: &'static str,
-    /// The case that it is set against; none: a value by itself.
+    /// The case that it is compared with; none: a value by itself.
     pub(crate) other: Option<&'static str>,
     pub(crate) measure: Measure,
     pub(crate) bar: Bar,
 }
 
-/// What of a slice is looked at.
+/// The quantity that a row compares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Measure {
     OpsPerS,
@@ -27,14 +27,14 @@ pub(crate) enum Measure {
     AllocationsPerBatch,
 }
 
-/// What is asked.
+/// The bar of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
-    /// At least 0.90 where the other side's processor is the wall, 0.80 where the measured one's is.
+    /// At least 0.90 if the other side's processor is the bottleneck, 0.80 if the measured side's is.
     Verification,
-    /// Nothing: it is shown.
+    /// None: the value is only shown.
     Shown,
 }
 
@@ -54,7 +54,7 @@ impl Measure {
         }
     }
 
-    /// The value with its unit, for people.
+    /// The value with its unit, as text.
     pub(crate) fn show(self, value: f64) -> String {
         match self {
             Measure::OpsPerS => format!("{:.0} k/s", value / 1e3),
@@ -69,7 +69,7 @@ impl Measure {
 }
 
 impl Bar {
-    /// Whether an estimate meets it: the interval reaches it, and the median does within 3 %.
+    /// Whether an estimate meets the bar: the interval reaches it, and the median is within 3 % of it.
     pub(crate) fn met(self, low: f64, median: f64, high: f64) -> Option<bool> {
         match self {
             Bar::AtLeast(bar) => Some(high >= bar && median >= 0.97 * bar),
@@ -78,7 +78,7 @@ impl Bar {
         }
     }
 
-    /// What it is for a row whose processors are used as `busy` says (measured side, other side).
+    /// The bar of a row with this use of processors (measured side, other side).
     pub(crate) fn settled(self, busy: (f64, f64)) -> Bar {
         match self {
             Bar::Verification if busy.1 > busy.0 => Bar::AtLeast(0.90),

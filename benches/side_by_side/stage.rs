@@ -1,4 +1,4 @@
-//! Everything that runs: targets that live as long as the bench, measured processes, external
+//! Starts all processes: targets that live as long as the bench, measured processes, external
 //! programs.
 
 use std::collections::BTreeMap;

@@ -36,8 +36,8 @@ pub(crate) fn run(side: &str, options: &Options) {
     }
 }
 
-/// A region of which every page has been written: pages that never were are all the same page,
-/// which every cache holds.
+/// A region of which every page has been written: unwritten pages all map the same zero page, which
+/// every cache holds.
 fn filled(region: u64) -> MemNamespace {
     let device = MemNamespace::new(region, 4096).expect("memory for the namespace");
     let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
