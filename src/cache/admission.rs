@@ -1,9 +1,8 @@
 //! Which pages are kept: reserves room for what is read, and claims it.
 //!
-//! Under first-touch, what is read is kept, page by page; a sample of 64 KiB or more is kept whole or not at
-//! all, so the first read of a part of it reserves the rest, which the copier fills behind. A clairvoyant
-//! plan reserves whole units and, where the first sample of one begins in the last page of the unit before,
-//! that page.
+//! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
+//! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves whole
+//! units and, if the first sample of one begins in the last page of the unit before, that page.
 
 use super::Shared;
 use super::copier::Job;
@@ -13,7 +12,7 @@ use crate::tier::{CopyLocation, Ledger, PageSet, Policy};
 pub(super) type Claim = (u32, PageSet);
 
 impl Shared {
-    /// Those of `pages`, which somebody is about to read from the origin, that are to be kept. The owner
+    /// Of `pages`, which somebody is about to read from the origin, those that a tier keeps. The owner
     /// reserves room for them.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
         let reserved = self.copies.reserved(unit);
@@ -57,7 +56,7 @@ impl Shared {
         }
     }
 
-    /// Whether all reserved pages of the unit are to be there, not only those that somebody reads.
+    /// Whether the copier fetches all reserved pages of the unit, not only those that somebody reads.
     pub(super) fn is_filled_behind(&self, unit: u32) -> bool {
         self.units.get(unit).is_one_sample() || self.ledger.lock().policy() == Policy::Clairvoyant
     }
@@ -85,7 +84,7 @@ impl Shared {
         };
         self.copies.set_room(ledger.room());
         drop(ledger);
-        // Other units of a plan are filled when it is their turn.
+        // Other units of a plan are fetched when it is their turn.
         if is_more && is_one_sample && !is_border {
             self.send(Job::Fill(together));
         }
@@ -171,7 +170,7 @@ impl Shared {
         self.copies.set_room(ledger.room());
     }
 
-    /// Gives reserved pages back that will not be written.
+    /// Releases reserved pages that will not be written.
     pub(super) fn unreserve(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let Some(location) = self.copies.location(unit) else { return };

@@ -1,7 +1,7 @@
-//! The copier: a thread that writes to tiers what readers bring, fills behind what they do not, and publishes
-//! the copies.
+//! The copier: a thread that writes the pages that readers bring to tiers, fetches the missing pages of kept
+//! samples, and publishes the copies.
 //!
-//! What a reader fetches is written as it arrives, page by page, and not read again. Of samples that are
+//! Pages that a reader fetches are written as they arrive, and not read again. Of samples that are
 //! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
 //! at low priority: never a page that is there or under way. Planned units ahead of the readers are fetched
 //! only while no reader waits for the origin.
@@ -23,7 +23,7 @@ use crate::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 
 /// A message to the copier.
 pub(super) enum Job {
-    /// Room is reserved for these units: what is missing of them is wanted, too.
+    /// Room is reserved for these units: the copier fetches their missing pages.
     Fill(Range<u32>),
     /// The pages are being read from the origin. Only for a [`Link`](super::share::Link).
     Expect(u32, PageSet),
@@ -31,11 +31,11 @@ pub(super) enum Job {
     Piece { unit: u32, first: u32, bytes: IoBuf },
     /// Expected pages will not arrive. Only for a [`Link`](super::share::Link).
     Gone(u32, PageSet),
-    /// These copies were corrupt or unreadable, and are not published any more.
+    /// These copies were corrupt or unreadable, and are no longer published.
     Corrupt(u32, PageSet),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
-    /// Nothing follows. Only for a [`Link`](super::share::Link).
+    /// The last message. Only for a [`Link`](super::share::Link).
     Stop,
 }
 
@@ -47,12 +47,12 @@ pub(super) struct Copier {
     jobs: Receiver<Job>,
     /// Pages to be written, in the order of their arrival.
     to_write: VecDeque<Write>,
-    /// Of each unit, the pages that are being written or wait for it.
+    /// For each unit, the pages that are being written or wait to be.
     writing: HashMap<u32, PageSet>,
     num_writes: usize,
-    /// Units of which all reserved pages are to be there.
+    /// Units whose reserved pages are all to be fetched.
     filling: HashMap<u32, Filling>,
-    /// The same units, to be looked at in turn.
+    /// The same units, in the order in which they are checked.
     incomplete: VecDeque<u32>,
     /// Copies of an earlier run to verify, with their tiers.
     to_check: VecDeque<(u8, Kept)>,
@@ -61,7 +61,7 @@ pub(super) struct Copier {
     active: Vec<Active>,
     /// For each tier, the pages of its index that are not written.
     dirty: Vec<Dirty>,
-    /// Units whose entry in the index is computed anew, with the number of the last attempt.
+    /// Units whose entry in the index is being recomputed, with the number of the last attempt.
     summing: HashMap<u32, u64>,
     last_sum: u64,
     bandwidth: Option<u64>,
@@ -76,10 +76,10 @@ struct Write {
     bytes: IoBuf,
 }
 
-/// A unit that is filled behind.
+/// A unit whose missing pages the copier fetches.
 struct Filling {
     begun: Instant,
-    /// When something of it last arrived.
+    /// When a page of it last arrived.
     touched: Instant,
     /// Pages that the copier fetches.
     fetching: PageSet,
@@ -92,7 +92,7 @@ struct Filling {
 struct Dirty {
     pages: BTreeSet<usize>,
     writing: BTreeSet<usize>,
-    /// Where to go on, so that a page that changes often does not hold up the others.
+    /// Where to continue, so that a page that changes often does not delay the others.
     next: usize,
 }
 
@@ -251,7 +251,7 @@ impl Copier {
         }
     }
 
-    /// Whether the room of the unit is being written, read or waited for.
+    /// Whether copies of the unit are being written, read or waited for.
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
@@ -271,7 +271,7 @@ impl Copier {
         }
     }
 
-    /// All reserved pages of the unit are to be there.
+    /// Requests all reserved pages of the unit.
     fn fill(&mut self, unit: u32, now: Instant) {
         let missing = self.shared.copies.reserved(unit).without(self.shared.copies.there(unit));
         if missing.is_empty() || self.unchecked.contains(&unit) {
@@ -290,7 +290,7 @@ impl Copier {
         }
     }
 
-    /// Pages of a unit have arrived: those that are to be kept are written, the claims of the others end.
+    /// Handles pages of a unit that have arrived: writes those that are kept, and ends the claims of the others.
     fn add(&mut self, unit: u32, first: u32, bytes: IoBuf, now: Instant) {
         let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
         let pages = PageSet::range(first..first + len);
@@ -352,7 +352,7 @@ impl Copier {
         }
     }
 
-    /// A write of these pages has ended, or was not begun.
+    /// A write of these pages has ended, or was not started.
     fn end_write(&mut self, unit: u32, pages: PageSet) {
         if let Some(writing) = self.writing.get_mut(&unit) {
             *writing = writing.without(pages);
@@ -482,11 +482,11 @@ impl Copier {
                 self.drop_copies(kept.unit);
             }
         }
-        self.shared.counters.unsettle(-1); // last: whoever sees everything settled also sees the result
+        self.shared.counters.unsettle(-1); // last: a thread that sees everything settled also sees the result
     }
 
-    /// Adds pages to what the index lists of a unit; `false` if it lists some of them already, so that their
-    /// checksums are not known any more.
+    /// Adds pages to a unit's entry in the index; `false` if the entry lists some of them already, so that
+    /// their checksums are no longer known.
     fn list(&mut self, unit: u32, location: CopyLocation, pages: PageSet, sum: u32) -> bool {
         let Some(index) = &self.shared.media[usize::from(location.tier)].index else { return true };
         let listed = index.lock().get(unit).filter(|kept| kept.location(location.tier) == location);
@@ -508,7 +508,7 @@ impl Copier {
         }
     }
 
-    /// Computes the unit's entry in the index anew, from the copies that there are: some have changed.
+    /// Recomputes the unit's entry in the index from the existing copies, since some have changed.
     fn sum_again(&mut self, unit: u32, now: Instant) {
         let copies = self.shared.copies.copies(unit);
         let Some(location) = self.shared.copies.location(unit) else { return };
@@ -537,7 +537,7 @@ impl Copier {
         now: Instant,
     ) {
         if self.summing.get(&unit) != Some(&number) {
-            return; // the copies have changed since
+            return; // the copies have changed meanwhile
         }
         self.summing.remove(&unit);
         let Ok(bytes) = result else { return }; // they are not listed: a restart fetches them again
@@ -547,7 +547,7 @@ impl Copier {
         }
     }
 
-    /// Begins to read copies, from the first to the last of `pages`.
+    /// Starts to read copies, from the first to the last of `pages`.
     fn begin_read_copies(&mut self, location: CopyLocation, pages: PageSet) -> Result<Ticket> {
         let (first, end) = (pages.0.trailing_zeros(), 64 - pages.0.leading_zeros());
         let media = &self.shared.media[usize::from(location.tier)];
@@ -596,7 +596,7 @@ impl Copier {
         copies.reserved(unit).without(copies.there(unit)).is_empty()
     }
 
-    /// Whether readers have left the unit alone for long enough. Claims of pages that do not arrive end here:
+    /// Whether no reader has used the unit for long enough. Ends claims of pages that have not arrived:
     /// their claimant has died.
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
@@ -654,7 +654,7 @@ impl Copier {
         copies.reserved(unit).without(is_under_way).without(copies.there(unit))
     }
 
-    /// Reads missing pages of a unit from the origin; where they reach its end, with those that follow in the
+    /// Reads missing pages of a unit from the origin; if they reach its end, also those that follow in the
     /// same sample.
     fn fetch(&mut self, unit: u32, now: Instant) {
         for run in self.missing(unit).runs() {
@@ -665,7 +665,7 @@ impl Copier {
         }
     }
 
-    /// Claims pages from those of `run` on, as far as they are contiguous and one read may go.
+    /// Claims contiguous pages from the start of `run` on, up to the length of one read.
     fn claim_from(&self, unit: u32, run: Range<u32>) -> Vec<(u32, PageSet)> {
         let shared = &*self.shared;
         let together = shared.units.together_with(unit);
@@ -726,7 +726,7 @@ impl Copier {
                         let what = What::Index { tier, page };
                         self.active.push(Active { ticket, began: now, what });
                     }
-                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // never: it is a whole page
+                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // cannot happen: it is a whole page
                 }
             }
         }
@@ -751,10 +751,10 @@ impl Copier {
 /// How long a unit waits for data that readers may still request, before it is fetched.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long it waits for a moment in which no reader waits for the origin.
+/// How long the fetch is deferred while readers wait for the origin.
 const LOW_PRIORITY: Duration = Duration::from_millis(500);
 
-/// How long after its claim a page arrives from a claimant that lives.
+/// The longest time from claim to arrival of a page whose claimant is alive.
 const CLAIMANT_DEAD: Duration = Duration::from_secs(3);
 
 /// The most outstanding reads.
@@ -766,7 +766,7 @@ const MAX_WRITES: usize = 32;
 /// The most outstanding writes of one index.
 const MAX_INDEX_WRITES: usize = 4;
 
-/// Units looked at in one iteration.
+/// The most units checked in one iteration.
 const MAX_CHECKED: usize = 64;
 
 /// The longest read of the origin by the copier.

@@ -6,7 +6,7 @@
 //! those that were opened longest ago. Tiers in use stay, and the new tier gets what is left.
 //!
 //! The folder itself is locked while files are created and removed. A file that does not begin with
-//! the magic number of a tier belongs to somebody else, whatever its name: it is not counted and not
+//! the magic number of a tier is not a tier, whatever its name: it is not counted and not
 //! removed.
 
 use std::fs::{File, OpenOptions};

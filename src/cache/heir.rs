@@ -1,4 +1,4 @@
-//! Waits for the end of the process that owns the tiers, then takes over or attaches to who does.
+//! Waits for the end of the process that owns the tiers, then takes over, or attaches to the process that does.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub(super) struct Heir {
 }
 
 impl Heir {
-    /// Starts the thread. What it opens follows `shared` and the last of its successors. For the time
-    /// `yields` after each end of an owner it only attaches.
+    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the time
+    /// `yields` after an owner's end it only attaches.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -46,11 +46,11 @@ impl Heir {
 
 struct Waiting {
     opening: Opening,
-    /// What the tiers are now.
+    /// The current state of the tiers.
     shared: Arc<Shared>,
     owned: Arc<Mutex<Option<Owned>>>,
     yields: Duration,
-    /// Disconnected when the thread shall end.
+    /// Disconnected when the thread must end.
     stopped: Receiver<Infallible>,
 }
 
@@ -70,7 +70,7 @@ impl Waiting {
         }
     }
 
-    /// Opens the tiers again, until that works; `false`: the cache ends.
+    /// Opens the tiers again, and retries until that succeeds; `false`: the cache ends.
     fn succeed(&mut self) -> bool {
         let mut pause = FIRST_PAUSE;
         let ended = Instant::now();
@@ -107,9 +107,9 @@ impl Waiting {
 /// Name of the thread.
 const HEIR: &str = "dlfs-tiers-heir";
 
-/// Another heir may be opening the tiers: it shares them in a moment.
+/// Short: another heir may be opening the tiers, and will share them soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Opening the tiers once, at the longest.
+/// The longest time to open the tiers once.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -23,7 +23,7 @@ use crate::tier::{Index, IndexError, Kept, PAGE_BYTES, Units};
 
 /// The storage of one tier.
 pub(super) struct Media {
-    /// Before the device, which has the descriptor.
+    /// Declared before the device, which has the descriptor, so that it is dropped first.
     _lock: Option<NotInherited>,
     /// Its name as the user wrote it.
     pub(super) name: String,
@@ -212,7 +212,7 @@ fn in_file(
     Ok((media, kept))
 }
 
-/// The quota, or what the file system has free where that is less.
+/// The quota, or the free space of the file system if that is less.
 ///
 /// # Errors
 /// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
@@ -243,7 +243,7 @@ fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Resu
     Ok(free / PAGE_BYTES * PAGE_BYTES)
 }
 
-/// Reads the index, or writes a new one where there is none of this data set.
+/// Reads the index, or writes a new one if there is none of this data set.
 fn read_index(
     io: &mut Blocking,
     name: &str,

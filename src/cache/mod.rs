@@ -1,11 +1,11 @@
 //! Tiers at run time: devices in front of an origin that serve existing copies and create new ones.
 //!
 //! [`Cache::new`] opens the tiers and wraps each namespace of a data set in a device. A read
-//! through such a device is served from where its data are: from copies in a tier, from the origin,
-//! or in pieces from both. Pages from the origin that are to be kept go to the *copier*, a thread
-//! that writes them to the tier, only then publishes the copies, and fills behind what nobody reads.
-//! Of several readers that want a page at the same time one reads it from the origin; the others wait
-//! for its copy, a second at most. Everything above a queue pair (readers, loaders, targets, all
+//! through such a device is served from copies in a tier, from the origin, or in pieces from both. Pages
+//! from the origin that a tier keeps go to the *copier*, a thread that writes them to the tier, then
+//! publishes the copies, and fetches the pages of kept samples that nobody reads. If several readers
+//! want a page at the same time, one reads it from the origin and the others wait for its copy, a
+//! second at most. Everything above a queue pair (readers, loaders, targets, all
 //! languages) uses tiers without changes.
 //!
 //! Small sequential reads of the origin are combined into few large ones (`ahead.rs`): a parallel
@@ -13,7 +13,7 @@
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. A
 //! copy that differs is reported through [`QueuePair::report_corrupt`](crate::qpair::QueuePair), counted,
-//! read from the origin and written anew. A failed read from a tier is a miss; a tier that cannot
+//! read from the origin and written again. A failed read from a tier is a miss; a tier that cannot
 //! be written is switched off with one warning.
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`).
@@ -101,7 +101,7 @@ struct Shared {
     attached_to: Option<u32>,
     /// Whether other processes attach to the tiers of this one.
     is_shared: bool,
-    /// How many have.
+    /// How many processes have attached.
     num_attached: AtomicUsize,
     /// The connection to the owner.
     link: Forked<Option<Link>>,
@@ -109,9 +109,9 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: Arc<AtomicUsize>,
-    /// Waits for a claimed page that ended without it, since the last one that ended with it.
+    /// Number of waits for a claimed page that were in vain, since the last one that succeeded.
     overdue: AtomicU32,
-    /// What the tiers are after their owner's end.
+    /// The state that replaces this one after the owner's end.
     next: OnceLock<Arc<Shared>>,
     /// Tells the copier to end, or says that it has died.
     stop: AtomicBool,
@@ -132,9 +132,9 @@ impl Cache {
     /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` divide.
     ///
     /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
-    /// the background. Where another process of the same user has these tiers open for the same data
-    /// set, this one attaches to it: see `share`. Tiers in memory that a plan fills are not shared, unless
-    /// there is one in a file beside them.
+    /// the background. If another process of the same user has these tiers open for the same data
+    /// set, this one attaches to it: see `share`. Tiers in memory that a plan fills are shared only
+    /// together with a tier in a file.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
@@ -161,11 +161,11 @@ impl Cache {
         let mut was_free = false;
         let (shared, owned) = loop {
             match opening.attach_or_own() {
-                // The process that has them may be opening them, and listen in a moment, or end.
+                // The process that has them may still be opening them, or ending.
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
                     let is_free = share::is_free(options, identity);
                     if is_free && was_free {
-                        return Err(error); // it is no process of dlfs
+                        return Err(error); // the other process is not one of dlfs
                     }
                     was_free = is_free;
                     std::thread::sleep(ATTACH_AGAIN);
@@ -212,7 +212,7 @@ impl Cache {
         let shared = &*self.tiers.latest();
         plan.check(&shared.units, shared.media.len())?;
         if !shared.is_owner() {
-            return Ok(()); // the owner's plan holds
+            return Ok(()); // the owner's plan is in effect
         }
         let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
         plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
@@ -240,7 +240,7 @@ impl Cache {
         stats
     }
 
-    /// Whether nothing is being copied or verified, or waiting for that. For tests and benches.
+    /// Whether no copy is being written or verified, or waits for either. For tests and benches.
     pub fn is_settled(&self) -> bool {
         let shared = self.tiers.latest();
         if let Some(link) = shared.link() {
@@ -251,7 +251,7 @@ impl Cache {
 }
 
 impl Shared {
-    /// Without a copier, without a connection, without copies.
+    /// A state without a copier, a connection or copies.
     fn new(opening: &Opening, media: Vec<Media>, jobs: Sender<Job>) -> Shared {
         Shared {
             home: Forked::new(()),
@@ -291,7 +291,7 @@ impl Shared {
             else {
                 continue;
             };
-            // Its last page belongs to the next unit's first sample, too.
+            // Its last page also belongs to the next unit's first sample.
             let serves_next = location.first > 0 && unit + 1 < self.units.len();
             if !(is_planned(unit) || serves_next && is_planned(unit + 1)) {
                 let reserved = together.map(|unit| self.copies.reserved(unit).len());
@@ -314,7 +314,7 @@ impl Shared {
             .collect()
     }
 
-    /// What the tiers are now.
+    /// The current state of the tiers, after all takeovers.
     fn latest(self: &Arc<Shared>) -> Arc<Shared> {
         let mut latest = self;
         while let Some(next) = latest.next.get() {
@@ -423,7 +423,7 @@ impl Drop for Cache {
     }
 }
 
-/// How long to wait for the process that has the tiers to share them, or to end.
+/// How long to wait until the process that has the tiers open shares them or ends.
 const ATTACH_WAIT: Duration = Duration::from_secs(5);
 const ATTACH_AGAIN: Duration = Duration::from_millis(20);
 

@@ -26,7 +26,7 @@ pub(super) struct Opening {
     pub(super) units: Arc<Units>,
     pub(super) identity: Identity,
     pub(super) options: TierOptions,
-    /// Counters that go on through takeovers.
+    /// Counters that continue after takeovers.
     pub(super) counters: Arc<Counters>,
     pub(super) demand: Arc<AtomicUsize>,
 }
@@ -116,7 +116,7 @@ impl Opening {
         Ok((shared, Owned { copier: thread, owner }))
     }
 
-    /// Where no tier has a file that can be locked: takes the name of the socket instead.
+    /// If no tier has a file that can be locked: takes the name of the socket as the lock.
     fn claim_memory(&self) -> Result<Option<Listener>> {
         let Some(name) = share::name_in_memory(&self.options, self.identity) else {
             return Ok(None);
@@ -138,8 +138,8 @@ impl Opening {
         }
     }
 
-    /// The table in shared memory and what else those get that attach; `None` if the tiers are not shared, or
-    /// if the operating system has no such memory.
+    /// The table in shared memory and the other data for processes that attach; `None` if the tiers are not
+    /// shared, or if the operating system has no such memory.
     fn sharing(&self, media: &[Media], listener: Option<Listener>) -> Option<(CopyTable, Sharing)> {
         let Opening { units, identity, options, .. } = self;
         let name = match share::name_in_memory(options, *identity) {
@@ -165,7 +165,7 @@ impl Opening {
         }
     }
 
-    /// Attaches to the process that owns the tiers; `None`: there is none for this data set.
+    /// Attaches to the process that owns the tiers; `None` if there is none for this data set.
     ///
     /// # Errors
     /// `Unsupported`: the owner runs another version of dlfs. `Busy`: it has the tiers for another image.
@@ -209,12 +209,12 @@ impl Opening {
     }
 }
 
-/// Whether trying again, or owning the tiers, does not help.
+/// Whether the error is final: neither trying again nor owning the tiers helps.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }
 
-/// What the owner of tiers tells those who attach, and where.
+/// The owner's first message to processes that attach, and the name on which it listens.
 struct Sharing {
     name: Vec<u8>,
     listener: Option<Listener>,

@@ -1,8 +1,8 @@
 //! A namespace with tiers in front of it: each read is split where copies begin and end.
 //!
-//! Pages without copies that are to be kept are claimed, read from the origin and passed on. Pages that
-//! somebody else has claimed are waited for, for a limited time: from memory where the claimant is this
-//! queue pair, otherwise until they are in the tier.
+//! It claims pages without copies that a tier is to keep, reads them from the origin and passes them to the
+//! copier. For pages that another claimant reads it waits for a limited time: until they are in memory if the
+//! claimant is this queue pair, otherwise until they are in the tier.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -171,8 +171,8 @@ impl Source {
         }
     }
 
-    /// Submits what polling has left: pieces that another source could not serve, or that have waited for
-    /// it. Returns whether there were any.
+    /// Submits the pieces that polling has queued because another source could not serve them, or because
+    /// they have waited for it. Returns whether there were any.
     fn submit_late(&mut self) -> bool {
         !self.pending.is_empty() && self.pair.submit(&mut self.pending) > 0
     }
@@ -196,9 +196,9 @@ struct TieredPair {
     ahead: ReadAhead,
     /// Pieces for pages that somebody else has claimed.
     waiting: Vec<Waiting>,
-    /// When to look at them again.
+    /// When to check them again.
     look_again: Option<Instant>,
-    /// Whether the last poll has moved anything: a source may leave transfers for the next poll then, which
+    /// Whether the last poll made progress. A source may then have left transfers for the next poll, which
     /// must not wait for a completion of this queue pair.
     has_moved: bool,
     cuts: Vec<Cut>,
@@ -260,7 +260,7 @@ impl TieredPair {
         self.sources[source].push(offset, buf, (key as u64) << 32 | number as u64);
     }
 
-    /// Reads from the tiers of the next owner, once no read of the last one's is outstanding. Until
+    /// Uses the tiers of the next owner once no read from the last owner's is outstanding. Until
     /// then, reads go to the origin.
     fn follow_takeover(&mut self) {
         if self.shared.next.get().is_none() || self.sources[1..].iter().any(Source::is_busy) {
@@ -286,7 +286,7 @@ impl TieredPair {
         self.shared = next;
     }
 
-    /// The source for `range`: the origin, or an ahead read, which begins here if it is worthwhile, and then
+    /// The source for `range`: the origin, or an ahead read, which starts here if it is worthwhile, and then
     /// has the claims.
     fn origin_or_ahead(
         &mut self,
@@ -478,7 +478,7 @@ impl TieredPair {
         }
     }
 
-    /// Looks whether the pages that pieces wait for are there.
+    /// Checks whether the pages that pieces wait for are there.
     fn poll_waiting(&mut self, now: Instant) {
         let mut at = 0;
         while at < self.waiting.len() {
@@ -509,7 +509,7 @@ impl TieredPair {
         self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
     }
 
-    /// What has become of pages of one unit that somebody else has claimed.
+    /// The state of pages of one unit that another claimant reads.
     fn outcome(&self, range: &Range<u64>, waited: Duration) -> Outcome {
         let shared = &*self.shared;
         let unit = shared.units.within(self.number, range).start;
@@ -532,8 +532,8 @@ impl TieredPair {
         }
     }
 
-    /// How long to wait for a page: less each time that it was in vain, so that a copier that hangs costs
-    /// all reads together two seconds.
+    /// How long to wait for a page: shorter after each wait in vain, so that a copier that hangs delays
+    /// all reads together by two seconds.
     fn longest_wait(&self) -> Duration {
         MAX_WAIT / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
     }
@@ -547,7 +547,7 @@ impl TieredPair {
         }
     }
 
-    /// Bytes from the origin serve pieces of this queue pair that wait for them.
+    /// Serves pieces of this queue pair that wait for these bytes from the origin.
     fn serve_waiting(&mut self, start: u64, bytes: &[u8]) {
         let end = start + bytes.len() as u64;
         let mut at = 0;
@@ -622,11 +622,11 @@ impl TieredPair {
         })
     }
 
-    /// Passes data from the origin that are to be kept to the copier, while it has room.
+    /// Passes data from the origin that a tier keeps to the copier, while it has room.
     fn pass_on(&self, claims: Vec<Claim>, start: u64, bytes: &[u8]) {
         let shared = &*self.shared;
         for (unit, pages) in claims {
-            // Of the others, the owner has refused to keep them.
+            // The owner has refused to keep the others.
             let kept = pages.and(shared.copies.under_way(unit));
             shared.release(unit, pages.without(kept));
             let begin = shared.units.get(unit).start_bytes();
@@ -668,9 +668,9 @@ enum Outcome {
     Wait,
     /// They are there: in this source, from this offset on.
     Tier(usize, u64),
-    /// Nobody reads them any more.
+    /// Nobody reads them: the claim has ended.
     Origin,
-    /// They should be there.
+    /// They have been under way for too long.
     Overdue,
 }
 
@@ -812,10 +812,10 @@ const AHEAD: usize = usize::MAX;
 /// Source of a piece whose pages somebody else has claimed.
 const WAIT: usize = usize::MAX - 1;
 
-/// How often to look at pages that are under way.
+/// How often to check pages that are under way.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long to wait for pages that somebody else has claimed. Then the claimant is dead or very slow.
+/// How long to wait for pages that another claimant reads. After that it is dead or very slow.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Marks the tag of an ahead read; the other bits are its id.

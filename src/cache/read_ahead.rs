@@ -18,7 +18,7 @@ use crate::buf::IoBuf;
 pub(super) struct ReadAhead {
     /// Ends of earlier reads, the latest last.
     ends: VecDeque<u64>,
-    /// ReadAhead reads, the newest last.
+    /// Ahead reads, the newest last.
     reads: VecDeque<AheadRead>,
     /// Id of the newest ahead read.
     last: u32,

@@ -44,10 +44,10 @@ impl Tiers {
         Ok(Tiers { opening, running: Forked::new(running) })
     }
 
-    /// What the tiers are now. A forked child attaches at its first call.
+    /// The current state of the tiers. A forked child attaches at its first call.
     pub(super) fn latest(&self) -> Arc<Shared> {
         let running = self.running.get_or_init(|| {
-            // Another thread of this child may have joined meanwhile; of two, one is dropped.
+            // Another thread of this child may have attached meanwhile; one of the two is dropped.
             let known = self.running.inherited().or_else(|| self.running.get());
             let known = known.expect("the process that opened the tiers has its part");
             Running::in_child(&self.opening, &known.shared.latest())
@@ -55,7 +55,7 @@ impl Tiers {
         running.shared.latest()
     }
 
-    /// Ends what this process runs. Reads go on, and nothing more is copied.
+    /// Ends what this process runs. Reads continue, and no more copies are made.
     pub(super) fn stop(&self) {
         // Threads of a parent do not exist here, and one may have held a lock.
         self.running.get().into_iter().for_each(Running::stop);
@@ -77,7 +77,7 @@ impl Running {
         Ok(Running { shared, owned, heir: Mutex::new(heir) })
     }
 
-    /// Attaches as any other process does: of what it has inherited nothing follows a takeover. Where the
+    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the
     /// tiers are not shared, it reads the existing copies.
     fn in_child(opening: &Opening, of_parent: &Arc<Shared>) -> Running {
         let not_followed =
@@ -98,7 +98,7 @@ impl Running {
     }
 
     fn stop(&self) {
-        // First, so that it takes over nothing any more.
+        // First, so that it takes over no more.
         if let Some(heir) = self.heir.lock().take() {
             heir.stop();
         }
@@ -114,7 +114,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// Of two that threads of a child make at once, one is dropped.
+    /// If two threads of a child make one at the same time, one of them is dropped.
     fn drop(&mut self) {
         self.stop();
     }

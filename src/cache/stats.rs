@@ -21,7 +21,7 @@ pub struct CacheStats {
     /// Processes that have attached, where this one owns tiers that are shared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<usize>,
-    /// Why nothing is copied any more, if the copier has died.
+    /// Why no more copies are made, if the copier has died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
 }
@@ -45,7 +45,7 @@ pub struct TierStats {
     pub hit_s: f64,
     /// Units of at most 64 pages that were completed.
     pub fills: u64,
-    /// Bytes written to it, of these and of others.
+    /// Bytes written to it, of completed and of incomplete units.
     pub fill_bytes: u64,
     /// Total time of writing them, in seconds.
     pub fill_s: f64,
@@ -53,7 +53,7 @@ pub struct TierStats {
     pub restored: u64,
     /// Units that were evicted for others that a later plan reads more often.
     pub left: u64,
-    /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written anew.
+    /// Units with copies that were corrupt, truncated or unreadable: each was a miss and is written again.
     pub damaged: u64,
     /// Whether it accepts no more copies, because a write failed.
     pub is_off: bool,
@@ -88,7 +88,7 @@ pub(super) struct Counters {
     ahead_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
-    /// Units that are to be filled or verified and writes, without a result yet.
+    /// Outstanding work: units to fetch or verify, and writes.
     unsettled: AtomicI64,
 }
 
@@ -146,7 +146,7 @@ impl Counters {
         add(&self.copier_bytes, len as u64);
     }
 
-    /// `len` bytes of a unit have been written; `is_whole`: nothing of it is missing any more.
+    /// `len` bytes of a unit have been written; `is_whole`: the unit is now complete.
     pub(super) fn filled(&self, tier: u8, len: usize, is_whole: bool, took: Duration) {
         let tier = &self.tiers[usize::from(tier)];
         add(&tier.fills, is_whole.into());

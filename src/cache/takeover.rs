@@ -1,8 +1,8 @@
-//! Decides what a tier may overwrite: nothing that anybody could miss.
+//! Decides what a tier may overwrite: no data that anybody could need.
 //!
 //! A tier overwrites the data at its path, so the path is checked before it is opened for writing:
 //! an empty file, a zeroed device or an earlier tier may be taken over. Anything else needs the
-//! user's consent for this very path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
+//! user's consent for this path (`file:PATH:SIZE:overwrite`). What is in use, by a file system
 //! or as the data set itself, is always refused.
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -122,7 +122,7 @@ fn claim(path: &Path) -> Result<File> {
     })
 }
 
-/// Describes existing data that somebody could miss; `None`: nothing, or an earlier tier.
+/// Describes existing data that somebody could need; `None`: no data, or an earlier tier.
 fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
     let mut file = File::open(path)?;
     let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;

@@ -6,7 +6,7 @@ use crate::directory::Directory;
 use crate::plan::ChunkHolders;
 use crate::tier::PAGE_BYTES;
 
-/// The chunks of an image by where they lie, and their holders.
+/// The chunks of an image by their location, and their holders.
 #[derive(Debug)]
 pub struct ChunkMap {
     /// For each namespace its chunks, by offset.

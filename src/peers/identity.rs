@@ -1,4 +1,4 @@
-//! The names of what a node serves to its peers: alike on all nodes, without a message.
+//! The NQN and NGUIDs that a node serves to its peers: computed alike on all nodes, without a message.
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -13,14 +13,14 @@ pub(super) fn nqn_of(image: ImageId, generation: Generation) -> Nqn {
 }
 
 /// The NGUID of the cache of origin namespace `number`, which has NSID `number` + 1. Another generation has
-/// other NGUIDs, so that a host finds out what it has reached.
+/// other NGUIDs, so that a host can check what it has connected to.
 pub(super) fn nguid_of(image: ImageId, generation: Generation, number: u16) -> [u8; 16] {
     let mut bytes = Vec::with_capacity(32);
     bytes.extend_from_slice(&image.0);
     bytes.extend_from_slice(&generation.0.to_le_bytes());
     bytes.extend_from_slice(&number.to_le_bytes());
     bytes.extend_from_slice(b"cache");
-    // All zero would mean that there is none.
+    // All zeroes mean that there is no NGUID.
     xxh3_128(&bytes).max(1).to_be_bytes()
 }
 

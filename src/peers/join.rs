@@ -1,4 +1,4 @@
-//! Joining a round: listen, tell all others, learn of all others, read through them.
+//! Joining a round: listen, exchange records with all other ranks, read through them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -33,13 +33,13 @@ pub struct PeerOptions {
     pub world_size: u32,
     /// The address on which peers reach this rank; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// What names this node; `None`: the machine's identity.
+    /// The name that identifies this node; `None`: the machine's identity.
     pub node: Option<String>,
     /// Whether no node holds more than 1.02 times what its ranks read, while others have room.
     pub keep_shares: bool,
     /// How long to wait for all ranks.
     pub timeout: Duration,
-    /// How to connect to peers. Queues, times and paths are decided here.
+    /// How to connect to peers. This module sets queues, time-outs and paths.
     pub connect: ConnectOptions,
 }
 
@@ -47,16 +47,16 @@ pub struct PeerOptions {
 pub struct Served<'a> {
     /// The samples.
     pub directory: &'a Directory,
-    /// The own cache of each origin namespace, in the order of the image.
+    /// This rank's cache of each origin namespace, in the order of the image.
     pub cache: &'a [Arc<dyn Device>],
     /// Bytes of pages that the node's tiers hold.
     pub room_bytes: u64,
-    /// A hash of what must be alike on all ranks.
+    /// A hash of what must be the same on all ranks.
     pub order: u64,
 }
 
 /// This rank among its peers: serves its cache to them, and reads through theirs. When it is dropped, peers
-/// go elsewhere.
+/// read elsewhere.
 pub struct Peers {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
@@ -69,7 +69,7 @@ impl Peers {
     /// Serves the cache, and waits until all ranks of the round do.
     ///
     /// # Errors
-    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is there twice, or has
+    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or has
     /// another image, generation, order or version. `Busy`: the port is in use. Those of the rendezvous.
     pub fn join(
         served: &Served<'_>,
@@ -86,7 +86,7 @@ impl Peers {
         });
         let target_options = TargetOptions {
             listen: options.listen,
-            // Until the round is known, nobody else has a reason to connect.
+            // Until the round is known, no other host has a reason to connect.
             allow_hosts: vec![own_host.clone()],
             ..TargetOptions::new(nqn.clone())
         };
@@ -150,8 +150,8 @@ impl Peers {
         self.shared.map.holders()
     }
 
-    /// Goes on serving until all ranks have called this, or until `timeout`: a rank that ends earlier takes its
-    /// cache with it. `rendezvous` is one for the round called [`end_of`](rendezvous::end_of) this one.
+    /// Continues to serve until all ranks have called this, or until `timeout`: the cache of a rank that ends
+    /// earlier is lost to its peers. `rendezvous` is for the round named [`end_of`](rendezvous::end_of) this one.
     ///
     /// # Errors
     /// `TimedOut`: ranks are missing; the message names them. Those of the rendezvous.
@@ -212,7 +212,7 @@ fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
     Ok(hosts)
 }
 
-/// Where `rank` reaches each node: the ranks of a node take turns with those of the others.
+/// The address at which `rank` reaches each node: the ranks of a node are assigned round-robin.
 fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     let own = round.node_of(rank);
     let local = round.nodes()[usize::from(own)].ranks.iter().position(|&other| other == rank);
@@ -227,5 +227,5 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     (0..).zip(round.nodes()).map(of_node).collect()
 }
 
-/// The version of what peers say to each other, and of how they compute who holds what.
+/// The version of the exchange between peers, and of the computation of holders.
 const PROTOCOL: u32 = 1;

@@ -1,4 +1,4 @@
-//! What the launcher of a job tells each of its processes in environment variables.
+//! Reads the environment variables that the launcher of a job sets in each of its processes.
 //!
 //! Names and meanings: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's from its FAQ
 //! "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
@@ -18,7 +18,7 @@ pub struct Launched {
     pub local_rank: u32,
     /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
-    /// What names this start of the job and no other, as far as the launcher says.
+    /// The unique name of this start of the job, if the launcher provides one.
     pub round: String,
 }
 
@@ -28,13 +28,13 @@ struct Variables {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// Their values together name the start.
+    /// Variables whose values together name the start.
     round: &'static [&'static str],
     /// Without this variable the others do not count.
     needs: &'static str,
 }
 
-/// The first that is there counts: torchrun may itself run under Slurm.
+/// In order of precedence, since torchrun may itself run under Slurm.
 const LAUNCHERS: &[Variables] = &[
     Variables {
         by: "torchrun",

@@ -1,8 +1,8 @@
 //! Connections to peers: opened at first use, on threads of their own, and allowed to fail.
 //!
-//! A poller asks for a queue pair and goes on. What it gets later is a queue pair, or the news that the
-//! peer is out of reach: then nobody asks it for a while ([`AWAY`]), and its chunks come from the next node
-//! in their order.
+//! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer
+//! cannot be reached: then nobody asks that peer for a while ([`AWAY`]), and its chunks come from the next
+//! node in their order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ pub(super) struct Links {
     began: Instant,
 }
 
-/// One node, as this process reaches it.
+/// The link from this process to one node.
 struct Peer {
     host: String,
     address: Option<Address>,
@@ -48,18 +48,18 @@ struct Peer {
 /// What a peer serves, in the order of the image.
 type Namespaces = Vec<Arc<dyn Device>>;
 
-/// What links need to know of a node.
+/// What links need to know about a node.
 pub(super) struct Reached {
     /// Its name, for messages.
     pub(super) host: String,
-    /// Where it listens; `None` for the own node, and for one that serves nothing.
+    /// Where it listens; `None` for this node, and for one that serves nothing.
     pub(super) address: Option<SocketAddr>,
 }
 
-/// Where a queue pair arrives that was asked for.
+/// The slot in which a requested queue pair arrives.
 pub(super) struct Slot {
     arrived: Mutex<Option<Result<Box<dyn QueuePair>>>>,
-    /// Whom to mark then.
+    /// Whom to mark when it arrives.
     registry: Mutex<Option<Registry>>,
 }
 
@@ -107,12 +107,12 @@ impl Links {
         peer.address.is_some() && self.millis(now) >= peer.away_until.load(Ordering::Relaxed)
     }
 
-    /// `node` has failed: nobody asks it for a while.
+    /// Records that `node` has failed: nobody asks it for a while.
     pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
         self.set_away_for(AWAY, node, now, why);
     }
 
-    /// `node` has delivered wrong bytes. At the third time within a minute it is left alone for long.
+    /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for long.
     pub(super) fn mismatched(&self, node: u16, now: Instant) {
         let peer = &self.peers[usize::from(node)];
         let now_millis = self.millis(now);
@@ -136,7 +136,7 @@ impl Links {
                 "a peer is out of reach, its chunks come from elsewhere: {why}"
             );
         }
-        // The next use connects anew. If somebody is just connecting, that is anew.
+        // The next use connects again. If another thread is connecting now, that connection is new anyway.
         if let Some(devices) = peer.devices.get()
             && let Some(mut devices) = devices.try_lock()
         {
@@ -144,7 +144,7 @@ impl Links {
         }
     }
 
-    /// Asks for a queue pair on namespace `number` of `node`; it arrives in the slot.
+    /// Requests a queue pair on namespace `number` of `node`; it arrives in the slot.
     pub(super) fn ask(
         self: &Arc<Links>,
         node: u16,
@@ -215,7 +215,7 @@ impl Slot {
         }
     }
 
-    /// Takes what has arrived.
+    /// Takes the queue pair or the error, if one has arrived.
     pub(super) fn take(&self) -> Option<Result<Box<dyn QueuePair>>> {
         self.arrived.lock().take()
     }

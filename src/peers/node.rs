@@ -1,4 +1,4 @@
-//! Which node this is: the same for all ranks that can share tiers, and in later rounds.
+//! The node's identity: the same for all ranks that can share tiers, and in later rounds.
 
 use std::fs;
 
@@ -14,15 +14,15 @@ pub(super) struct NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Of the node called `name`, or of this machine. Network namespaces of one machine are nodes of their
-    /// own: processes in different ones cannot share tiers.
+    /// The identity of the node called `name`, or of this machine. Each network namespace of a machine is a
+    /// separate node: processes in different ones cannot share tiers.
     pub(super) fn new(name: Option<&str>) -> NodeIdentity {
         if let Some(name) = name {
             return NodeIdentity { id: xxh3_64(name.as_bytes()), host: name.to_owned() };
         }
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let network = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
-        // Of another user's process 1 it cannot be read: then this is a machine of its own, or a container.
+        // Unreadable if process 1 belongs to another user: then machine and host name identify the node.
         let own_network =
             network("self").filter(|own| network("1").is_some_and(|first| first != *own));
         let text = format!("{:?} {} {own_network:?}", machine_uuid(), host.trim());

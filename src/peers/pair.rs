@@ -19,11 +19,11 @@ use crate::qpair::{
 use crate::tier::PAGE_BYTES;
 use crate::units::Lba;
 
-/// What the devices of all namespaces share.
+/// The state that the devices of all namespaces share.
 pub(super) struct Shared {
     pub(super) links: Arc<Links>,
     pub(super) map: ChunkMap,
-    /// The index of the own node.
+    /// The index of this node.
     pub(super) own: u16,
     pub(super) counters: Counters,
 }
@@ -31,7 +31,7 @@ pub(super) struct Shared {
 /// One origin namespace, read from the nodes that hold its chunks.
 pub(super) struct PeersDevice {
     pub(super) shared: Arc<Shared>,
-    /// The own cache, which reads the origin for what nobody holds.
+    /// This rank's cache, which reads from the origin what nobody holds.
     pub(super) cache: Arc<dyn Device>,
     pub(super) number: u16,
 }
@@ -91,7 +91,7 @@ struct PeerScope {
     scope: Arc<PairScope>,
 }
 
-/// What is known of a piece.
+/// The state of a piece.
 struct Way {
     chunk: Option<u32>,
     /// Who reads it.
@@ -101,13 +101,13 @@ struct Way {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// The own cache: from a tier of this node, or from the origin.
+    /// This rank's cache: a tier of this node, or the origin.
     Cache,
     /// The node with this index.
     Peer(u16),
 }
 
-/// The queue pair to one peer, or what is on the way to it.
+/// The queue pair to one peer, or the state of connecting to it.
 #[derive(Default)]
 struct PeerQueue {
     state: Link,
@@ -116,7 +116,7 @@ struct PeerQueue {
 
 #[derive(Default)]
 enum Link {
-    /// Not asked for yet, or lost.
+    /// Not requested yet, or lost.
     #[default]
     Idle,
     Connecting(Arc<Slot>),
@@ -143,7 +143,7 @@ struct PeersPair {
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     spans: Vec<Span>,
-    /// Ranges that a node has delivered wrong; the next read of each goes elsewhere.
+    /// Ranges of which a node has delivered wrong bytes; the next read of each goes elsewhere.
     suspects: Vec<Suspect>,
     pool: Option<Pool>,
     registry: Option<Registry>,
@@ -170,7 +170,7 @@ impl PeersPair {
         self.spans = spans;
     }
 
-    /// The node that has delivered part of `range` wrong, if one has; forgets it.
+    /// The node that has delivered wrong bytes of `range`, if any; removes the record.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<u16> {
         let overlaps =
             |suspect: &Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
@@ -217,7 +217,7 @@ impl PeersPair {
         }
     }
 
-    /// Sends what waits, to whoever is connected.
+    /// Submits the waiting reads for which there is a connection.
     fn submit_all(&mut self) {
         if !self.cache_pending.is_empty() {
             self.cache.submit(&mut self.cache_pending);
@@ -251,7 +251,7 @@ impl PeersPair {
         }
     }
 
-    /// `node` is out of reach: what it has not taken goes elsewhere. What it has taken comes back with errors.
+    /// `node` cannot be reached: reads not yet submitted to it go elsewhere. Submitted reads end with errors.
     fn lost(&mut self, node: u16, why: &str, now: Instant) {
         self.shared.links.set_away(node, now, why);
         let peer = &mut self.peers[usize::from(node)];
@@ -304,7 +304,7 @@ impl PeersPair {
                     self.ready.extend(self.pieces.end(PieceId(tag), buf, Ok(())));
                 }
                 Err(error) => {
-                    // The bytes are elsewhere, whatever is wrong here. Only a lost peer is left alone.
+                    // The bytes exist elsewhere, whatever the error is. Only a lost peer is avoided from now on.
                     if let IoError::Status(_) = error {
                         self.shared.counters.not_there(buf.len());
                     } else {
@@ -320,7 +320,7 @@ impl PeersPair {
         }
     }
 
-    /// The queue pairs that have something to do.
+    /// The queue pairs that have work.
     fn busy(&self) -> impl Iterator<Item = &dyn QueuePair> {
         let peers = self.in_use.iter().filter_map(|&node| {
             let peer = &self.peers[usize::from(node)];
@@ -358,11 +358,11 @@ impl QueuePair for PeersPair {
         let mut at = 0;
         while let Some(&node) = self.in_use.get(at) {
             self.poll_peer(node, now);
-            // A lost peer has given its place to the next.
+            // A lost peer was removed, and the next one has its index.
             at += usize::from(self.in_use.get(at) == Some(&node));
         }
         self.poll_cache(now);
-        self.submit_all(); // what goes elsewhere
+        self.submit_all(); // reads that go elsewhere
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count
@@ -388,7 +388,7 @@ impl QueuePair for PeersPair {
         }
     }
 
-    /// Only the own cache's origin lends: one that is in memory already.
+    /// Only the origin of this rank's cache lends, if it is in memory already.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.cache.borrow(slba, len_bytes)
     }
@@ -413,7 +413,7 @@ impl QueuePair for PeersPair {
         }
     }
 
-    /// Only reads pass.
+    /// Only reads pass through peers.
     fn use_fence(&mut self, _: &Arc<Fence>) {}
 
     fn shared_queue(&self) -> Option<usize> {
@@ -444,8 +444,8 @@ impl QueuePair for PeersPair {
     }
 }
 
-/// The most data of one read: what targets take unless told otherwise.
+/// The most data of one read: the default limit of targets.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// Ranges that are remembered until they are read again. A reader reads again at once what it reports.
+/// The most ranges remembered until they are read again. A reader rereads what it reports at once.
 const MAX_SUSPECTS: usize = 1024;

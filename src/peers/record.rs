@@ -1,4 +1,4 @@
-//! What a rank tells all others when a round begins: one record of at most 1 KiB.
+//! The record that each rank publishes when a round begins, of at most 1 KiB.
 
 use std::net::SocketAddr;
 
@@ -27,9 +27,9 @@ pub struct Record {
     pub image: ImageId,
     /// Its generation.
     pub generation: Generation,
-    /// A hash of what must be alike on all ranks: order, seed, batch size, the mode of the caches.
+    /// A hash of what must be the same on all ranks: order, seed, batch size, the mode of the caches.
     pub order: u64,
-    /// The release of dlfs, and the version of what peers say to each other.
+    /// The release of dlfs, and the version of the exchange between peers.
     pub version: String,
     /// The host NQN by which this rank connects to its peers.
     pub hostnqn: String,

@@ -18,7 +18,7 @@ pub struct Round {
 /// A node: the ranks that share one set of tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// What distinguishes it, in this and in later rounds.
+    /// Its id, the same in later rounds.
     pub id: u64,
     /// Its name, for messages.
     pub host: String,
@@ -32,8 +32,8 @@ impl Round {
     /// The round of `records`, which are in the order of ranks, as rank `own` sees it.
     ///
     /// # Errors
-    /// A record does not belong to this start: it says another world size, image, generation, order or version
-    /// than the own one. The message names the rank and both values.
+    /// A record does not belong to this start: it has another world size, image, generation, order or version
+    /// than this rank's. The message names the rank and both values.
     pub fn new(records: Vec<Record>, own: u32) -> Result<Round> {
         let mine = &records[own as usize];
         records.iter().try_for_each(|record| check_alike(mine, record))?;

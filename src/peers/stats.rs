@@ -1,11 +1,11 @@
-//! What came from where.
+//! Counters of reads through peers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Counters of reads through peers. The own cache counts what it serves itself.
+/// Counters of reads through peers. This rank's cache counts what it serves itself.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     peers: Vec<OfPeer>,
@@ -25,13 +25,13 @@ struct OfPeer {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerStats {
     /// For each node of the round, in the order of [`Round::nodes`](super::Round::nodes): what came from it. Zero
-    /// for the own node.
+    /// for this node.
     pub nodes: Vec<NodeStats>,
-    /// Bytes that a peer was asked for and did not give.
+    /// Bytes that a peer was asked for and did not deliver.
     pub not_there_bytes: u64,
-    /// Bytes that were asked for elsewhere after a peer had failed.
+    /// Bytes that were read elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
-    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them was handed out.
+    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
     pub mismatched_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct NodeStats {
     pub reads: u64,
     /// Bytes.
     pub bytes: u64,
-    /// How long the reads took, added up, in seconds.
+    /// Total time of the reads, in seconds.
     pub read_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What a node serves to its peers: its cache of one origin namespace, with the origin's size and addresses.
+//! The namespace that a node serves to its peers: its cache of an origin namespace, with the same size and LBAs.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! Which pages have copies, and where: four words for each unit, changed atomically.
+//! Which pages have copies, and where: four words per unit, changed atomically.
 //!
-//! A unit has one location, with room in address space for its pages. Each page goes from *absent* to
-//! *under way* (somebody reads it from the origin) to *there*; a page that is absent may be *reserved*, which
-//! is what a quota counts.
+//! A unit has one location, with room in address space for its pages. The state of each page goes from
+//! *absent* to *under way* (somebody reads it from the origin) to *there*. Independently, a page may be
+//! *reserved*: the quota counts reserved pages.
 //!
-//! A page is claimed by who reads it from the origin: of those who want it at the same time one claims it,
-//! the others wait until it is there. Its claimant, or who has got the data from it, publishes or
-//! releases it. A claimant that dies leaves its claims behind: those who wait give up after a while and
-//! read the page themselves, which ends the claim.
+//! The reader that reads a page from the origin claims it: if several want it at the same time, one claims it
+//! and the others wait until it is there. The claimant, or the copier that has its data, publishes or
+//! releases the page. A claimant that dies leaves its claims behind: the waiting readers give up after a while
+//! and read the page themselves, which ends the claim.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ use super::PageSet;
 pub struct CopyLocation {
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// First of the unit's pages that there is room for; there is room for all those behind it.
+    /// The unit's first page with room; all later pages have room, too.
     pub first: u8,
     /// Where that page is in the tier.
     pub page: u64,
@@ -32,8 +32,8 @@ impl CopyLocation {
     }
 }
 
-/// The copies of all units: 32 bytes each. Any thread reads them without waiting, and any process that
-/// shares the words.
+/// The copies of all units: 32 bytes each. Any thread, and any process that shares the words, reads them
+/// without waiting.
 pub struct CopyTable {
     words: Box<dyn Words>,
 }
@@ -43,12 +43,12 @@ pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
 
 impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
 
-/// What of a tier is not used yet, as its owner last said.
+/// The unused part of a tier, as its owner last set it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
     /// Pages that the quota leaves.
     pub pages: u64,
-    /// The most pages of a unit that finds a place.
+    /// The most pages of a unit for which there is a place.
     pub contiguous: u64,
 }
 
@@ -59,7 +59,7 @@ impl CopyTable {
         CopyTable { words: Box::new(words) }
     }
 
-    /// The table that lies in `words`, which begin as zeroes.
+    /// The table in `words`, which are initially zero.
     ///
     /// # Panics
     /// If they are fewer than [`CopyTable::num_words`] of any table.
@@ -113,7 +113,7 @@ impl CopyTable {
         PageSet(self.word(unit, THERE).load(Ordering::Acquire))
     }
 
-    /// The pages that somebody reads from the origin to keep them.
+    /// The pages that are under way: somebody reads them from the origin.
     ///
     /// A page that is neither under way nor, loaded afterwards, there is absent.
     pub fn under_way(&self, unit: u32) -> PageSet {
@@ -151,7 +151,7 @@ impl CopyTable {
         }
         let before = self.word(unit, UNDER_WAY).fetch_or(absent.0, Ordering::AcqRel);
         let won = absent.without(PageSet(before));
-        // Published since we looked: publishing ends the claim after it.
+        // Published meanwhile: publishing sets the copy first, then ends the claim.
         let published = won.and(self.there(unit));
         if !published.is_empty() {
             self.release(unit, published);
@@ -159,25 +159,25 @@ impl CopyTable {
         won.without(published)
     }
 
-    /// Ends claims without a copy. Those who wait read the pages themselves.
+    /// Ends claims without a copy. Waiting readers read the pages themselves.
     pub fn release(&self, unit: u32, pages: PageSet) {
         self.word(unit, UNDER_WAY).fetch_and(!pages.0, Ordering::AcqRel);
     }
 
-    /// The copies of `pages` are complete and may be read from now on; their claims end.
+    /// Publishes the copies of `pages`, which are complete, and ends their claims.
     pub fn publish(&self, unit: u32, pages: PageSet) {
         self.word(unit, THERE).fetch_or(pages.0, Ordering::AcqRel);
         self.release(unit, pages);
     }
 
-    /// The copies of `pages` must not be read any more; returns those that there were.
+    /// Withdraws the copies of `pages`, so that they are no longer read; returns those that existed.
     pub fn unpublish(&self, unit: u32, pages: PageSet) -> PageSet {
         let before = self.word(unit, THERE).fetch_and(!pages.0, Ordering::AcqRel);
         pages.and(PageSet(before))
     }
 
     /// Removes copies, reservations and place, as if the unit had never been read; claims stay. Counts as
-    /// an eviction: who reads a copy sees the new number, or has the data before the room is used again.
+    /// an eviction: a reader of a copy sees the new number, or has the data before the room is reused.
     pub fn clear(&self, unit: u32) {
         self.word(unit, THERE).store(0, Ordering::Release);
         self.word(unit, RESERVED).store(0, Ordering::Release);
@@ -220,8 +220,8 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's: the number of evictions, and the room that is
-/// left.
+/// Words before those of the units, a multiple of a unit's: the number of evictions, and the remaining
+/// room.
 const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;

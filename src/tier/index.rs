@@ -74,7 +74,7 @@ pub struct Kept {
     pub unit: u32,
     /// The unit's first page that has room.
     pub first: u8,
-    /// Where that is, counted from the first copy.
+    /// Its place, in pages from the first copy.
     pub page: u64,
     /// The pages that have copies.
     pub pages: PageSet,
@@ -90,7 +90,7 @@ impl Kept {
 }
 
 /// The checksum of the copies of `pages`, which follow each other in `bytes` from the unit's page `first` on.
-/// That of more pages is the exclusive or of the checksums.
+/// The checksum of several sets of pages is the exclusive or of theirs.
 ///
 /// # Panics
 /// If one of the pages is not in `bytes`.
@@ -172,7 +172,7 @@ impl Index {
             return Err(IndexError::None);
         }
         let index = Index { bytes: bytes.to_vec() };
-        // Those that no version of dlfs writes are ignored, too.
+        // Entries that no version of dlfs writes are ignored, too.
         let is_right = |kept: &Kept| {
             let room = PageSet::range(kept.first.into()..units.get(kept.unit).pages());
             !kept.pages.is_empty() && kept.pages.without(room).is_empty()
@@ -212,7 +212,7 @@ impl Index {
         bytes.starts_with(MAGIC)
     }
 
-    /// The header, which a new index writes and flushes first: it invalidates the entries behind
+    /// The header, which a new index writes and flushes first: it invalidates the entries after
     /// it.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..HEADER_BYTES]

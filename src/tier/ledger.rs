@@ -42,15 +42,15 @@ pub enum Stop {
     /// Never: a smaller unit may fit where a larger one did not.
     #[default]
     Never,
-    /// When the first unit fits in no tier: Monarch's rule.
+    /// As soon as a unit fits in no tier: Monarch's rule.
     AtFirstFailure,
 }
 
 /// Reserves room in all tiers according to the policy. It counts in pages.
 ///
 /// A tier has a quota, which counts the pages that are reserved, and address space, in which each unit gets a
-/// place for all its pages. The space may be larger than the quota: then units that are needed in part
-/// take of the quota only what they need.
+/// place for all its pages. The space may be larger than the quota: then units of which only a part is
+/// needed use only that part of the quota.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     tiers: Vec<Tier>,
@@ -70,7 +70,7 @@ struct Tier {
 }
 
 impl Tier {
-    /// What the quota leaves.
+    /// The unreserved part of the quota, in pages.
     fn free(&self) -> u64 {
         if self.is_off { 0 } else { self.quota - self.reserved }
     }
@@ -130,8 +130,8 @@ impl Ledger {
     }
 
     /// Finds a place of `space` contiguous pages for `unit` (or the first of units kept together) and
-    /// reserves `pages` of the quota, if the policy wants the unit and there is room. Nothing reserved is
-    /// evicted during a run.
+    /// reserves `pages` of the quota, if the policy wants the unit and there is room. Never evicts: reservations stay
+    /// during a run.
     pub fn place(&mut self, unit: u32, space: u64, pages: u64) -> Option<(u8, u64)> {
         match self.policy {
             Policy::None => None,
@@ -149,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// As [`Ledger::place`], in this tier, whatever the policy wants.
+    /// As [`Ledger::place`], in this tier, regardless of the policy.
     pub fn place_in(&mut self, tier: u8, space: u64, pages: u64) -> Option<(u8, u64)> {
         let room = &mut self.tiers[usize::from(tier)];
         if !room.fits(space, pages) {
@@ -160,7 +160,7 @@ impl Ledger {
         Some((tier, page))
     }
 
-    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: the quota leaves less.
+    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: the quota has less left.
     pub fn reserve(&mut self, tier: u8, pages: u64) -> bool {
         let tier = &mut self.tiers[usize::from(tier)];
         let fits = pages <= tier.free();

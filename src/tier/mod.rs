@@ -2,13 +2,13 @@
 //!
 //! A *tier* is a bounded, faster place in front of an *origin*: memory, or a local file. Presence is by
 //! page of 4 KiB. [`Units`] divide the data set into ranges of at most 64 pages: each gets one place in
-//! a tier, and a word says which of its pages are there. The [`Ledger`] finds the place and reserves the
+//! a tier, and a bit per page says whether it is there. The [`Ledger`] finds the place and reserves the
 //! pages within the quota before anything is copied. The [`CopyTable`] holds place and pages and changes
-//! atomically, so a reader sees of each page either the origin or a complete copy; it also says which
-//! pages are under way, so that of many who want a page one reads it from the origin.
+//! atomically, so for each page a reader sees either the origin or a complete copy. It also says which
+//! pages are under way, so that only one of many readers reads a page from the origin.
 //!
-//! What it costs: 32 bytes of table and 24 bytes of index for each unit. A terabyte of 110 KB samples has
-//! 0.3 GB of table, one of small samples, 64 KiB a unit, 0.5 GB, one of samples of many megabytes 0.12 GB.
+//! The cost: 32 bytes of table and 24 bytes of index per unit. For a terabyte, the table takes 0.3 GB with
+//! samples of 110 KB, 0.5 GB with small samples (64 KiB a unit), and 0.12 GB with samples of many megabytes.
 //! All processes of a node share the table. A read of a copy loads two words for each unit that it
 //! crosses, and the number of evictions before and after.
 //!

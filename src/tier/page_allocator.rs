@@ -7,7 +7,7 @@ use std::ops::Range;
 pub(super) struct PageAllocator {
     /// Free ranges in ascending order; none are adjacent.
     free: Vec<Range<u64>>,
-    /// Length of the longest of them, which is asked for more often than it changes.
+    /// Length of the longest of them, cached because it is read more often than it changes.
     largest: u64,
 }
 

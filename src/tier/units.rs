@@ -8,7 +8,7 @@ use crate::units::SampleId;
 
 use super::{PAGE_BYTES, PageSet};
 
-/// At most 64 pages of a namespace, whose copies lie in one place: one word has a bit for each page.
+/// At most 64 pages of a namespace, whose copies are in one place: one word has a bit for each page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unit {
     /// First page on its namespace.
@@ -17,9 +17,9 @@ pub struct Unit {
     first_together: u32,
     /// Number of pages.
     pages: u8,
-    /// All its pages belong to one sample.
+    /// Whether all its pages belong to one sample.
     is_one_sample: bool,
-    /// Its first sample begins in the last page of the unit before.
+    /// Whether its first sample begins in the last page of the unit before.
     begins_before: bool,
 }
 
@@ -56,7 +56,7 @@ impl Unit {
         PageSet::range((from / PAGE_BYTES) as u32..to.div_ceil(PAGE_BYTES) as u32)
     }
 
-    /// Whether all its pages belong to one sample, so that who reads one of them reads the others.
+    /// Whether all its pages belong to one sample, so that a reader of one page reads all of them.
     pub fn is_one_sample(&self) -> bool {
         self.is_one_sample
     }
@@ -65,8 +65,8 @@ impl Unit {
 /// All units of a data set, sorted by namespace and offset: 16 bytes each.
 ///
 /// Adjacent small samples share a unit up to 64 KiB, so that tracking small samples costs no more than
-/// large ones; a sample of 64 KiB or more has units of its own, which are kept together. So has each
-/// file of a plain folder, whatever its length, since a copy saves opening the file. Units do not
+/// large ones; a sample of 64 KiB or more has units of its own, which are kept together. The same holds for
+/// each file of a plain folder, whatever its length, since a copy saves opening the file. Units do not
 /// overlap: a page with bytes of two units belongs to the first.
 #[derive(Debug, Clone, Default)]
 pub struct Units {
@@ -177,7 +177,7 @@ impl Units {
     }
 
     /// Whether `pages` is only the last page of the unit, in which the next unit's first sample begins:
-    /// who reads it may mean that sample.
+    /// a reader of it may want that sample.
     pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
         let this = self.get(unit);
         let next = self.units.get(unit as usize + 1);
@@ -204,7 +204,7 @@ impl Units {
         by_sample
     }
 
-    /// A sample that begins in the last page of one unit and goes on in the next is the next one's.
+    /// A sample that begins in the last page of one unit and continues in the next belongs to the next.
     fn of_sample(&self, extent: &Extent) -> u32 {
         let end = extent.offset_bytes + u64::from(extent.len_bytes);
         let within = self.within(extent.namespace, &(extent.offset_bytes..end));
@@ -280,7 +280,7 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
 /// Samples share a unit up to this length.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// One bit of a word for each.
+/// One for each bit of a word.
 const MAX_UNIT_PAGES: u64 = 64;
 
 #[cfg(test)]

@@ -11,17 +11,17 @@ use crate::tier::{PAGE_BYTES, PageSet, Units};
 /// A parsed message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'a> {
-    /// The copies of these pages were corrupt; they are not published any more.
+    /// The copies of these pages were corrupt; they are no longer published.
     Corrupt(u32, PageSet),
     /// The process has claimed these pages, and reads them from the origin.
     Expect(u32, PageSet),
     /// Expected pages, contiguous.
     Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
-    /// Expected pages will not arrive; they are not claimed any more.
+    /// Expected pages will not arrive; they are no longer claimed.
     Gone(u32, PageSet),
 }
 
-/// A message that no attached process sends.
+/// The message is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 

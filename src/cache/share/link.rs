@@ -68,7 +68,7 @@ impl Link {
         Ok(Link { jobs, connection: stream, is_alive, queued_bytes, ended, _threads: threads })
     }
 
-    /// Whether the owner is there.
+    /// Whether the connection to the owner is open.
     pub(in crate::cache) fn is_alive(&self) -> bool {
         self.is_alive.load(Ordering::Acquire)
     }

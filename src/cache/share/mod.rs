@@ -1,9 +1,9 @@
 //! Sharing the tiers of one node: the process that opens them first owns them, the others attach.
 //!
-//! The owner keeps the table of copies in memory that all map, and so does it with the copies of tiers in
-//! memory. It listens on a Unix socket. A process that attaches gets the table, the memory and the paths of
-//! the tiers in files, and from then on reads copies itself: as fast as the owner, without a message. What it
-//! reads from its own origin and wants kept it sends to the owner, whose copier assembles and writes all
+//! The owner keeps the table of copies, and the copies of tiers in memory, in shared memory that all processes
+//! map. It listens on a Unix socket. A process that attaches gets the table, the memory and the paths of
+//! the tiers in files, and from then on reads copies itself: as fast as the owner, without a message. It
+//! sends the pages that it reads from its own origin to the owner, whose copier assembles and writes all
 //! copies; so each page is kept once and read from the origin once. A forked child of either attaches in the
 //! same way.
 //!
@@ -13,13 +13,13 @@
 //!
 //! The socket has an abstract name made of the user, and the device and inode of the first tier in a file;
 //! where all tiers are in memory, of the image and its generation. So there is nothing to remove after a kill,
-//! and no path that could be too long or not writable. Both sides check that the other one belongs to the
+//! and no path can be too long or not writable. Both sides check that the other one belongs to the
 //! same user. Without a file to lock, whoever has the name owns the tiers.
 //!
 //! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
-//! next owner may overwrite it. It reads on from the origin at once, and tries to open the tiers again,
+//! next owner may overwrite it. It continues from the origin at once, and tries to open the tiers again,
 //! as every other attached process does (`heir.rs`): the one that gets the lock on the files, or the name,
-//! owns them, the others attach to it. Copies in files are used again, those in memory are gone.
+//! owns them, the others attach to it. Copies in files are reused, those in memory are lost.
 //!
 //! Read `hello.rs` first, then `owner.rs` and `link.rs`.
 

@@ -30,8 +30,8 @@ pub(in crate::cache) struct Owner {
 }
 
 impl Owner {
-    /// Shares `files`, the table's and those of tiers in memory, with who connects to `listener`. Without
-    /// one it tries again to listen on `name`, which somebody else has for now.
+    /// Shares `files`, the table's and those of tiers in memory, with processes that connect to `listener`.
+    /// Without a listener it retries to listen on `name`, which another process has for now.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -131,7 +131,7 @@ impl Server {
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
                     if error.kind() != IoKind::WouldBlock {
-                        // No descriptor is left, for example. The listener would stay ready and the
+                        // For example, no descriptor is left. The listener would stay ready and the
                         // thread would spin, so it listens again later; waiting processes retry.
                         tracing::warn!(%error, "other processes cannot attach to the tiers for now");
                         self.listener = None;
@@ -227,7 +227,7 @@ impl Attached {
         }
     }
 
-    /// Those of `pages` that were expected; they are not any more.
+    /// Those of `pages` that were expected; they are no longer.
     fn take_expected(&mut self, unit: u32, pages: PageSet) -> PageSet {
         let Some(expected) = self.expected.get_mut(&unit) else { return PageSet::NONE };
         let taken = expected.and(pages);
@@ -238,7 +238,7 @@ impl Attached {
         taken
     }
 
-    /// The data that the process still had to send will not arrive.
+    /// Ends the claims of a process that has disconnected: its data will not arrive.
     fn end(self, shared: &Shared) {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
@@ -301,10 +301,10 @@ impl Listener {
 /// Name of the thread.
 const OWNER: &str = "dlfs-tiers-owner";
 
-/// Processes that may be attached at once.
+/// The most processes attached at once.
 const MAX_ATTACHED: usize = 1024;
 
-/// Read from one process in one turn.
+/// The most bytes read from one process in one turn.
 const READ_BYTES: usize = 256 << 10;
 
 const IDLE_WAIT: Duration = Duration::from_secs(5);

@@ -47,7 +47,7 @@ impl Rendezvous for Folder {
         ));
         fs::write(&own, record).map_err(|error| failed(error, &own))?;
         let linked = fs::hard_link(&own, &path);
-        // Whatever becomes of the link, its source has done its service; a leftover disturbs nobody.
+        // The source is no longer needed, whether or not linking succeeded; a leftover does no harm.
         let _ = fs::remove_file(&own);
         match linked {
             Err(error) if error.kind() == AlreadyExists => {

@@ -1,7 +1,7 @@
 //! How the ranks of a round find each other: each sets one record, and gets all with one batched call.
 //!
-//! What the launcher offers decides the means: an object of the caller with `set` and a batched `get`, such as
-//! the store of torch.distributed or a communicator of mpi4py ([`Rendezvous`] is the trait to implement); a
+//! The means depends on the launcher: an object of the caller with `set` and a batched `get`, such as the
+//! store of torch.distributed or a communicator of mpi4py ([`Rendezvous`] is the trait to implement), or a
 //! folder on a shared file system ([`Folder`]).
 //!
 //! Nothing is pairwise: torchelastic's barrier took 373 s at 4,000 hosts while it was, and 10 s when it was
@@ -24,13 +24,13 @@ pub trait Rendezvous {
     /// The means failed, or shows that another process has set this rank's record.
     fn set(&mut self, rank: u32, record: &[u8]) -> Result<()>;
 
-    /// Gets the records of ranks 0..`world_size`, those that are there; may wait for the rest until `deadline`.
+    /// Gets the records of ranks 0..`world_size` that exist; may wait for the rest until `deadline`.
     ///
     /// # Errors
     /// The means failed.
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>>;
 
-    /// What it is, for messages: as "the folder /shared/rendezvous".
+    /// Its description, for messages, such as "the folder /shared/rendezvous".
     fn describe(&self) -> String;
 }
 
@@ -38,8 +38,8 @@ pub trait Rendezvous {
 /// attempts.
 ///
 /// # Errors
-/// A rank is there twice, or some are missing at the deadline: the message names them. What the means
-/// reports.
+/// A rank is present twice, or some are missing at the deadline: the message names them. Errors of the
+/// means.
 pub fn gather(
     rendezvous: &mut dyn Rendezvous,
     own: &Record,
@@ -68,8 +68,8 @@ pub fn gather(
     }
 }
 
-/// Waits until all ranks of `own`'s round have come to its end, for as long as [`gather`] would: a rank whose
-/// peers still read goes on serving them. `rendezvous` is another one than that of the beginning.
+/// Waits until all ranks of `own`'s round have reached its end, with the limit of [`gather`]: a rank whose
+/// peers still read continues to serve them. `rendezvous` differs from the one used at the beginning.
 ///
 /// # Errors
 /// As [`gather`].
@@ -83,7 +83,7 @@ pub fn wait_for_end(
     gather(rendezvous, &own, deadline, sleep).map(drop)
 }
 
-/// The name under which ranks say that they have come to the end of `round`.
+/// The name under which ranks report that they have reached the end of `round`.
 pub fn end_of(round: &str) -> String {
     format!("{round} end")
 }
@@ -98,7 +98,7 @@ fn of_round(found: Vec<Option<Vec<u8>>>, own: &Record) -> Result<Vec<Option<Reco
             let hint = "give each process a rank of its own";
             return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
         }
-        // A rank of a larger world: `Round::new` would name it, but it has no place here.
+        // A rank of a larger world: `Round::new` would report it, but there is no entry for it here.
         if let Some(place) = records.get_mut(record.rank as usize) {
             *place = Some(record);
         }
