@@ -246,6 +246,16 @@ fn forged_generation_records_are_refused_or_harmless() {
     }
 }
 
+#[test]
+fn a_record_that_claims_slots_past_all_samples_is_refused() {
+    let mut forged = small().open().0.record().encode(0, 1);
+    forged[56..64].fill(0xff); // first slot
+    forged[112..114].copy_from_slice(&40_u16.to_le_bytes()); // samples
+    seal_chunk(&mut forged);
+    let refused = ChunkHead::parse(&forged).unwrap_err();
+    assert!(refused.to_string().contains("first slot of a chunk"), "{refused}");
+}
+
 /// Recomputes both checksums of a chunk's header, as far as its length allows.
 fn seal_chunk(bytes: &mut [u8]) {
     let header_len = u32::from_le_bytes(*bytes[12..].first_chunk().unwrap()) as usize;

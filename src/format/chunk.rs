@@ -304,12 +304,13 @@ impl ChunkHead {
         let range = self.cell_range();
         let last = range.cell.saturating_add(range.cells - 1);
         self.layout.offset_of(last)?;
+        // A record has no slots, but whoever asks for them must not overflow.
+        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
+        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
         if self.kind == ChunkKind::Record {
             return Ok(());
         }
         at_most("header of a chunk", header_len, u64::from(self.layout.max_header_bytes()))?;
-        at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
-        at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
         at_most("first id of a part", self.part_first, self.first_slot.0)?;
         if self.num_samples == 0 {
             let what = "samples of a chunk";
