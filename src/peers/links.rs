@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -41,6 +41,8 @@ struct Peer {
     devices: Forked<Mutex<Option<Namespaces>>>,
     /// Nobody asks it before this time, in milliseconds since `Links::began`.
     away_until: AtomicU64,
+    /// How often it has failed since it last connected.
+    failures: AtomicU32,
     /// When it last delivered wrong bytes, in the same unit; the oldest first.
     mismatches: Mutex<VecDeque<u64>>,
 }
@@ -84,6 +86,7 @@ impl Links {
             }),
             devices: Forked::new(Mutex::default()),
             away_until: AtomicU64::new(0),
+            failures: AtomicU32::new(0),
             mismatches: Mutex::default(),
         };
         let connect = ConnectOptions {
@@ -109,7 +112,11 @@ impl Links {
 
     /// Records that `node` has failed: nobody asks it for a while.
     pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
-        self.set_away_for(AWAY, node, now, why);
+        if !self.is_there(node, now) {
+            return; // another queue pair has noticed
+        }
+        let failures = self.peers[usize::from(node)].failures.load(Ordering::Relaxed);
+        self.set_away_for(AWAY * (1 << failures.min(MOST_DOUBLINGS)), node, now, why);
     }
 
     /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for long.
@@ -131,6 +138,7 @@ impl Links {
         let peer = &self.peers[usize::from(node)];
         let until = self.millis(now) + span.as_millis() as u64;
         if peer.away_until.fetch_max(until, Ordering::Relaxed) <= self.millis(now) {
+            peer.failures.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 node = peer.host,
                 "a peer is out of reach, its chunks come from elsewhere: {why}"
@@ -171,7 +179,11 @@ impl Links {
         let mut devices = devices.lock();
         let opened = match &mut *devices {
             Some(opened) => opened,
-            none => none.insert(self.open(peer)?),
+            none => {
+                let opened = self.open(peer)?;
+                peer.failures.store(0, Ordering::Relaxed);
+                none.insert(opened)
+            }
         };
         let device = Arc::clone(&opened[usize::from(number)]);
         // Outside the lock: it waits for another connection.
@@ -240,6 +252,10 @@ const NO_PROGRESS: Duration = Duration::from_secs(1);
 /// How long nobody asks a peer that has failed.
 const AWAY: Duration = Duration::from_secs(5);
 
+/// Each failure without a connection between doubles that time, up to this often: a peer that stays away costs
+/// a second each time that somebody tries.
+const MOST_DOUBLINGS: u32 = 7;
+
 /// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
 const SET_ASIDE: Duration = Duration::from_secs(600);
 
@@ -248,3 +264,26 @@ const MISMATCHES: usize = 3;
 
 /// The time in which mismatches count together.
 const MISMATCH_SPAN: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_stays_away_is_asked_ever_more_rarely() {
+        let node = Reached { host: "there".to_owned(), address: Some(([127, 0, 0, 1], 9).into()) };
+        let of = (ImageId([1; 16]), Generation(1));
+        let nqn = Nqn::new("nqn.2026-11.io.dlfs:cache").unwrap();
+        let links = Links::new(vec![node], of, vec![4096], &nqn, &ConnectOptions::default());
+        let mut now = links.began;
+        for doublings in [0, 1, 2, 3, 4, 5, 6, 7, 7] {
+            assert!(links.is_there(0, now));
+            links.set_away(0, now, "it does not answer");
+            // The other queue pairs notice, too; that is one failure.
+            links.set_away(0, now, "it does not answer");
+            let away = AWAY * (1 << doublings);
+            assert!(!links.is_there(0, now + away - Duration::from_millis(1)));
+            now += away;
+        }
+    }
+}
