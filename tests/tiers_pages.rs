@@ -1,9 +1,12 @@
 //! Copies are kept by page of 4 KiB: what a read brings is kept as it is and reserves what it uses, and of
 //! several that want a page one reads it from the origin.
 
+mod images;
 mod support;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +16,11 @@ use dlfs::cache::{Cache, CacheStats, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
-use dlfs::tier::{Policy, Units};
+use dlfs::tier::{Index, Policy, Units};
 use dlfs::units::{Generation, Lba};
 
+use images::unique_uuid;
+use support::disk::SmallDisk;
 use support::fork::in_child;
 use support::origin::Origin;
 use support::random::Random;
@@ -24,11 +29,13 @@ use support::random::Random;
 struct Small {
     origin: Origin,
     policy: Policy,
+    uuid: Uuid,
 }
 
 impl Small {
     fn new(seed: u64) -> Small {
-        Small { origin: Origin::new(seed, NUM_PAGES * PAGE), policy: Policy::FirstTouch }
+        let origin = Origin::new(seed, NUM_PAGES * PAGE);
+        Small { origin, policy: Policy::FirstTouch, uuid: unique_uuid() }
     }
 
     fn units() -> Units {
@@ -36,7 +43,7 @@ impl Small {
     }
 
     fn open(&self, tier: &str) -> Cache {
-        let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+        let identity = Identity { uuid: self.uuid, generation: Generation(1) };
         let tiers = vec![tier.parse().unwrap()];
         let options = TierOptions { tiers, policy: self.policy, ..TierOptions::default() };
         Cache::new(&[Arc::clone(&self.origin.device)], Small::units(), identity, &options).unwrap()
@@ -69,6 +76,19 @@ fn settle(cache: &Cache) -> CacheStats {
         std::thread::sleep(Duration::from_millis(2));
     }
     cache.stats()
+}
+
+/// The bytes that the only tier in `folder` takes on disk, as `du` counts them.
+fn on_disk(folder: &Path) -> u64 {
+    let mut tiers = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let tier = tiers.find(|path| path.extension().is_some_and(|name| name == "dlfs")).unwrap();
+    fs::metadata(tier).unwrap().blocks() * 512
+}
+
+/// A tier of this size on disk is within `quota`: the file system takes some blocks of its own to find the
+/// parts of a sparse file.
+fn is_within(on_disk: u64, quota: u64) -> bool {
+    on_disk <= quota + quota / 128 + 16 * 1024
 }
 
 fn origin_bytes(cache: &Cache) -> u64 {
@@ -241,7 +261,7 @@ fn a_page_of_two_units_is_kept_once_also_where_only_the_second_is_planned() {
     let units = || Units::from_pages([(0, 20), (19, 20), (38, 20)]);
     assert_eq!(units().num_pages(), 58);
     data.policy = Policy::Clairvoyant;
-    let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+    let identity = Identity { uuid: data.uuid, generation: Generation(1) };
     let options = TierOptions {
         tiers: vec![format!("ram:{}", 20 * PAGE).parse().unwrap()],
         policy: Policy::Clairvoyant,
@@ -274,6 +294,146 @@ fn a_page_of_two_units_is_kept_once_also_where_only_the_second_is_planned() {
     data.read(&cache, std::iter::once(0..20));
     assert_eq!(cache.stats().origin.bytes, 0, "{:?}", cache.stats());
     data.read(&cache, std::iter::once(0..58));
+}
+
+#[test]
+fn the_quota_counts_the_pages_that_are_kept_and_not_those_between_them() {
+    let data = Small::new(7);
+    let folder = tempfile::tempdir().unwrap();
+    // One page of each unit, whose places take sixteen times the quota.
+    let one_each = || (0..NUM_PAGES / 16).map(|unit| unit * 16 + 5..unit * 16 + 6);
+    let pages = NUM_PAGES / 16;
+    let index = Index::len_bytes(Small::units().len());
+    let quota = index + pages * PAGE;
+    for tier in [format!("ram:{}", pages * PAGE), file(folder.path(), &quota.to_string())] {
+        let cache = data.open(&tier);
+        data.read(&cache, one_each());
+        let stats = settle(&cache);
+        let tier = &stats.tiers[0];
+        assert_eq!(
+            (tier.held_bytes, tier.capacity_bytes),
+            (pages * PAGE, pages * PAGE),
+            "{stats:?}"
+        );
+        // The quota is used up now: nothing more is kept.
+        data.read(&cache, (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 16));
+        assert_eq!(settle(&cache).tiers[0].held_bytes, pages * PAGE);
+        data.read(&cache, one_each());
+    }
+    let on_disk_now = on_disk(folder.path());
+    println!("{on_disk_now} bytes on disk, the quota is {quota}");
+    assert!(is_within(on_disk_now, quota), "{on_disk_now} bytes on disk, the quota is {quota}");
+    {
+        let cache = data.open(&file(folder.path(), &quota.to_string()));
+        assert_eq!(settle(&cache).tiers[0].restored, pages);
+        data.read(&cache, one_each());
+        assert_eq!(origin_bytes(&cache), 0);
+    }
+    // Under a smaller quota a part of the copies gives way, on disk, too.
+    let quota = index + pages / 4 * PAGE;
+    let cache = data.open(&file(folder.path(), &quota.to_string()));
+    let stats = settle(&cache);
+    assert_eq!(stats.tiers[0].held_bytes, pages / 4 * PAGE, "{stats:?}");
+    assert!(is_within(on_disk(folder.path()), quota), "{} of {quota}", on_disk(folder.path()));
+    data.read(&cache, one_each());
+}
+
+#[test]
+fn pages_that_a_killed_process_left_on_disk_without_an_entry_are_freed() {
+    let data = Small::new(8);
+    let folder = tempfile::tempdir().unwrap();
+    let quota = 2 << 20;
+    let tier = file(folder.path(), &quota.to_string());
+    let kept = || (0..NUM_PAGES).step_by(64).map(|page| page..page + 2);
+    {
+        let cache = data.open(&tier);
+        data.read(&cache, kept());
+        settle(&cache);
+    }
+    let before = on_disk(folder.path());
+    let path = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let writable = fs::File::options().write(true).open(&path).unwrap();
+    let len = writable.metadata().unwrap().len();
+    // Between the copies, and behind them.
+    let first = Index::len_bytes(Small::units().len()) + 8 * PAGE;
+    writable.write_all_at(&[1; 2 * PAGE as usize], first).unwrap();
+    writable.write_all_at(&vec![1; 4 << 20], len - (4 << 20)).unwrap();
+    writable.sync_all().unwrap();
+    assert!(on_disk(folder.path()) > quota);
+    let cache = data.open(&tier);
+    assert_eq!(settle(&cache).tiers[0].damaged, 0);
+    let after = on_disk(folder.path());
+    assert!(after <= before + 16 * 1024, "{before} bytes before, {after} after");
+    data.read(&cache, kept());
+    assert_eq!(origin_bytes(&cache), 0);
+}
+
+#[test]
+fn what_a_plan_evicts_is_freed_on_disk() {
+    let mut data = Small::new(9);
+    data.policy = Policy::Clairvoyant;
+    let folder = tempfile::tempdir().unwrap();
+    let num_units = Small::units().len();
+    let index = Index::len_bytes(num_units);
+    let quota = index + NUM_PAGES / 4 * PAGE;
+    let tier = file(folder.path(), &quota.to_string());
+    let cache = data.open(&tier);
+    for round in 0..4 {
+        // Each plan reads another quarter most often.
+        let quarter = round * num_units / 4..(round + 1) * num_units / 4;
+        let mut reads = vec![round as u16; num_units as usize];
+        reads[quarter.start as usize..quarter.end as usize].fill(round as u16 + 1);
+        let copies = quarter.clone().map(|unit| (unit, 0)).collect();
+        let plan = TierPlan { copies, reads, fingerprint: Small::units().fingerprint() };
+        cache.set_plan(&plan).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let pages = u64::from(quarter.start) * 16..u64::from(quarter.end) * 16;
+        while cache.stats().tiers[0].fills < u64::from(round + 1) * NUM_PAGES / 64 {
+            assert!(Instant::now() < until, "{:?}", cache.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(settle(&cache).tiers[0].held_bytes, NUM_PAGES / 4 * PAGE);
+        let on_disk = on_disk(folder.path());
+        assert!(is_within(on_disk, quota), "round {round}: {on_disk} bytes of {quota}");
+        let before = origin_bytes(&cache);
+        data.read(&cache, [pages]);
+        assert_eq!(origin_bytes(&cache), before);
+    }
+    assert_eq!(cache.stats().tiers[0].left, u64::from(num_units) / 4 * 3);
+}
+
+#[test]
+fn a_sparse_tier_whose_disk_fills_up_is_switched_off_and_reads_go_on() {
+    let data = Small::new(10);
+    let Some(disk) = SmallDisk::new(10 << 20) else { return };
+    let cache = data.open(&file(disk.path(), "8M"));
+    // Other data fill the disk meanwhile.
+    fs::write(disk.path().join("ballast"), vec![1; 6 << 20]).unwrap();
+    let every_other = || (0..NUM_PAGES).step_by(2).map(|page| page..page + 1);
+    data.read(&cache, every_other());
+    let tier = settle(&cache).tiers.remove(0);
+    assert!(tier.is_off && tier.held_bytes > 0 && tier.held_bytes < 4 << 20, "{tier:?}");
+    data.read(&cache, every_other());
+    assert!(cache.stats().tiers[0].hits > 0);
+}
+
+#[test]
+fn sparse_tiers_of_two_data_sets_in_one_folder_share_the_quota() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = file(folder.path(), "4M");
+    let (first, second) = (Small::new(11), Small::new(12));
+    let one_each = || (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 1);
+    let small = file(folder.path(), "1M");
+    drop(first.open(&small)); // a reservation of 1 MiB, in a file that is longer
+    let opened = first.open(&small);
+    first.read(&opened, one_each());
+    settle(&opened);
+    let beside = second.open(&tier);
+    second.read(&beside, one_each());
+    let capacities = [opened.capacities()[0], beside.capacities()[0]];
+    let index = Index::len_bytes(Small::units().len());
+    let sum: u64 = capacities.iter().map(|pages| index + pages * PAGE).sum();
+    assert_eq!(sum, 4 << 20, "{capacities:?}: the second gets what the first leaves");
 }
 
 const PAGE: u64 = 4096;

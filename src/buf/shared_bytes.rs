@@ -5,19 +5,19 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::pages::HUGE_LEN;
-use super::prefetch_lines;
+use super::{HugePages, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Memory that other processes map, too: writable in the process that created it, readable in all others.
 /// Forked children share it.
 ///
 /// It is gone with the last process that has it. Its length is sealed, so no process can cut it off under
-/// another one. Memory is allocated where it is first written.
+/// another one. Memory is allocated where it is first written, and freed by [`SharedBytes::deallocate`].
 ///
 /// A read that overlaps a write returns any mixture of old and new bytes. Who decides what is read where has
 /// to notice that, and to discard them: see `tier`.
@@ -43,44 +43,52 @@ impl SharedBytes {
     /// # Errors
     /// `OutOfMemory`: more than this machine's memory. Errors of the operating system.
     pub fn new(len: usize) -> Result<SharedBytes> {
-        let memory = rustix::system::sysinfo();
-        let most = u128::from(memory.totalram) * u128::from(memory.mem_unit.max(1));
-        if len as u128 > most {
-            let text = format!("cannot share {len} bytes of memory: this machine has {most}");
-            return Err(Error::new(ErrorKind::OutOfMemory, text));
-        }
+        must_fit(len)?;
         // Reserved pages are taken at the mapping; where there are too few, others do.
         let reserved = len >= HUGE_LEN;
-        let huge = || SharedBytes::create(len, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
+        let kind = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let huge = || SharedBytes::create(len, kind, HugePages::Auto);
         let huge = if reserved { huge().ok() } else { None };
-        huge.map_or_else(|| SharedBytes::create(len, MemfdFlags::empty()), Ok)
+        huge.map_or_else(|| SharedBytes::create(len, MemfdFlags::empty(), HugePages::Auto), Ok)
     }
 
-    fn create(len: usize, kind: MemfdFlags) -> Result<SharedBytes> {
+    /// Creates `len` zero bytes, of which no more than `used` will be written at a time. They are in pages of
+    /// 4 KiB, so that memory is allocated only for those that are written.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: `used` is more than this machine's memory, or `len` more than can be mapped. Errors of
+    /// the operating system.
+    pub fn sparse(len: usize, used: usize) -> Result<SharedBytes> {
+        must_fit(used)?;
+        SharedBytes::create(len, MemfdFlags::empty(), HugePages::Off)
+    }
+
+    fn create(len: usize, kind: MemfdFlags, pages: HugePages) -> Result<SharedBytes> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
         let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
         let file_len = len_of_file(len)?;
         rustix::fs::ftruncate(&file, file_len as u64).map_err(std::io::Error::from)?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
-        SharedBytes::map(file, len, true)
+        SharedBytes::map(file, len, true, pages)
     }
 
-    /// Maps the `len` bytes of a file that another process created with [`SharedBytes::new`], for reading.
+    /// Maps the `len` bytes of a file that another process created with [`SharedBytes::new`], or with
+    /// [`SharedBytes::sparse`] if `pages` is [`HugePages::Off`], for reading.
     ///
     /// # Errors
     /// `InvalidArgument`: the file has another length, or its length is not sealed.
-    pub fn open(file: OwnedFd, len: usize) -> Result<SharedBytes> {
+    pub fn open(file: OwnedFd, len: usize, pages: HugePages) -> Result<SharedBytes> {
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
         if found != len_of_file(len)? as u64 || !seals.contains(SEALS) {
             let text = format!("{found} bytes of shared memory for {len}, or not sealed");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        SharedBytes::map(file, len, false)
+        SharedBytes::map(file, len, false, pages)
     }
 
     /// Maps the file at an address that is aligned as huge pages are.
-    fn map(file: OwnedFd, len: usize, is_writable: bool) -> Result<SharedBytes> {
+    fn map(file: OwnedFd, len: usize, is_writable: bool, pages: HugePages) -> Result<SharedBytes> {
         let file_len = len_of_file(len)?;
         let mapped_len = file_len.checked_add(HUGE_LEN).ok_or_else(|| too_long(len))?;
         let nothing = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -100,8 +108,12 @@ impl SharedBytes {
         // keep the file at its length, so all of it stays backed.
         unsafe { mmap(at, file_len, protection, flags, &bytes.file, 0) }
             .map_err(std::io::Error::from)?;
+        let advice = match pages {
+            HugePages::Auto => Advice::LinuxHugepage,
+            HugePages::Off => Advice::LinuxNoHugepage,
+        };
         // SAFETY: the range was just mapped; the advice changes no bytes.
-        let advised = unsafe { madvise(at, file_len, Advice::LinuxHugepage) };
+        let advised = unsafe { madvise(at, file_len, advice) };
         advised.unwrap_or(()); // without it, pages of 4 KiB
         Ok(bytes)
     }
@@ -137,6 +149,19 @@ impl SharedBytes {
         // SAFETY: as in `read`; it is mapped for writing.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
         Ok(())
+    }
+
+    /// Frees the memory of a range, which then reads as zeroes.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    ///
+    /// # Panics
+    /// If it ends behind the last byte.
+    pub fn deallocate(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        self.at(offset, len);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset as u64, len as u64)?)
     }
 
     /// Prefetches the first of `len` bytes from `offset` on into the processor's cache.
@@ -179,6 +204,17 @@ impl Drop for SharedBytes {
     }
 }
 
+/// Refuses more than this machine's memory.
+fn must_fit(len: usize) -> Result<()> {
+    let memory = rustix::system::sysinfo();
+    let most = u128::from(memory.totalram) * u128::from(memory.mem_unit.max(1));
+    if len as u128 <= most {
+        return Ok(());
+    }
+    let text = format!("cannot share {len} bytes of memory: this machine has {most}");
+    Err(Error::new(ErrorKind::OutOfMemory, text))
+}
+
 /// The length of the file: whole huge pages where it may be made of them.
 fn len_of_file(len: usize) -> Result<usize> {
     let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
@@ -204,7 +240,7 @@ mod tests {
     fn what_the_creator_writes_others_read_and_cannot_write() {
         for len in [10_000, 5 << 20] {
             let first = SharedBytes::new(len).unwrap();
-            let second = SharedBytes::open(duplicate(&first), len).unwrap();
+            let second = SharedBytes::open(duplicate(&first), len, HugePages::Auto).unwrap();
             let mut found = [9; 3];
             second.read(len - 3, &mut found);
             assert_eq!(found, [0; 3]);
@@ -229,16 +265,36 @@ mod tests {
     #[test]
     fn a_file_of_another_length_or_without_seals_is_refused() {
         let bytes = SharedBytes::new(10_000).unwrap();
-        assert!(SharedBytes::open(duplicate(&bytes), 20_000).is_err());
+        assert!(SharedBytes::open(duplicate(&bytes), 20_000, HugePages::Auto).is_err());
         let unsealed = rustix::fs::memfd_create("dlfs", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&unsealed, 12_288).unwrap();
-        assert!(SharedBytes::open(unsealed, 10_000).is_err());
+        assert!(SharedBytes::open(unsealed, 10_000, HugePages::Auto).is_err());
     }
 
     #[test]
     fn more_than_the_machine_has_is_refused_with_both_sizes() {
-        let error = SharedBytes::new(1 << 60).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-        assert!(error.to_string().contains("1152921504606846976"), "{error}");
+        for error in [SharedBytes::new(1 << 60), SharedBytes::sparse(1 << 61, 1 << 60)] {
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            assert!(error.to_string().contains("1152921504606846976"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sparse_bytes_take_memory_where_they_are_written_until_they_are_deallocated() {
+        let bytes = SharedBytes::sparse(64 << 30, 1 << 20).unwrap();
+        let reader = SharedBytes::open(duplicate(&bytes), 64 << 30, HugePages::Off).unwrap();
+        let taken = || rustix::fs::fstat(bytes.file()).unwrap().st_blocks * 512;
+        for page in 0..100 {
+            bytes.write(page * (512 << 20), &[7; 4096]).unwrap();
+        }
+        assert_eq!(taken(), 100 * 4096);
+        bytes.deallocate(50 * (512 << 20), 50 * (512 << 20)).unwrap();
+        assert_eq!(taken(), 50 * 4096);
+        let mut found = [9; 2];
+        reader.read(49 * (512 << 20) + 4095, &mut found);
+        assert_eq!(found, [7, 0]);
+        reader.read(50 * (512 << 20), &mut found);
+        assert_eq!(found, [0; 2]);
     }
 }

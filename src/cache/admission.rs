@@ -164,10 +164,17 @@ impl Shared {
         let Some(location) = self.copies.location(unit) else { return };
         let reserved = self.copies.reserved(unit);
         self.copies.clear(unit);
-        ledger.unreserve(location.tier, reserved.len().into());
         let space = u64::from(self.units.get(unit).pages() - u32::from(location.first));
-        ledger.give_back(location.tier, location.page..location.page + space);
+        let place = location.page..location.page + space;
+        // After the last reader has notice, and before its room is reserved again.
+        let freed = self.media[usize::from(location.tier)].deallocate(place.clone());
+        ledger.unreserve(location.tier, reserved.len().into());
+        ledger.give_back(location.tier, place);
         self.copies.set_room(ledger.room());
+        drop(ledger);
+        if let Err(error) = freed {
+            self.switch_off(location.tier, &error.report());
+        }
     }
 
     /// Releases reserved pages that will not be written.

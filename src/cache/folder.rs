@@ -1,9 +1,10 @@
 //! A folder of tiers: one file for each image and generation, with one quota over all of them.
 //!
-//! The length of a file is its reservation, so the lengths of all tier files in a folder never
-//! exceed the quota. A new tier reserves what its data set needs. Where the quota leaves less, tiers
-//! that no process has open are removed: first those of older generations of the same image, then
-//! those that were opened longest ago. Tiers in use stay, and the new tier gets what is left.
+//! The header of a file says how much it may take, and the sum over all tiers in a folder never exceeds the
+//! quota. The length of a file may be more, since it is sparse. A new tier reserves what its data set needs.
+//! Where the quota leaves less, tiers that no process has open are removed: first those of older generations
+//! of the same image, then those that were opened longest ago. Tiers in use stay, and the new tier gets what
+//! is left.
 //!
 //! The folder itself is locked while files are created and removed. A file that does not begin with
 //! the magic number of a tier is not a tier, whatever its name: it is not counted and not
@@ -71,7 +72,7 @@ impl Locked {
         let wanted = wanted.min(quota);
         let mut others = self.others(own, identity)?;
         others.sort_by_key(|other| (!other.is_older, other.opened));
-        let mut reserved: u64 = others.iter().map(|other| other.len).sum();
+        let mut reserved: u64 = others.iter().map(|other| other.quota).sum();
         for other in &others {
             if reserved.saturating_add(wanted) <= quota {
                 break;
@@ -80,12 +81,10 @@ impl Locked {
             let Some(_unused) = lock_unused(&other.path) else { continue };
             std::fs::remove_file(&other.path)
                 .map_err(|error| Error::from(error).path(&other.path))?;
-            reserved -= other.len;
+            reserved -= other.quota;
             tracing::debug!(tier = %other.path.display(), "removed for the tier of another data set");
         }
-        let room = wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES;
-        shorten(own, room)?;
-        Ok(room)
+        Ok(wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES)
     }
 
     /// The tiers in the folder except `own`.
@@ -102,13 +101,15 @@ impl Locked {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
             let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
-            if path == own || !is_named || !is_tier(&path) {
+            if path == own || !is_named {
                 continue;
             }
+            let Some(head) = head_of_tier(&path) else { continue };
             let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
             let opened = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             let is_older = older(&name).is_some_and(|found| found < identity.generation.0);
-            others.push(Other { path, len: metadata.len(), opened, is_older });
+            let quota = Index::quota_of(&head).unwrap_or(metadata.len());
+            others.push(Other { path, quota, opened, is_older });
         }
         Ok(others)
     }
@@ -117,7 +118,8 @@ impl Locked {
 /// Another tier of the folder.
 struct Other {
     path: PathBuf,
-    len: u64,
+    /// Bytes that it may take: its length in versions that do not say.
+    quota: u64,
     opened: SystemTime,
     /// Of an older generation of the same image.
     is_older: bool,
@@ -132,10 +134,10 @@ pub(super) fn note_use(path: &Path) {
 }
 
 /// Cuts the tier at `path` to `len_bytes`, unless a process has it open.
-fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
+pub(super) fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
     let is_longer = std::fs::metadata(path).is_ok_and(|found| found.len() > len_bytes);
     if is_longer
-        && is_tier(path)
+        && head_of_tier(path).is_some()
         && let Some(file) = lock_unused(path)
     {
         file.set_len(len_bytes).map_err(|error| Error::from(error).path(path))?;
@@ -143,13 +145,12 @@ fn shorten(path: &Path, len_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether the file is a regular file that begins with the magic number of a tier.
-fn is_tier(path: &Path) -> bool {
+/// The first page of a regular file that begins with the magic number of a tier.
+fn head_of_tier(path: &Path) -> Option<Vec<u8>> {
     let is_file = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     let mut head = Vec::new();
-    is_file
-        && File::open(path).is_ok_and(|file| file.take(PAGE_BYTES).read_to_end(&mut head).is_ok())
-        && Index::is_tier(&head)
+    is_file.then(|| File::open(path).ok()?.take(PAGE_BYTES).read_to_end(&mut head).ok())??;
+    Index::is_tier(&head).then_some(head)
 }
 
 /// Whether no process has the file open as a tier.

@@ -1,8 +1,9 @@
 //! The storage of a tier: opens and locks it, and identifies the data set of its copies.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,13 +14,14 @@ use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::share::{Place, SharedTier};
 use super::takeover::{Taken, take_over};
+use crate::buf::HugePages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::NotInherited;
-use crate::qpair::Device;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
-use crate::tier::{Index, IndexError, Kept, PAGE_BYTES, Units};
+use crate::qpair::{Device, Direct};
+use crate::tier::{Index, IndexError, Kept, Ledger, PAGE_BYTES, Policy, Units};
 
 /// The storage of one tier.
 pub(super) struct Media {
@@ -32,6 +34,11 @@ pub(super) struct Media {
     pub(super) data_offset: u64,
     /// Number of pages for copies.
     pub(super) capacity_pages: u64,
+    /// Address space for copies, in pages. If it is larger than the capacity, the storage is sparse: only
+    /// pages that are written take room, and those that are no longer needed must be freed.
+    pub(super) space_pages: u64,
+    /// The file of a sparse tier.
+    file: Option<Arc<FileNamespace>>,
     /// The memory of a tier in shared memory.
     memory: Option<MemNamespace>,
     /// The index that survives a restart; none in memory.
@@ -50,7 +57,51 @@ impl Media {
             place: memory.map(Place::Memory).or_else(|| path().map(Place::File))?,
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
+            is_sparse: self.is_sparse(),
         })
+    }
+
+    /// Whether only pages that are written take room.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.space_pages > self.capacity_pages
+    }
+
+    /// Frees the storage of pages whose copies are no longer needed, if the tier is sparse.
+    ///
+    /// # Errors
+    /// Those of the operating system: the tier may exceed its quota from now on.
+    pub(super) fn deallocate(&self, pages: Range<u64>) -> Result<()> {
+        if !self.is_sparse() || pages.is_empty() {
+            return Ok(());
+        }
+        let start = self.data_offset + pages.start * PAGE_BYTES;
+        let range = start..start + (pages.end - pages.start) * PAGE_BYTES;
+        match (&self.file, &self.memory) {
+            (Some(file), _) => file.deallocate(range),
+            (None, Some(memory)) => memory.deallocate(range),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Frees all storage except that of `used`, ascending ranges of pages, if more than those takes room: a
+    /// process that was killed leaves pages that no index lists.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn deallocate_all_but(&self, used: &[Range<u64>]) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let Some(path) = file.capabilities().local_path else { return Ok(()) };
+        let takes = std::fs::metadata(&path).map_or(u64::MAX, |found| blocks_bytes(&found));
+        let listed: u64 = used.iter().map(|pages| pages.end - pages.start).sum();
+        if takes <= self.data_offset + listed * PAGE_BYTES {
+            return Ok(());
+        }
+        let mut from = 0;
+        for pages in used {
+            self.deallocate(from..pages.start)?;
+            from = pages.end;
+        }
+        self.deallocate(from..self.space_pages)
     }
 
     /// The memory to pass to processes that attach.
@@ -71,10 +122,11 @@ impl Media {
         spec: &TierSpec,
         identity: Identity,
         units: &Units,
+        policy: Policy,
         origins: &[Arc<dyn Device>],
     ) -> Result<(Media, Vec<Kept>)> {
         let (media, kept) = match &spec.kind {
-            TierKind::Ram => (in_memory(spec, units)?, Vec::new()),
+            TierKind::Ram => (in_memory(spec, units, policy)?, Vec::new()),
             TierKind::File(path) => in_file(path, spec, identity, units, origins)?,
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
@@ -85,15 +137,19 @@ impl Media {
     }
 
     /// A tier in memory that other processes can map, where the operating system has such memory.
-    fn of_memory(name: String, capacity_pages: u64) -> Result<Media> {
-        let (len_bytes, block_len) =
-            ((capacity_pages * PAGE_BYTES).max(PAGE_BYTES), PAGE_BYTES as u32);
-        let memory = match MemNamespace::shared(len_bytes, block_len) {
-            Ok(memory) => memory,
+    fn of_memory(name: String, capacity_pages: u64, space_pages: u64) -> Result<Media> {
+        let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES).max(PAGE_BYTES);
+        let (len_bytes, block_len) = (bytes(capacity_pages), PAGE_BYTES as u32);
+        let (memory, space_pages) = match space_pages > capacity_pages {
+            true => (MemNamespace::sparse(bytes(space_pages), len_bytes), space_pages),
+            false => (MemNamespace::shared(len_bytes, block_len), capacity_pages),
+        };
+        let (memory, space_pages) = match memory {
+            Ok(memory) => (memory, space_pages),
             Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
             Err(error) => {
                 tracing::debug!(tier = %name, error = %error.report(), "no shared memory");
-                MemNamespace::new(len_bytes, block_len)?
+                (MemNamespace::new(len_bytes, block_len)?, capacity_pages)
             }
         };
         Ok(Media {
@@ -102,6 +158,8 @@ impl Media {
             device: Arc::new(memory.clone()),
             data_offset: 0,
             capacity_pages,
+            space_pages,
+            file: None,
             memory: memory.file().is_some().then_some(memory),
             index: None,
             _claim: None,
@@ -114,12 +172,20 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
         let device: Arc<dyn Device> = match &tier.place {
-            Place::File(path) => Arc::new(FileNamespace::open(path, FileOptions::default())?),
+            Place::File(path) => {
+                let used = tier.data_offset + tier.capacity_pages * PAGE_BYTES;
+                let direct = direct_for(path, used);
+                Arc::new(FileNamespace::open(
+                    path,
+                    FileOptions { direct, ..FileOptions::default() },
+                )?)
+            }
             Place::Memory(len_bytes) => {
                 let missing =
                     || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
                 let file = memory.next().ok_or_else(missing)?;
-                Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32)?)
+                let pages = if tier.is_sparse { HugePages::Off } else { HugePages::Auto };
+                Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
         Ok(Media {
@@ -128,6 +194,8 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
             device,
             data_offset: tier.data_offset,
             capacity_pages: tier.capacity_pages,
+            space_pages: tier.capacity_pages, // the owner gives out places
+            file: None,
             memory: None,
             index: None,
             _claim: None,
@@ -137,9 +205,15 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
 }
 
 /// A tier in memory, no larger than the data set.
-fn in_memory(spec: &TierSpec, units: &Units) -> Result<Media> {
+///
+/// Sparse memory has no huge pages, so it is used only where that makes room: a plan keeps whole units.
+fn in_memory(spec: &TierSpec, units: &Units, policy: Policy) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
-    Media::of_memory(spec.to_string(), capacity_pages).map_err(|error| {
+    let space_pages = match policy {
+        Policy::FirstTouch => Ledger::sparse_space(capacity_pages, units),
+        Policy::Clairvoyant | Policy::None => capacity_pages,
+    };
+    Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
         error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
     })
 }
@@ -187,24 +261,38 @@ fn in_file(
                 "other processes use the whole quota for tiers of other data sets: this one stays \
                  empty; raise the quota"
             );
-            return Ok((Media::of_memory(name, 0)?, Vec::new()));
+            return Ok((Media::of_memory(name, 0, 0)?, Vec::new()));
         }
     }
-    let device = open_file(&path, quota).map_err(named)?;
+    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
+    let space_pages = Ledger::sparse_space(capacity_pages, units);
+    if folder.is_some() {
+        folder::shorten(&path, data_offset.saturating_add(space_pages.saturating_mul(PAGE_BYTES)))?;
+    }
+    let device = Arc::new(open_file(&path, quota).map_err(named)?);
+    let space_pages = match grow_sparse(&device, data_offset, space_pages) {
+        true => space_pages,
+        false => capacity_pages,
+    };
     let lock = device.keep_lock_from_children();
     if folder.is_some() {
         folder::note_use(&path);
     }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let (index, kept) = read_index(&mut io, &name, identity, units)?;
-    let capacity_pages = (quota - data_offset) / PAGE_BYTES;
+    let (mut index, kept) = read_index(&mut io, &name, identity, units)?;
+    if index.set_quota(quota) {
+        io.write_at(0, index.header())?;
+        io.flush()?;
+    }
     let index = Some(Mutex::new(index));
     let media = Media {
         _lock: Some(lock),
         name,
-        device: Arc::new(device),
+        file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
+        device,
         data_offset,
         capacity_pages,
+        space_pages,
         memory: None,
         index,
         _claim: claim,
@@ -283,7 +371,7 @@ struct Room {
 /// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
 fn room_on_disk(path: &Path) -> Option<Room> {
     let has_bytes = match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => found.blocks().saturating_mul(STAT_BLOCK_BYTES),
+        Ok(found) if found.is_file() => blocks_bytes(&found),
         Ok(_) => return None,
         Err(_) => 0,
     };
@@ -296,8 +384,36 @@ fn room_on_disk(path: &Path) -> Option<Room> {
 
 /// Opens the tier's file exclusively, and extends it to the quota.
 fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
-    let options = FileOptions { create_len: Some(quota), ..FileOptions::default() };
+    let direct = direct_for(path, quota);
+    let options = FileOptions { create_len: Some(quota), direct, ..FileOptions::default() };
     FileNamespace::open(path, options)
+}
+
+/// A sparse file is long and may still fit into the page cache.
+fn direct_for(path: &Path, used_bytes: u64) -> Direct {
+    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    if is_device { Direct::Auto } else { Direct::for_sparse(used_bytes) }
+}
+
+/// Makes the file long enough for a space of so many pages, if its file system frees pages one by one and has
+/// files that long. Else the quota is all the space that there is.
+fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bool {
+    let Some(len) =
+        space_pages.checked_mul(PAGE_BYTES).and_then(|len| len.checked_add(data_offset))
+    else {
+        return false;
+    };
+    let behind = device.namespace().len_bytes();
+    let grown = device.deallocate(behind..behind + PAGE_BYTES).and_then(|()| device.grow(len));
+    if let Err(error) = &grown {
+        tracing::debug!(error = %error.report(), "the tier's file is not sparse");
+    }
+    grown.is_ok()
+}
+
+/// Bytes that the file takes on its file system.
+fn blocks_bytes(file: &std::fs::Metadata) -> u64 {
+    file.blocks().saturating_mul(STAT_BLOCK_BYTES)
 }
 
 /// `st_blocks` counts in this unit, whatever the block size of the file system (`stat(2)`).

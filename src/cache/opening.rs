@@ -1,5 +1,6 @@
 //! Opens the tiers: attaches to the process that owns them, or owns them.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -17,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Thread, caught};
-use crate::tier::{CopyTable, Ledger, Units};
+use crate::tier::{CopyTable, Kept, Ledger, Units};
 
 /// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
 #[derive(Clone)]
@@ -65,12 +66,16 @@ impl Opening {
         let mut media = Vec::new();
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) = Media::open(number, spec, *identity, units, origins)?;
+            let (opened, kept) =
+                Media::open(number, spec, *identity, units, options.policy, origins)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
+        for (number, media) in (0..).zip(&media) {
+            ledger.set_space(number, media.space_pages);
+        }
         let (copies, sharing) = match self.sharing(&media, listener) {
             Some((copies, sharing)) => (copies, Some(sharing)),
             None => (CopyTable::new(units.len()), None),
@@ -89,6 +94,9 @@ impl Opening {
             }
             is_restored
         });
+        for (number, media) in (0..).zip(&media) {
+            media.deallocate_all_but(&pages_of(number, &to_check))?;
+        }
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam::channel::unbounded();
         let calls = Copier::calls()?;
@@ -207,6 +215,18 @@ impl Opening {
         let copies = CopyTable::new(self.units.len());
         Arc::new(Shared { copies, ..Shared::new(self, Vec::new(), jobs) })
     }
+}
+
+/// The pages of `tier` that have copies, in ascending ranges.
+fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
+    let of_tier = copies.iter().filter(|(of, _)| *of == tier);
+    let runs = of_tier.flat_map(|(_, kept)| {
+        let at = |page: u32| kept.page + u64::from(page) - u64::from(kept.first);
+        kept.pages.runs().map(move |run| at(run.start)..at(run.end))
+    });
+    let mut runs: Vec<Range<u64>> = runs.collect();
+    runs.sort_unstable_by_key(|run| run.start);
+    runs
 }
 
 /// Whether the error is final: neither trying again nor owning the tiers helps.

@@ -9,13 +9,14 @@
 //! never returns zeroes.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::pread::PreadPair;
@@ -101,6 +102,30 @@ impl FileNamespace {
             engine: engine(calls, files.is_direct()),
         };
         Ok(FileNamespace { files: Arc::new(files), namespace, calls })
+    }
+
+    /// Frees the blocks of a file in `range` (NVMe's Deallocate); they then read as zeroes, and the length
+    /// stays. A range behind the end changes nothing, and says whether the file system can do it.
+    ///
+    /// # Errors
+    /// `Unsupported`: a block device, or the file system cannot. Errors of the operating system.
+    pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = match is_block_device {
+            true => Err(Errno::OPNOTSUPP),
+            false => {
+                let len = range.end - range.start;
+                rustix::fs::fallocate(buffered, flags, range.start, len)
+            }
+        };
+        punched.map_err(|errno| match errno {
+            Errno::OPNOTSUPP | Errno::NOSYS => {
+                let text = "blocks of it cannot be freed one by one";
+                Error::new(ErrorKind::Unsupported, text).path(path)
+            }
+            errno => Error::from(std::io::Error::from(errno)).path(path),
+        })
     }
 
     /// While the result exists, a forked child gets its own descriptor, for reading and without the lock. Else
@@ -285,6 +310,13 @@ fn open_direct(
             let error = Error::new(ErrorKind::Unsupported, message).path(path).source(error);
             Err(error.hint("open it with --direct auto"))
         }
+    }
+}
+
+impl Direct {
+    /// What suits a sparse file of which `len_bytes` will be used: `Auto` decides by the length.
+    pub fn for_sparse(len_bytes: u64) -> Direct {
+        if len_bytes > memory_bytes() / 2 { Direct::Auto } else { Direct::Off }
     }
 }
 

@@ -12,6 +12,7 @@
 //! it. What a read returns that overlaps a write is for the caller to discard.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,15 +59,48 @@ impl MemNamespace {
         Ok(MemNamespace { region: Arc::new(region), namespace })
     }
 
-    /// The read-only namespace in the memory `file`, which another process created with
-    /// [`MemNamespace::shared`] and these lengths.
+    /// As [`MemNamespace::shared`], with blocks of 4,096 bytes of which no more than `used_bytes` will be
+    /// written at a time: only those take memory.
+    ///
+    /// # Errors
+    /// As [`MemNamespace::new`].
+    pub fn sparse(len_bytes: u64, used_bytes: u64) -> Result<MemNamespace> {
+        let namespace = namespace(len_bytes, ALIGN_BYTES as u32)?;
+        let bytes = SharedBytes::sparse(addressable(len_bytes)?, addressable(used_bytes)?)?;
+        Ok(MemNamespace { region: Arc::new(Region::Shared(bytes)), namespace })
+    }
+
+    /// The read-only namespace in the memory `file`, which another process created with these lengths, with
+    /// [`MemNamespace::shared`], or with [`MemNamespace::sparse`] if `pages` is [`HugePages::Off`].
     ///
     /// # Errors
     /// `InvalidArgument`: the file has another length, or could be cut off. As [`MemNamespace::new`].
-    pub fn attach(file: OwnedFd, len_bytes: u64, block_len_bytes: u32) -> Result<MemNamespace> {
+    pub fn attach(
+        file: OwnedFd,
+        len_bytes: u64,
+        block_len_bytes: u32,
+        pages: HugePages,
+    ) -> Result<MemNamespace> {
         let namespace = Namespace { read_only: true, ..namespace(len_bytes, block_len_bytes)? };
-        let region = Region::Shared(SharedBytes::open(file, addressable(len_bytes)?)?);
+        let region = Region::Shared(SharedBytes::open(file, addressable(len_bytes)?, pages)?);
         Ok(MemNamespace { region: Arc::new(region), namespace })
+    }
+
+    /// Frees the memory of the blocks in `range` of a namespace that is shared; they then read as zeroes.
+    ///
+    /// # Errors
+    /// `Unsupported`: it is not shared. Errors of the operating system.
+    pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
+        match &*self.region {
+            Region::Shared(bytes) => {
+                let len = (range.end - range.start) as usize;
+                Ok(bytes.deallocate(range.start as usize, len)?)
+            }
+            Region::Own(_) => {
+                let text = "memory of one process is not deallocated in parts";
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
     }
 
     /// The memory, to be passed to another process; `None` if it is not shared.
@@ -429,7 +463,7 @@ mod tests {
     fn another_handle_on_shared_memory_reads_what_is_written_and_writes_nothing() {
         let device = MemNamespace::shared(3 << 20, 4096).unwrap();
         let file = device.file().expect("it is shared").try_clone_to_owned().unwrap();
-        let attached = MemNamespace::attach(file, 3 << 20, 4096).unwrap();
+        let attached = MemNamespace::attach(file, 3 << 20, 4096, HugePages::Auto).unwrap();
         let mut writer = device.queue_pair().unwrap();
         let mut reader = attached.queue_pair().unwrap();
         let mut buf = IoBuf::zeroed(1 << 20);

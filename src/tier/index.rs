@@ -27,9 +27,12 @@ use super::{CopyLocation, PAGE_BYTES, PageSet, Units};
 /// | 40..48     | `fingerprint` | of the cut into units                             |
 /// | 48..508    | `reserved_a`  | zero                                              |
 /// | 508..512   | `crc`         | CRC32C of bytes 0..508                            |
-/// | 512..4096  | `reserved_b`  | zero                                              |
+/// | 512..520   | `quota`       | bytes that the tier may take, with its index      |
+/// | 520..524   | `quota_crc`   | CRC32C of bytes 512..520                          |
+/// | 524..4096  | `reserved_b`  | zero                                              |
 ///
-/// All fields lie in one sector, so a power loss leaves the old or the new header.
+/// All fields up to `crc` lie in one sector, so a power loss leaves the old or the new header. The quota may
+/// change while the copies stay, so `crc`, to which they are bound, does not cover it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHeader {
@@ -41,7 +44,9 @@ struct RawHeader {
     fingerprint: U64,
     reserved_a: [u8; 460],
     crc: U32,
-    reserved_b: [u8; 3584],
+    quota: U64,
+    quota_crc: U32,
+    reserved_b: [u8; 3572],
 }
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
 const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
@@ -163,7 +168,7 @@ impl Index {
         if &raw.magic != MAGIC || raw.crc.get() != crc32c(&head[..CRC_OFFSET]) {
             return Err(IndexError::None);
         }
-        if head != header(uuid, generation, units) {
+        if head[..BOUND_BYTES] != header(uuid, generation, units)[..BOUND_BYTES] {
             let found = Generation(raw.generation.get());
             let is_newer = raw.uuid == uuid.0 && found > generation;
             return Err(if is_newer { IndexError::Newer { found } } else { IndexError::Other });
@@ -207,6 +212,23 @@ impl Index {
         is_intact.then_some(Kept { unit, first, page, pages, sum: raw.sum.get() })
     }
 
+    /// The bytes that the tier which begins with `bytes` may take; `None` if it does not say.
+    pub fn quota_of(bytes: &[u8]) -> Option<u64> {
+        let raw = RawHeader::read_from_bytes(bytes.get(..HEADER_BYTES)?).ok()?;
+        let is_intact = raw.quota_crc.get() == crc32c(&bytes[BOUND_BYTES..QUOTA_CRC_OFFSET]);
+        (Index::is_tier(bytes) && is_intact).then(|| raw.quota.get())
+    }
+
+    /// Sets [`Index::quota_of`] in the header; returns whether that changes it.
+    pub fn set_quota(&mut self, quota_bytes: u64) -> bool {
+        let quota = quota_bytes.to_le_bytes();
+        let is_other = Index::quota_of(&self.bytes) != Some(quota_bytes);
+        self.bytes[BOUND_BYTES..QUOTA_CRC_OFFSET].copy_from_slice(&quota);
+        self.bytes[QUOTA_CRC_OFFSET..QUOTA_CRC_OFFSET + 4]
+            .copy_from_slice(&crc32c(&quota).to_le_bytes());
+        is_other
+    }
+
     /// Whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
     pub fn is_tier(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)
@@ -242,7 +264,9 @@ fn header(uuid: Uuid, generation: Generation, units: &Units) -> [u8; HEADER_BYTE
         fingerprint: units.fingerprint().into(),
         reserved_a: [0; 460],
         crc: 0.into(),
-        reserved_b: [0; 3584],
+        quota: 0.into(),
+        quota_crc: 0.into(),
+        reserved_b: [0; 3572],
     };
     raw.crc = crc32c(&raw.as_bytes()[..CRC_OFFSET]).into();
     let mut bytes = [0; HEADER_BYTES];
@@ -258,6 +282,10 @@ fn offset_of(unit: u32) -> usize {
 
 /// Offset of the header's checksum.
 const CRC_OFFSET: usize = 508;
+/// The part of the header to which entries are bound.
+const BOUND_BYTES: usize = 512;
+/// Offset of the quota's checksum.
+const QUOTA_CRC_OFFSET: usize = 520;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
@@ -331,6 +359,22 @@ mod tests {
         for bytes in [&[][..], &bytes[..4096], &damaged, &vec![0; bytes.len()]] {
             assert_eq!(parse(bytes, uuid, generation, &units), Some(IndexError::None));
         }
+    }
+
+    #[test]
+    fn the_quota_changes_without_the_copies() {
+        let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
+        let mut index = Index::new(uuid, generation, &units);
+        index.set(0, Some(kept(0, 4)));
+        assert_eq!(Index::quota_of(index.bytes()), None, "it was never set");
+        assert!(index.set_quota(0) && !index.set_quota(0) && index.set_quota(1 << 40));
+        assert_eq!(Index::quota_of(index.bytes()), Some(1 << 40));
+        let mut bytes = index.bytes().to_vec();
+        let (_, found) = Index::parse(&bytes, uuid, generation, &units).unwrap();
+        assert_eq!(found, [kept(0, 4)]);
+        bytes[513] ^= 1;
+        assert_eq!((Index::quota_of(&bytes), Index::quota_of(&bytes[..600])), (None, None));
+        assert!(Index::parse(&bytes, uuid, generation, &units).is_ok());
     }
 
     /// Frozen: another order of the fields or of the checksum would find no copy of an earlier run.

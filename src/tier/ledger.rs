@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::Room;
 use super::page_allocator::PageAllocator;
+use super::units::MAX_UNIT_PAGES;
+use super::{Room, Units};
 
 /// Which units are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -89,6 +90,16 @@ impl Ledger {
         };
         let tiers = quotas.iter().map(tier).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
+    }
+
+    /// The address space in which a tier of `quota` pages can use all of its quota for parts of `units`: a
+    /// part takes a place for its whole unit. Twice the data leave room between places of unequal lengths.
+    pub fn sparse_space(quota: u64, units: &Units) -> u64 {
+        let num_pages = units.num_pages();
+        if quota >= num_pages || !units.has_small_samples() {
+            return quota;
+        }
+        num_pages.saturating_mul(2).min(quota.saturating_mul(MAX_UNIT_PAGES))
     }
 
     /// Gives an empty tier this much address space, instead of as much as its quota.
@@ -250,6 +261,15 @@ mod tests {
         ledger.unreserve(0, 5);
         ledger.give_back(0, 4..9);
         assert_eq!((ledger.used(0), ledger.place(0, 5, 5)), (5, Some((0, 4))));
+    }
+
+    #[test]
+    fn small_samples_get_more_address_space_than_their_tier_has_pages() {
+        let small = Units::of_small_samples((0..100).map(|unit| (unit * 16, 16)));
+        let space = |quota| Ledger::sparse_space(quota, &small);
+        assert_eq!([0, 1, 100, 1599, 1600, 9999].map(space), [0, 64, 3200, 3200, 1600, 9999]);
+        let large = Units::from_pages((0..100).map(|unit| (unit * 16, 16)));
+        assert_eq!(Ledger::sparse_space(100, &large), 100, "samples are kept whole");
     }
 
     #[test]

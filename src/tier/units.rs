@@ -135,6 +135,11 @@ impl Units {
         self.units.is_empty()
     }
 
+    /// Whether samples share units, so that a part of a unit may be kept.
+    pub fn has_small_samples(&self) -> bool {
+        self.units.iter().any(|unit| !unit.is_one_sample)
+    }
+
     /// Pages of all units.
     pub fn num_pages(&self) -> u64 {
         self.units.iter().map(|unit| u64::from(unit.pages)).sum()
@@ -281,7 +286,7 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// One for each bit of a word.
-const MAX_UNIT_PAGES: u64 = 64;
+pub(super) const MAX_UNIT_PAGES: u64 = 64;
 
 #[cfg(test)]
 mod tests {

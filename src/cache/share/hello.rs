@@ -44,6 +44,8 @@ pub(in crate::cache) struct SharedTier {
     pub place: Place,
     pub data_offset: u64,
     pub capacity_pages: u64,
+    /// Whether only pages that are written take room.
+    pub is_sparse: bool,
 }
 
 /// Where a shared tier keeps its copies.
@@ -193,7 +195,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 3;
+pub(in crate::cache) const PROTOCOL: u32 = 4;
 
 /// The table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;
@@ -223,6 +225,7 @@ mod tests {
                 place: Place::File("/a/tier".into()),
                 data_offset: 8192,
                 capacity_pages: 100,
+                is_sparse: true,
             }],
         }
     }
@@ -247,7 +250,7 @@ mod tests {
         let error = parse(&serde_json::to_vec(&other).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("process 7 runs dlfs 1.2.3"), "{error}");
-        for text in ["", "[]", "{\"protocol\": 3}", "\u{0}"] {
+        for text in ["", "[]", "{\"protocol\": 4}", "\u{0}"] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
     }
