@@ -3,19 +3,17 @@
 
 mod support;
 
-use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use dlfs::buf::{HugePages, Pool, PoolOptions};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::file::{FileCalls, FileNamespace, FileOptions};
-use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{Device, Direct, Io, IoOp};
+use dlfs::qpair::{Device, Direct};
 use dlfs::units::Lba;
-use support::{Options, Stopwatch};
+use support::Options;
+use support::random_reads::{random_below, random_reads};
 
 const USAGE: &str = "cargo bench --bench engines -- [--dir DIR] [--size BYTES] [--seconds S]
 
@@ -55,8 +53,11 @@ fn main() {
     for (len, depth) in [(4096, 1), (4096, 64), (131_072, 32), (1 << 20, 8)] {
         for device in devices.iter().flatten() {
             let limit = Duration::from_secs(seconds);
-            let rounds = (0..options.number("rounds"))
-                .map(|round| random_reads(&**device, len, depth, limit, round));
+            let rounds = (0..options.number("rounds")).map(|round| {
+                let blocks = (len / 4096) as u64;
+                let mut place = random_below(device.namespace().num_blocks / blocks, round);
+                random_reads(&**device, len, depth, limit, || Lba(place() * blocks))
+            });
             let best = rounds.fold((0.0, 0.0), |a: (f64, f64), b| if b.0 > a.0 { b } else { a });
             let (reads_s, cpu_us) = best;
             let engine = device.namespace().engine;
@@ -92,52 +93,4 @@ fn open_file(path: &Path, calls: FileCalls, direct: Direct) -> Option<Box<dyn De
             None
         }
     }
-}
-
-/// Reads per second, and processor time per read in microseconds.
-fn random_reads(
-    device: &dyn Device,
-    len: usize,
-    depth: usize,
-    limit: Duration,
-    seed: u64,
-) -> (f64, f64) {
-    let pool = Pool::new(PoolOptions {
-        bytes: depth * len,
-        slot_len_bytes: len,
-        huge_pages: HugePages::Auto,
-    });
-    let pool = pool.expect("memory for the reads");
-    let mut group = PollGroup::new().expect("a group");
-    group.add(device.queue_pair().expect("a queue pair"));
-    let blocks = (len / 4096) as u64;
-    let positions = device.namespace().num_blocks / blocks;
-    let mut state = seed;
-    let mut place = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        Lba((((state >> 32) * positions) >> 32) * blocks)
-    };
-    let io = |buf, slba| Io { op: IoOp::Read, slba, buf, tag: 0 };
-    let mut pending: VecDeque<Io> =
-        (0..depth).map(|_| io(pool.take(len).expect("a slot for each"), place())).collect();
-    let (mut done, mut count) = (Vec::with_capacity(depth), 0u64);
-    let watch = Stopwatch::start();
-    loop {
-        group.submit(0, &mut pending);
-        let now = Instant::now();
-        if group.poll(now, depth, &mut done) == 0 {
-            group.wait(now + limit);
-        }
-        for (_, completion) in done.drain(..) {
-            completion.result.expect("a read");
-            count += 1;
-            pending.push_back(io(completion.buf, place()));
-        }
-        if watch.elapsed() > limit {
-            break;
-        }
-    }
-    let (wall, cpu) = watch.seconds();
-    (count as f64 / wall, cpu * 1e6 / count as f64)
 }

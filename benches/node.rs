@@ -4,9 +4,12 @@
 #[allow(dead_code, unreachable_pub)] // in_child
 mod fork;
 mod support;
+#[path = "support/throttle.rs"]
+mod throttle;
 
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::cache::{Cache, TierOptions};
@@ -15,17 +18,21 @@ use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::qpair::ConnectOptions;
+use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::Batch;
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
 use rustix::process::{WaitOptions, waitpid};
 use support::{Options, Side, Stopwatch};
+use throttle::Throttled;
 
 const USAGE: &str = "cargo bench --bench node -- [--small N] [--large N] [--rounds N] [--at FOLDER]
 
 Imports N samples of 4 KiB and N of 110 KiB, in a tier in memory and in one in a file. The owner of the tier,
 a process that has attached and a forked child of one read everything ten times in turn, in global order;
-medians of the rounds. Then 8 processes, half of them forked, read five epochs together, on an empty tier. An epoch
-begins when everything read before is copied: from a file in the page cache, reading outruns copying.";
+medians of the rounds. Then 8 processes, half of them forked, read five epochs together, on an empty tier, from a
+target that sends --origin-mb megabytes a second: from a file in the page cache, reading outruns copying to another
+file, and what is not copied in time is read again. An epoch begins when everything read before is copied.";
 
 fn main() {
     support::results::record("node");
@@ -36,6 +43,7 @@ fn main() {
             ("large", "2000"),
             ("rounds", "7"),
             ("at", "target"),
+            ("origin-mb", "500"),
             ("side", ""),
             ("tier", ""),
             ("rank", "0"),
@@ -67,10 +75,20 @@ fn main() {
     println!("\n| samples | tier | processes | origin bytes / pages, epochs 1 to 5 | in all |");
     println!("|---|---|---|---|---|");
     for (name, image) in &images {
+        let origin = serve(image, options.number("origin-mb"));
+        let address = origin.address(Nsid(1)).to_string();
         for tier in tiers(work.path()) {
-            origin_bytes(name, image, &tier);
+            origin_bytes(name, &address, &tier);
         }
     }
+}
+
+/// A target with the image, on a link of `megabytes_s`.
+fn serve(image: &str, megabytes_s: u64) -> Target {
+    let device = qpair::open(&Address::from_path(image), &ConnectOptions::default());
+    let device = Throttled::new(device.expect("the image"), megabytes_s * 1_000_000);
+    let nqn = "nqn.2026-11.io.dlfs:origin".parse().expect("an NQN");
+    Target::bind(TargetOptions::new(nqn), vec![Arc::new(device)]).expect("a target on loopback")
 }
 
 /// A tier in memory, and one in a new folder.
@@ -258,7 +276,7 @@ fn open(image: &str, tier: &str) -> Image {
     let tiers = vec![tier.parse().expect("a tier")];
     let tiers = TierOptions { tiers, ..TierOptions::default() };
     let options = OpenOptions { tiers, ..OpenOptions::default() };
-    Image::open(&[Address::from_path(image)], &options).expect("an image")
+    Image::open(&[image.parse().expect("an address")], &options).expect("an image")
 }
 
 fn import_files(at: &Path, count: u64, len: usize) -> String {

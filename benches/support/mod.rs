@@ -2,11 +2,13 @@
 #![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
 
 pub mod files;
+pub mod random_reads;
 pub mod raw;
 pub mod results;
 pub mod snapshot;
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -139,9 +141,17 @@ pub struct Side {
 impl Side {
     /// Starts this program with `arguments`.
     pub fn start<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Side {
-        let program = std::env::current_exe().expect("the path of this program");
-        let mut child = Command::new(program)
-            .args(arguments)
+        Side::run(Command::new(this_program()).args(arguments))
+    }
+
+    /// Like [`Side::start`], in the network namespace `machine`. Needs root.
+    pub fn start_in<A: AsRef<std::ffi::OsStr>>(machine: &str, arguments: &[A]) -> Side {
+        let mut command = Command::new("ip");
+        Side::run(command.args(["netns", "exec", machine]).arg(this_program()).args(arguments))
+    }
+
+    fn run(command: &mut Command) -> Side {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -167,8 +177,13 @@ impl Side {
 
     /// Tells it to continue: an empty line on its standard input.
     pub fn go_on(&mut self) {
+        self.tell("");
+    }
+
+    /// Writes a line to its standard input.
+    pub fn tell(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("piped at the start");
-        std::io::Write::write_all(input, b"\n").expect("the other side reads");
+        writeln!(input, "{line}").expect("the other side reads");
     }
 
     /// Drops it without checking its end: it has failed, and the caller reports that.
@@ -189,6 +204,10 @@ impl Side {
     }
 }
 
+fn this_program() -> std::path::PathBuf {
+    std::env::current_exe().expect("the path of this program")
+}
+
 /// Processor time, user and system, that all threads of the process `pid` have used so far.
 pub fn cpu_seconds_of(pid: u32) -> f64 {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0.0 };
@@ -200,7 +219,8 @@ impl Drop for Side {
         drop(self.child.stdin.take()); // tells it to end
         let ended = self.child.wait();
         let is_well = ended.is_ok_and(|status| status.success());
-        assert!(is_well || self.is_abandoned, "the other side of the bench failed");
+        let is_expected = self.is_abandoned || std::thread::panicking();
+        assert!(is_well || is_expected, "the other side of the bench failed");
     }
 }
 
