@@ -27,6 +27,11 @@ const ROWS: &[(&str, &str, &str)] = &[
     // The model's rates, interpolation and clamping, ties.
     ("N5", "src/plan/model.rs", "a_curve_is_linear_between_its_entries_and_flat_outside"),
     ("N5", "src/plan/model.rs", "the_fastest_source_is_chosen_and_of_equals_the_nearest"),
+    (
+        "N5",
+        "tests/tiers_sources.rs",
+        "the_number_of_processes_turns_the_choice_round_while_the_tier_is_open",
+    ),
     // Staging: in order, nothing unread overwritten, dropped after use.
     (
         "N6",
@@ -41,6 +46,12 @@ const ROWS: &[(&str, &str, &str)] = &[
     ),
     // Configuration: capacity, threads, bandwidth tables, two backends.
     ("N10", "src/cache/config.rs", "hdmlps_notions_read_from_toml_and_write_back"),
+    ("N10", "src/cache/hdmlp.rs", "hdmlps_own_configuration_describes_tiers_and_origin"),
+    (
+        "N10",
+        "tests/tiers_sources.rs",
+        "as_many_fetches_into_a_tier_are_in_flight_as_it_has_threads",
+    ),
     // More data than all storage, and less than one tier.
     ("N11", "tests/tiers.rs", "more_data_than_all_tiers_hold_works_and_the_quota_is_kept"),
     ("N11", "tests/tiers.rs", "what_fits_is_read_from_the_origin_once"),

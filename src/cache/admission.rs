@@ -15,6 +15,9 @@ impl Shared {
     /// Of `pages`, which somebody is about to read from the origin, those that a tier keeps. The owner
     /// reserves room for them.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
+        if self.is_avoided(unit) {
+            return PageSet::NONE;
+        }
         let reserved = self.copies.reserved(unit);
         let more = pages.without(reserved);
         if more.is_empty() {

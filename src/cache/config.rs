@@ -2,13 +2,11 @@
 //! tables) and the origin's table. `dlfs probe` writes it, `--tiers FILE` reads it, people may edit
 //! it.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
 use super::options::{TierKind, TierOptions, TierSpec};
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{Curve, Rate, Stage};
+use crate::plan::{Curve, OriginClient, Rate, SourceRates, Stage};
 use crate::tier::{Policy, Stop};
 use crate::units::parse_size;
 
@@ -28,6 +26,12 @@ pub struct Environment {
     /// Aggregate read rate of the origin by clients; empty if it was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
+    /// What a client of that table is: `threads`, or `processes`, however many threads those have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_by: Option<String>,
+    /// The most that one process gets from the origin, in 10^6 bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_link_mb_per_s: Option<f64>,
     /// The tiers, fastest first.
     #[serde(default, rename = "tier")]
     pub tiers: Vec<TierTable>,
@@ -57,7 +61,7 @@ pub struct TierTable {
     /// Whether existing data at `path` may be destroyed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overwrite: bool,
-    /// Threads that fetch into it, in the performance model.
+    /// Threads that read from it and fetch into it, each of up to 1 MiB at a time.
     #[serde(default = "two")]
     pub threads: u32,
     /// Aggregate read rate by threads.
@@ -68,30 +72,6 @@ pub struct TierTable {
 }
 
 impl Environment {
-    /// Parses TOML.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: invalid TOML, an unknown key or backend, an invalid size, an empty or
-    /// unsorted table, or a rate of 0 or less. The message says where.
-    pub fn parse(text: &str) -> Result<Environment> {
-        let environment: Environment =
-            toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
-        environment.options()?;
-        environment.stages()?;
-        Ok(environment)
-    }
-
-    /// Reads and parses a TOML file.
-    ///
-    /// # Errors
-    /// `NotFound`, `Refused`: errors of the operating system. `InvalidArgument`: see
-    /// [`Environment::parse`].
-    pub fn read(path: impl AsRef<Path>) -> Result<Environment> {
-        let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
-        Environment::parse(&text).map_err(|error| error.path(path))
-    }
-
     /// Formats as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("tables of numbers and texts")
@@ -111,9 +91,27 @@ impl Environment {
             stop: if self.stop_at_first_failure { Stop::AtFirstFailure } else { Stop::Never },
             bandwidth_bytes_per_s: bandwidth
                 .map_err(|why| refuse(format!("copy_bandwidth: {why}")))?,
+            rates: self.rates()?,
         };
         options.check()?;
         Ok(options)
+    }
+
+    /// The rates by which a run chooses its sources.
+    fn rates(&self) -> Result<SourceRates> {
+        let (stages, origin) = self.stages()?;
+        let client = match self.origin_by.as_deref() {
+            None | Some("threads") => OriginClient::Thread,
+            Some("processes") => OriginClient::Process,
+            Some(other) => {
+                return Err(refuse(format!(
+                    "origin_by '{other}' is neither threads nor processes"
+                )));
+            }
+        };
+        let link = self.origin_link_mb_per_s.map(|link| rate("the origin's link", link));
+        let tiers = stages.into_iter().map(Some).collect();
+        Ok(SourceRates { tiers, origin, client, origin_link: link.transpose()? })
     }
 
     /// The tiers as stages of the performance model, and the origin's table.
@@ -131,7 +129,12 @@ impl Environment {
             if tier.threads == 0 {
                 return Err(refuse(format!("tier {number} has no thread")));
             }
-            stages.push(Stage { threads: tier.threads, read, write });
+            let stage = Stage { threads: tier.threads, read, write };
+            if stage.read_of_thread() == Rate(0) {
+                let text = format!("tier {number} gives each of {} threads nothing", tier.threads);
+                return Err(refuse(text));
+            }
+            stages.push(stage);
         }
         let origin =
             (!self.origin.is_empty()).then(|| curve("origin", &self.origin)).transpose()?;
@@ -161,16 +164,19 @@ impl TierTable {
 fn curve(what: &str, points: &[Point]) -> Result<Curve> {
     let mut list = Vec::with_capacity(points.len());
     for point in points {
-        if !(point.mb_per_s.is_finite() && point.mb_per_s > 0.0) {
-            let rate = point.mb_per_s;
-            return Err(refuse(format!("the table of {what} has a rate of {rate} MB/s")));
-        }
-        list.push((point.threads, Rate((point.mb_per_s * 1e6).min(1e18) as u64)));
+        list.push((point.threads, rate(&format!("the table of {what}"), point.mb_per_s)?));
     }
     Ok(Curve::new(what, list)?)
 }
 
-fn refuse(text: String) -> Error {
+fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {
+    match mb_per_s.is_finite() && mb_per_s > 0.0 {
+        true => Ok(Rate((mb_per_s * 1e6).min(1e18) as u64)),
+        false => Err(refuse(format!("{what} has a rate of {mb_per_s} MB/s"))),
+    }
+}
+
+pub(super) fn refuse(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).hint("dlfs probe writes such a file")
 }
 
@@ -233,6 +239,8 @@ mod tests {
         refuse("path = \"/fast/cache\"", "", "needs a path");
         refuse("\"clairvoyant\"", "\"psychic\"", "psychic");
         refuse("threads = 2\n", "threads = 0\n", "no thread");
+        refuse("policy =", "origin_by = \"nodes\"\npolicy =", "nodes");
+        refuse("policy =", "origin_link_mb_per_s = 0\npolicy =", "link");
         refuse("policy =", "copy_bandwidth = \"0\"\npolicy =", "0 bytes");
         refuse("policy =", "copy_bandwidth = \"-5M\"\npolicy =", "copy_bandwidth");
         refuse("capacity = \"2G\"", "capacity = \"2G\"\ncolour = 1", "colour");

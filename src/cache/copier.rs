@@ -4,7 +4,8 @@
 //! Pages that a reader fetches are written as they arrive, and not read again. Of samples that are
 //! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
 //! at low priority: never a page that is there or under way. Planned units ahead of the readers are fetched
-//! only while no reader waits for the origin.
+//! only while no reader waits for the origin. For a tier with a number of threads, at most that many fetches,
+//! and as many writes of up to 1 MiB, are in flight.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -45,10 +46,13 @@ pub(super) struct Copier {
     /// Index of the first tier's pair in `calls`; the origins come before it.
     first_tier: usize,
     jobs: Receiver<Job>,
-    /// Pages to be written, in the order of their arrival.
-    to_write: VecDeque<Write>,
+    /// For each tier, pages to be written, in the order of their arrival.
+    to_write: Vec<VecDeque<Write>>,
+    /// For each tier, the number of outstanding writes of copies, and their bytes.
+    writes: Vec<(usize, usize)>,
     /// For each unit, the pages that are being written or wait to be.
     writing: HashMap<u32, PageSet>,
+    /// Outstanding writes of copies to all tiers.
     num_writes: usize,
     /// Units whose reserved pages are all to be fetched.
     filling: HashMap<u32, Filling>,
@@ -85,6 +89,8 @@ struct Filling {
     fetching: PageSet,
     /// Failed fetches of it.
     failures: u32,
+    /// Whether the plan fetches it ahead: then no reader's part of it is waited for.
+    is_ahead: bool,
 }
 
 /// Pages of an index, by their offsets.
@@ -167,7 +173,8 @@ impl Copier {
             calls,
             first_tier: shared.origins.len(),
             jobs,
-            to_write: VecDeque::new(),
+            to_write: shared.media.iter().map(|_| VecDeque::new()).collect(),
+            writes: vec![(0, 0); shared.media.len()],
             writing: HashMap::new(),
             num_writes: 0,
             filling: HashMap::new(),
@@ -280,7 +287,13 @@ impl Copier {
         self.filling.entry(unit).or_insert_with(|| {
             self.shared.counters.unsettle(1);
             self.incomplete.push_back(unit);
-            Filling { begun: now, touched: now, fetching: PageSet::NONE, failures: 0 }
+            Filling {
+                begun: now,
+                touched: now,
+                fetching: PageSet::NONE,
+                failures: 0,
+                is_ahead: false,
+            }
         });
     }
 
@@ -298,6 +311,7 @@ impl Copier {
             filling.touched = now;
         }
         let keep = self.keep(unit, pages);
+        let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
         let is_written = self.writing.get(&unit).copied().unwrap_or_default();
         self.shared.copies.release(unit, pages.without(keep).without(is_written));
         let dropped = u64::from(len - keep.len()) * PAGE_BYTES;
@@ -308,7 +322,11 @@ impl Copier {
             rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
             at = run.end;
             self.shared.counters.unsettle(1);
-            self.to_write.push_back(Write { unit, pages: PageSet::range(run), bytes });
+            self.to_write[usize::from(tier)].push_back(Write {
+                unit,
+                pages: PageSet::range(run),
+                bytes,
+            });
         }
         if !keep.is_empty() {
             let writing = self.writing.entry(unit).or_default();
@@ -327,8 +345,23 @@ impl Copier {
     }
 
     fn start_writes(&mut self, now: Instant) {
-        while self.num_writes < MAX_WRITES {
-            let Some(Write { unit, pages, bytes }) = self.to_write.pop_front() else { return };
+        for tier in 0..self.to_write.len() {
+            self.start_writes_of(tier, now);
+        }
+    }
+
+    fn may_write(&self, tier: usize) -> bool {
+        let (count, bytes) = self.writes[tier];
+        let next = self.to_write[tier].front().map_or(0, |write| write.bytes.len());
+        let most = self.shared.sources.limit(tier as u8).map(|limit| limit.most_bytes());
+        count < MAX_WRITES && most.is_none_or(|most| count == 0 || bytes + next <= most)
+    }
+
+    fn start_writes_of(&mut self, tier: usize, now: Instant) {
+        while self.may_write(tier) {
+            let Some(Write { unit, pages, bytes }) = self.to_write[tier].pop_front() else {
+                return;
+            };
             let first = pages.0.trailing_zeros();
             let location = self.shared.copies.location(unit);
             let place = location.and_then(|location| Some((location, location.of_page(first)?)));
@@ -340,12 +373,14 @@ impl Copier {
             let sum = sum_of_pages(pages, first, &bytes);
             let media = &self.shared.media[usize::from(location.tier)];
             let offset = media.data_offset + page * PAGE_BYTES;
-            let pair = self.first_tier + usize::from(location.tier);
+            let (pair, len) = (self.first_tier + usize::from(location.tier), bytes.len());
             match self.calls.begin_write(pair, offset, bytes) {
                 Ok(ticket) => {
                     let what = What::Write { unit, pages, location, sum };
                     self.active.push(Active { ticket, began: now, what });
                     self.num_writes += 1;
+                    let (count, bytes) = &mut self.writes[usize::from(location.tier)];
+                    (*count, *bytes) = (*count + 1, *bytes + len);
                 }
                 Err(error) => self.write_failed(unit, pages, location, &error.report()),
             }
@@ -407,6 +442,9 @@ impl Copier {
             What::Fetch(parts) => self.fetched(parts, result, now),
             What::Write { unit, pages, location, .. } => {
                 self.num_writes -= 1;
+                let (count, bytes) = &mut self.writes[usize::from(location.tier)];
+                *count -= 1;
+                *bytes -= pages.len() as usize * PAGE_BYTES as usize;
                 match result {
                     Ok(_) => {
                         self.written(&active, unit, pages, now);
@@ -457,6 +495,7 @@ impl Copier {
         tracing::debug!(unit, error = %error.report(), "not copied");
         let Some(filling) = self.filling.get_mut(&unit) else { return };
         filling.failures += 1;
+        filling.is_ahead = false; // it waits before it tries again
         if error.kind() == ErrorKind::Stale || filling.failures >= MAX_FAILURES {
             // Readers see the same error themselves; their next read may try again.
             self.end_filling(unit);
@@ -581,19 +620,38 @@ impl Copier {
                 continue;
             }
             self.incomplete.push_back(unit);
-            if self.may_fetch(now) && self.is_due(unit, now) {
+            if self.may_fetch(now) && self.has_thread(unit) && self.is_due(unit, now) {
                 self.fetch(unit, now);
             }
         }
         while self.may_fetch(now) && self.may_fetch_ahead() {
-            let Some(unit) = self.planned.pop_front() else { return };
+            let next = self.planned.front().copied();
+            let Some(unit) = next.filter(|&unit| self.has_thread(unit)) else { return };
+            self.planned.pop_front();
             self.fetch_planned(unit, now);
         }
     }
 
+    /// Whether another fetch into the tier of the unit may begin.
+    fn has_thread(&self, unit: u32) -> bool {
+        let shared = &*self.shared;
+        let tier_of = |unit| shared.copies.location(unit).map(|location| location.tier);
+        let planned = || shared.ledger.lock().planned(shared.units.together_with(unit).start);
+        let Some(tier) = tier_of(unit).or_else(planned) else { return true };
+        let Some(limit) = shared.sources.limit(tier) else { return true };
+        let is_into = |active: &&Active| match &active.what {
+            What::Fetch(parts) => {
+                parts.first().is_some_and(|(unit, _)| tier_of(*unit) == Some(tier))
+            }
+            _ => false,
+        };
+        self.active.iter().filter(is_into).count() < limit.threads()
+    }
+
     fn is_filled(&self, unit: u32) -> bool {
         let copies = &self.shared.copies;
-        copies.reserved(unit).without(copies.there(unit)).is_empty()
+        let missing = copies.reserved(unit).without(copies.there(unit));
+        missing.is_empty() || self.shared.is_avoided(unit)
     }
 
     /// Whether no reader has used the unit for long enough. Ends claims of pages that have not arrived:
@@ -602,7 +660,7 @@ impl Copier {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
         let is_demanded = self.shared.demand.load(Ordering::Acquire) > 0;
         if !filling.fetching.is_empty()
-            || now < filling.touched + GRACE
+            || now < filling.touched + GRACE && !filling.is_ahead
             || is_demanded && now < filling.begun + LOW_PRIORITY
         {
             return false;
@@ -627,6 +685,9 @@ impl Copier {
         let together = shared.units.together_with(unit);
         for unit in shared.units.border_of(unit).into_iter().chain(together) {
             self.fill(unit, now);
+            if let Some(filling) = self.filling.get_mut(&unit) {
+                filling.is_ahead = true;
+            }
             self.fetch(unit, now);
         }
     }
@@ -658,6 +719,9 @@ impl Copier {
     /// same sample.
     fn fetch(&mut self, unit: u32, now: Instant) {
         for run in self.missing(unit).runs() {
+            if !self.has_thread(unit) {
+                return; // it stays incomplete
+            }
             let parts = self.claim_from(unit, run);
             if !parts.is_empty() {
                 self.begin_fetch(parts, now);

@@ -18,7 +18,8 @@
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`).
 //!
-//! `tier` decides quota, admission and locations; this module only moves data.
+//! `tier` decides quota, admission and locations, `plan` by known rates whether a copy or the origin is faster
+//! (`sources.rs`); this module only moves data.
 //!
 //! Processes of a node share their tiers (`share/`): the first one owns them, the others read its
 //! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
@@ -29,9 +30,12 @@
 
 mod admission;
 mod config;
+mod config_file;
 mod copier;
 mod folder;
+mod hdmlp;
 mod heir;
+mod libconfig;
 mod media;
 mod opening;
 mod options;
@@ -41,6 +45,7 @@ mod probe;
 mod read_ahead;
 mod running;
 mod share;
+mod sources;
 mod stats;
 mod takeover;
 
@@ -74,6 +79,7 @@ use media::Media;
 use opening::Opening;
 use running::Tiers;
 use share::Link;
+use sources::Sources;
 use stats::Counters;
 
 /// The tiers of one data set in one process. After it is dropped, its devices still serve reads,
@@ -94,6 +100,7 @@ struct Shared {
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
     counters: Arc<Counters>,
+    sources: Arc<Sources>,
     jobs: Sender<Job>,
     /// Wakes the copier, if this process owns the tiers.
     waker: Option<Waker>,
@@ -155,6 +162,7 @@ impl Cache {
             identity,
             options: options.clone(),
             counters: Arc::new(Counters::new(options::MAX_TIERS)),
+            sources: Arc::new(Sources::new(options.rates.clone())),
             demand: Arc::default(),
         };
         let until = Instant::now() + ATTACH_WAIT;
@@ -200,6 +208,28 @@ impl Cache {
     /// Quota of each tier in pages, fastest first.
     pub fn capacities(&self) -> Vec<u64> {
         self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
+    }
+
+    /// Says how many processes of the job read from the origin at once, 1 if nobody says. Where rates are known,
+    /// their number decides whether a tier's copies are faster to read than the origin; those that are not
+    /// are not read, and no more are made. Warns of each such tier.
+    pub fn set_processes(&self, processes: u32) {
+        let sources = &self.tiers.opening.sources;
+        for tier in sources.choose_for(processes) {
+            if let Some(spec) = self.tiers.opening.options.tiers.get(usize::from(tier)) {
+                tracing::warn!(
+                    tier = %spec,
+                    "the origin is faster than the tier, which is not used: {}",
+                    sources.why_avoided(tier, processes)
+                );
+            }
+        }
+        let shared = self.tiers.latest();
+        if shared.is_owner() {
+            let mut ledger = shared.ledger.lock();
+            shared.sources.tell(&mut ledger, shared.media.len());
+            shared.copies.set_room(ledger.room());
+        }
     }
 
     /// Sets the plan of the next run. Existing copies stay, unless they are evicted for units that
@@ -259,6 +289,7 @@ impl Shared {
             copies: CopyTable::new(0),
             ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
             counters: Arc::clone(&opening.counters),
+            sources: Arc::clone(&opening.sources),
             media,
             origins: opening.origins.clone(),
             jobs,
@@ -361,6 +392,16 @@ impl Shared {
         // Another process wrote the table.
         let is_known = usize::from(location.tier) < self.media.len();
         (is_known && !self.is_detached()).then_some((location, pages))
+    }
+
+    /// As [`Shared::copies_of`], in tiers that are faster than the origin.
+    fn copies_to_read(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
+        self.copies_of(unit).filter(|(location, _)| !self.sources.is_avoided(location.tier))
+    }
+
+    /// Whether the unit's place is in a tier that is not used.
+    fn is_avoided(&self, unit: u32) -> bool {
+        self.copies.location(unit).is_some_and(|location| self.sources.is_avoided(location.tier))
     }
 
     /// Whether copies that were read since then have not been overwritten meanwhile.

@@ -11,6 +11,7 @@ use super::copier::Copier;
 use super::media::{self, Media};
 use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Owner, Welcome};
+use super::sources::Sources;
 use super::stats::Counters;
 use super::{Identity, Shared};
 use crate::buf::SharedWords;
@@ -30,6 +31,8 @@ pub(super) struct Opening {
     /// Counters that continue after takeovers.
     pub(super) counters: Arc<Counters>,
     pub(super) demand: Arc<AtomicUsize>,
+    /// What the rates of `options` decide.
+    pub(super) sources: Arc<Sources>,
 }
 
 /// The threads of the owner.
@@ -76,6 +79,7 @@ impl Opening {
         for (number, media) in (0..).zip(&media) {
             ledger.set_space(number, media.space_pages);
         }
+        self.sources.tell(&mut ledger, media.len());
         let (copies, sharing) = match self.sharing(&media, listener) {
             Some((copies, sharing)) => (copies, Some(sharing)),
             None => (CopyTable::new(units.len()), None),
@@ -193,6 +197,11 @@ impl Opening {
             let hint = "name a folder, which holds the tiers of several images";
             return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
         }
+        // Rates of other tiers say nothing about these.
+        let sources = match share::has_same_tiers(&hello, options) {
+            true => Arc::clone(&self.sources),
+            false => Arc::default(),
+        };
         share::warn_of_other_options(&hello, options);
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
         let media = media::attached(&hello.tiers, memory)?;
@@ -201,6 +210,7 @@ impl Opening {
         let shared = Arc::new(Shared {
             copies: CopyTable::over(Box::new(words)),
             ledger: Mutex::new(Ledger::new(options.policy, options.stop, &capacities)),
+            sources,
             attached_to: Some(hello.pid),
             link: Forked::new(Some(Link::start(stream)?)),
             ..Shared::new(self, media, jobs)

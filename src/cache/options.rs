@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::SourceRates;
 use crate::tier::{Policy, Stop};
 use crate::units::parse_size;
 
@@ -20,6 +21,9 @@ pub struct TierOptions {
     /// The most that the copier itself reads from the origin, in bytes per second; `None`: no
     /// limit.
     pub bandwidth_bytes_per_s: Option<u64>,
+    /// The rates of the tiers and of the origin, as far as they are known. They decide which copies are worth
+    /// reading, and how much is in flight at a tier.
+    pub rates: SourceRates,
 }
 
 /// One tier: its storage and its quota.

@@ -17,6 +17,7 @@ use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::running::Tiers;
+use super::sources::Source;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::error::Result;
 use crate::qpair::readiness::Registry;
@@ -69,9 +70,10 @@ impl Device for TieredDevice {
         let shared = self.tiers.latest();
         let origin = self.origin().queue_pair_in(scope)?;
         let namespace = self.describe(origin.namespace().clone());
-        let mut sources = vec![Source::to(origin)];
-        for media in &shared.media {
-            sources.push(Source::to(media.device.queue_pair_in(scope)?));
+        let mut sources = vec![Source::to(origin, None)];
+        for (tier, media) in (0..).zip(&shared.media) {
+            let pair = media.device.queue_pair_in(scope)?;
+            sources.push(Source::to(pair, shared.sources.limit(tier)));
         }
         Ok(Box::new(TieredPair {
             shared,
@@ -144,41 +146,6 @@ struct Cut {
 impl Cut {
     fn new(range: Range<u64>, source: usize, at: u64) -> Cut {
         Cut { range, source, at, claims: Vec::new() }
-    }
-}
-
-/// A queue pair of the origin or of a tier, with I/O that it has no room for yet.
-struct Source {
-    pair: Box<dyn QueuePair>,
-    block_len: u64,
-    pending: VecDeque<Io>,
-}
-
-impl Source {
-    fn to(pair: Box<dyn QueuePair>) -> Source {
-        let block_len = u64::from(pair.namespace().block_len_bytes);
-        Source { pair, block_len, pending: VecDeque::new() }
-    }
-
-    fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {
-        let slba = Lba(offset / self.block_len);
-        self.pending.push_back(Io { op: IoOp::Read, slba, buf, tag });
-    }
-
-    fn submit(&mut self) {
-        if !self.pending.is_empty() {
-            self.pair.submit(&mut self.pending);
-        }
-    }
-
-    /// Submits the pieces that polling has queued because another source could not serve them, or because
-    /// they have waited for it. Returns whether there were any.
-    fn submit_late(&mut self) -> bool {
-        !self.pending.is_empty() && self.pair.submit(&mut self.pending) > 0
-    }
-
-    fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || self.pair.outstanding() > 0
     }
 }
 
@@ -268,12 +235,12 @@ impl TieredPair {
         }
         let next = self.shared.latest();
         let mut sources = Vec::with_capacity(next.media.len());
-        for media in &next.media {
+        for (tier, media) in (0..).zip(&next.media) {
             match media.device.queue_pair_in(&PairScope::new()) {
                 Ok(mut pair) => {
                     self.pool.iter().for_each(|pool| pair.use_pool(pool));
                     self.registry.iter().for_each(|registry| pair.register(registry));
-                    sources.push(Source::to(pair));
+                    sources.push(Source::to(pair, next.sources.limit(tier)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "no queue pair for the next owner's tiers yet");
@@ -407,7 +374,7 @@ impl TieredPair {
         let shared = &*self.shared;
         let mut at = range.start;
         for unit in shared.units.within(self.number, range) {
-            let Some((location, there)) = shared.copies_of(unit) else { continue };
+            let Some((location, there)) = shared.copies_to_read(unit) else { continue };
             let bounds = shared.units.get(unit);
             let data = shared.media[usize::from(location.tier)].data_offset;
             let source = usize::from(location.tier) + 1;
@@ -696,7 +663,7 @@ impl QueuePair for TieredPair {
         for io in pending.drain(..count) {
             self.take(io, now);
         }
-        self.sources.iter_mut().for_each(Source::submit);
+        self.sources.iter_mut().for_each(|source| _ = source.submit());
         count
     }
 
@@ -709,6 +676,7 @@ impl QueuePair for TieredPair {
             let count = self.sources[source].pair.poll(now, usize::MAX, &mut scratch);
             self.has_moved |= count > 0;
             for completion in scratch.drain(..) {
+                self.sources[source].completed(completion.buf.len());
                 self.complete(source, completion, now);
             }
             self.scratch = scratch;
@@ -717,7 +685,9 @@ impl QueuePair for TieredPair {
             self.poll_waiting(now);
         }
         for source in &mut self.sources {
-            self.has_moved |= source.submit_late();
+            // Pieces that polling has queued because another source could not serve them, or because they
+            // have waited for it, or that a limit held back.
+            self.has_moved |= source.submit() > 0;
         }
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
@@ -740,7 +710,7 @@ impl QueuePair for TieredPair {
     /// already. Tiers do not lend, since copies may be evicted.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let origin = &self.sources[0];
-        let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len);
+        let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len());
         let lent = origin.pair.borrow(slba, len_bytes)?;
         self.shared.counters.origin_read(len_bytes, Duration::ZERO);
         Some(lent)

@@ -145,7 +145,7 @@ pub const OPENING: &[SharedOption] = &[
         "tiers_file",
         ["tiers", "tiers_file", ""], // Python takes either as `tiers`
         Open,
-        "A file that describes the tiers, as written by `dlfs probe`",
+        "A file that describes the tiers, as written by `dlfs probe` or for NoPFS",
     ),
     row("policy", ["policy", "tier_policy", "policy"], Open, "Which samples tiers keep"),
     row(

@@ -15,7 +15,8 @@
 //!   is refused.
 //! - *Holders by hash.* [`ChunkHolders`] ignores frequencies: a hash distributes the chunks over the nodes
 //!   of a job in proportion to their rooms, so that everything is held once wherever there is room for it.
-//! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest.
+//! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest;
+//!   [`SourceRates`] chooses in the same way by what a run knows of its machine.
 //!
 //! Plans use integers only: if two machines rounded differently, they would look for a sample at
 //! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
@@ -25,7 +26,8 @@
 //! more for each further tier, and keeps 2.2 bytes per sample; the holder map does so for every
 //! rank and keeps 8 bytes more. Nothing grows with F * E.
 //!
-//! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs` and `model.rs` stand alone.
+//! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs`, and `model.rs`
+//! with `sources.rs`, stand alone.
 
 mod access;
 mod by_unit;
@@ -37,6 +39,7 @@ mod inputs;
 mod joint;
 mod model;
 mod planner;
+mod sources;
 
 pub use access::{Accesses, Lengths, TrainingRun};
 pub use by_unit::ByUnit;
@@ -48,3 +51,4 @@ pub use inputs::{Inputs, RankInputs, TierInputs};
 pub use joint::JointPlan;
 pub use model::{Curve, Model, Rate, Source, Stage};
 pub use planner::{PlannedCopy, Planner, Tier};
+pub use sources::{OriginClient, SourceRates};

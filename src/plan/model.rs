@@ -214,8 +214,7 @@ impl Model {
     pub fn choose(&self, local: Option<u8>, remote: Option<u8>) -> Source {
         let copies = [local.map(Source::Local), remote.map(Source::Remote)];
         let sources = copies.into_iter().flatten().chain([Source::Origin]);
-        // `max_by_key` would return the last of equals.
-        sources.min_by_key(|&source| std::cmp::Reverse(self.rate(source))).expect("the origin")
+        fastest(sources.map(|source| (source, self.rate(source))))
     }
 
     /// Time to fetch a sample from `source` with one thread.
@@ -227,6 +226,12 @@ impl Model {
     pub fn write_ns(&self, len_bytes: u64) -> u64 {
         self.preprocess.min(self.staging.write_of_thread()).time_ns(len_bytes)
     }
+}
+
+/// The fastest of `sources`, and of equally fast ones the nearest; the origin if there is none.
+pub(super) fn fastest(sources: impl IntoIterator<Item = (Source, Rate)>) -> Source {
+    let by_rate = |&(source, rate): &(Source, Rate)| (std::cmp::Reverse(rate), source);
+    sources.into_iter().min_by_key(by_rate).map_or(Source::Origin, |(source, _)| source)
 }
 
 fn check_stage(stage: &Stage, what: &str) -> Result<(), PlanError> {

@@ -67,17 +67,18 @@ struct Tier {
     quota: u64,
     reserved: u64,
     is_off: bool,
+    is_used: bool,
     space: PageAllocator,
 }
 
 impl Tier {
     /// The unreserved part of the quota, in pages.
     fn free(&self) -> u64 {
-        if self.is_off { 0 } else { self.quota - self.reserved }
+        if self.is_off || !self.is_used { 0 } else { self.quota - self.reserved }
     }
 
     fn fits(&self, space: u64, pages: u64) -> bool {
-        !self.is_off && pages <= self.free() && self.space.fits(space)
+        !self.is_off && self.is_used && pages <= self.free() && self.space.fits(space)
     }
 }
 
@@ -86,7 +87,7 @@ impl Ledger {
     pub fn new(policy: Policy, stop: Stop, quotas: &[u64]) -> Ledger {
         let tier = |&quota| {
             let space = PageAllocator::new(quota);
-            Tier { quota, reserved: 0, is_off: false, space }
+            Tier { quota, reserved: 0, is_off: false, is_used: true, space }
         };
         let tiers = quotas.iter().map(tier).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
@@ -189,6 +190,11 @@ impl Ledger {
         !std::mem::replace(&mut self.tiers[usize::from(tier)].is_off, true)
     }
 
+    /// Whether to reserve in `tier`, for now.
+    pub fn set_used(&mut self, tier: u8, is_used: bool) {
+        self.tiers[usize::from(tier)].is_used = is_used;
+    }
+
     /// Reserved pages of `tier`.
     pub fn used(&self, tier: u8) -> u64 {
         self.tiers[usize::from(tier)].reserved
@@ -204,7 +210,7 @@ impl Ledger {
         if self.policy == Policy::None {
             return Room::default();
         }
-        let tiers = self.tiers.iter().filter(|tier| !tier.is_off);
+        let tiers = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
         let contiguous = |tier: &Tier| if self.is_stable { 0 } else { tier.space.largest() };
         Room {
             pages: tiers.clone().map(Tier::free).max().unwrap_or(0),
@@ -261,6 +267,16 @@ mod tests {
         ledger.unreserve(0, 5);
         ledger.give_back(0, 4..9);
         assert_eq!((ledger.used(0), ledger.place(0, 5, 5)), (5, Some((0, 4))));
+    }
+
+    #[test]
+    fn a_tier_that_is_not_used_gives_no_room_until_it_is() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
+        ledger.set_used(0, false);
+        assert_eq!((ledger.place(0, 4, 4), ledger.reserve(0, 1)), (Some((1, 0)), false));
+        assert_eq!(ledger.room(), Room { pages: 1, contiguous: 1 });
+        ledger.set_used(0, true);
+        assert_eq!((ledger.place(0, 4, 4), ledger.used(0)), (Some((0, 0)), 4));
     }
 
     #[test]

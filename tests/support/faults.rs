@@ -82,6 +82,7 @@ struct Rules {
     shuffle: Option<u64>,
     struck: u32,
     starts: u32,
+    most_outstanding: usize,
     seen: Vec<(IoOp, Lba, usize)>,
 }
 
@@ -108,6 +109,11 @@ impl Faulty {
     /// How often queue pairs were told to start their pending I/Os.
     pub fn starts(&self) -> u32 {
         self.rules.lock().unwrap().starts
+    }
+
+    /// The most I/Os that any queue pair had outstanding at once.
+    pub fn most_outstanding(&self) -> usize {
+        self.rules.lock().unwrap().most_outstanding
     }
 
     /// The I/Os submitted since the last call: operation, block and length.
@@ -224,6 +230,7 @@ impl QueuePair for FaultyPair {
         }
         let block_len = self.inner.namespace().block_len_bytes as usize;
         let mut rules = self.rules.lock().unwrap();
+        rules.most_outstanding = rules.most_outstanding.max(hidden + self.inner.outstanding());
         for (op, slba, len, tag) in before.into_iter().take(taken) {
             rules.seen.push((op, slba, len));
             let num_blocks = (len / block_len) as u64;

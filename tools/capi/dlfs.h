@@ -309,7 +309,7 @@ typedef struct {
     uint32_t tier_policy;
     // 1: stop adding copies for good once a sample fits in no tier.
     uint32_t tier_stop;
-    // A file that describes the tiers, as written by `dlfs probe`, instead of `tiers`; or NULL.
+    // A file that describes the tiers, as written by `dlfs probe` or for NoPFS, instead of `tiers`; or NULL.
     // Its policy applies if `tier_policy` is the default.
     const char *tiers_file;
     // The most that the copier may read from the origin by itself, in bytes per second; 0: no

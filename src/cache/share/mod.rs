@@ -88,6 +88,12 @@ fn name_of(path: &Path) -> Option<Vec<u8>> {
     Some(format!("dlfs-tier-{user}-{place}").into_bytes())
 }
 
+/// Whether the owner has opened the tiers that `options` name.
+pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
+    let wanted = options.tiers.iter().map(ToString::to_string);
+    hello.tiers.iter().map(|tier| tier.name.as_str()).eq(wanted)
+}
+
 /// Warns if the owner has opened the tiers with other options: its options are in effect.
 pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     let owned: Vec<&str> = hello.tiers.iter().map(|tier| tier.name.as_str()).collect();

@@ -140,7 +140,7 @@ pub struct MountOptions {
     pub tier_policy: u32,
     /// 1: stop adding copies for good once a sample fits in no tier.
     pub tier_stop: u32,
-    /// A file that describes the tiers, as written by `dlfs probe`, instead of `tiers`; or NULL.
+    /// A file that describes the tiers, as written by `dlfs probe` or for NoPFS, instead of `tiers`; or NULL.
     /// Its policy applies if `tier_policy` is the default.
     pub tiers_file: *const c_char,
     /// The most that the copier may read from the origin by itself, in bytes per second; 0: no

@@ -133,7 +133,7 @@ def open(
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     tiers            where to keep copies of samples after the first read, fastest first: "ram:4G",
                      "file:/fast/cache:20G", which the processes of a node share. Or a file that describes
-                     them, as written by `dlfs probe`
+                     them, as written by `dlfs probe` or for NoPFS
     policy           which samples tiers keep: those read first (the default), or those that the plan of
                      each loader's run selects
     copy_bandwidth   the most that the copier may read from the origin by itself, in bytes per second

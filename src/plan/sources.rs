@@ -1,0 +1,127 @@
+//! The choice of a read's source at run time, by what is known of the machine's rates.
+//!
+//! The rule is the model's: the fastest of the sources that have the data, and of equally fast ones the
+//! nearest. The worst case holds: all processes of the job read from the origin at once.
+
+use super::model::fastest;
+use super::{Curve, Rate, Source, Stage};
+
+/// The rates of a machine's tiers and of its origin, as far as they are known. An unknown tier counts as faster
+/// than any origin, and an unknown origin as slower than any tier.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SourceRates {
+    /// Tiers, fastest first.
+    pub tiers: Vec<Option<Stage>>,
+    /// Aggregate read rate of the origin by clients.
+    pub origin: Option<Curve>,
+    /// What a client of that table is.
+    pub client: OriginClient,
+    /// The most that one process gets from the origin.
+    pub origin_link: Option<Rate>,
+}
+
+/// What a client of the origin's table is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OriginClient {
+    /// One thread that reads: a process is as many clients as it has threads for a tier.
+    #[default]
+    Thread,
+    /// One process, however many threads it has, as in HDMLP's configuration.
+    Process,
+}
+
+impl SourceRates {
+    /// Read rate of one thread of `tier` while all of its threads read: r_j(p_j) / p_j.
+    pub fn of_tier(&self, tier: u8) -> Option<Rate> {
+        self.stage(tier).map(Stage::read_of_thread)
+    }
+
+    /// What a thread gets from the origin instead of from `tier` while `processes` read from it, each with as
+    /// many threads as the tier has: min(b_fs, t(g) / g).
+    pub fn of_origin(&self, processes: u32, tier: u8) -> Option<Rate> {
+        let threads = match self.client {
+            OriginClient::Thread => self.threads(tier).unwrap_or(1),
+            OriginClient::Process => 1,
+        };
+        let clients = processes.max(1).saturating_mul(threads.max(1));
+        let of_client = self.origin.as_ref().map(|curve| curve.at(clients).shared_by(clients));
+        match (of_client, self.origin_link) {
+            (Some(rate), Some(link)) => Some(rate.min(link)),
+            (rate, link) => rate.or(link),
+        }
+    }
+
+    /// Where to read data of which `tier` has a copy.
+    pub fn choose(&self, tier: u8, processes: u32) -> Source {
+        let copy = self.of_tier(tier).unwrap_or(Rate(u64::MAX));
+        let origin = self.of_origin(processes, tier).unwrap_or(Rate(0));
+        fastest([(Source::Local(tier), copy), (Source::Origin, origin)])
+    }
+
+    /// Number of threads of `tier`.
+    pub fn threads(&self, tier: u8) -> Option<u32> {
+        self.stage(tier).map(|stage| stage.threads)
+    }
+
+    fn stage(&self, tier: u8) -> Option<&Stage> {
+        self.tiers.get(usize::from(tier))?.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mb(points: &[(u32, u64)]) -> Curve {
+        let points = points.iter().map(|&(at, rate)| (at, Rate::mb_per_s(rate)));
+        Curve::new("a test", points.collect()).unwrap()
+    }
+
+    fn tier(threads: u32, points: &[(u32, u64)]) -> Option<Stage> {
+        Some(Stage { threads, read: mb(points), write: mb(points) })
+    }
+
+    #[test]
+    fn what_is_faster_is_read_and_of_equals_the_copy() {
+        let rates = |origin| SourceRates {
+            tiers: vec![tier(2, &[(2, 200)])], // 100 a thread
+            origin: Some(mb(&[(1, origin), (2, 2 * origin), (4, 2 * origin)])),
+            ..SourceRates::default()
+        };
+        let choose = |origin, processes| rates(origin).choose(0, processes);
+        assert_eq!(choose(99, 1), Source::Local(0));
+        assert_eq!(choose(100, 1), Source::Local(0), "a tie");
+        assert_eq!(choose(101, 1), Source::Origin);
+        assert_eq!(choose(101, 2), Source::Local(0), "two processes get half of it each");
+        assert_eq!(choose(300, 2), Source::Origin);
+    }
+
+    #[test]
+    fn a_client_is_a_thread_or_a_process() {
+        let rates = |client| SourceRates {
+            tiers: vec![tier(4, &[(1, 100), (4, 200)])],
+            origin: Some(mb(&[(1, 80), (4, 160), (8, 160)])),
+            client,
+            origin_link: None,
+        };
+        let by_thread = rates(OriginClient::Thread);
+        assert_eq!(by_thread.of_tier(0), Some(Rate::mb_per_s(50)));
+        assert_eq!(by_thread.of_origin(1, 0), Some(Rate::mb_per_s(40)));
+        assert_eq!(by_thread.of_origin(2, 0), Some(Rate::mb_per_s(20)));
+        let by_process = rates(OriginClient::Process);
+        assert_eq!(by_process.of_origin(1, 0), Some(Rate::mb_per_s(80)));
+        assert_eq!(by_process.choose(0, 1), Source::Origin);
+        let linked = SourceRates { origin_link: Some(Rate::mb_per_s(50)), ..by_process };
+        assert_eq!(linked.choose(0, 1), Source::Local(0), "as fast as the link, and nearer");
+    }
+
+    #[test]
+    fn what_is_unknown_leaves_the_copy_first() {
+        let nothing = SourceRates::default();
+        assert_eq!((nothing.choose(3, 1), nothing.threads(3)), (Source::Local(3), None));
+        let origin = SourceRates { origin: Some(mb(&[(1, 1 << 40)])), ..nothing.clone() };
+        assert_eq!(origin.choose(0, 0), Source::Local(0));
+        let tiers = SourceRates { tiers: vec![None, tier(1, &[(1, 1)])], ..nothing };
+        assert_eq!((tiers.choose(1, 9), tiers.threads(1)), (Source::Local(1), Some(1)));
+    }
+}
