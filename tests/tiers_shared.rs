@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::cache::{Cache, Identity, TierOptions};
+use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::tier::{Policy, Units};
@@ -47,9 +48,26 @@ impl Origin {
     }
 
     fn open_units(&self, units: Units, uuid: Uuid, tiers: &[&str]) -> dlfs::Result<Cache> {
+        self.open_with(units, uuid, tiers, Policy::FirstTouch)
+    }
+
+    /// A tier in memory for half of the units, filled by plans.
+    fn open_planned(&self, uuid: Uuid) -> Cache {
+        let units = (0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32));
+        let tier = format!("ram:{}", NUM_UNITS / 2 * UNIT_BYTES);
+        self.open_with(Units::from_pages(units), uuid, &[&tier], Policy::Clairvoyant).unwrap()
+    }
+
+    fn open_with(
+        &self,
+        units: Units,
+        uuid: Uuid,
+        tiers: &[&str],
+        policy: Policy,
+    ) -> dlfs::Result<Cache> {
         let identity = Identity { uuid, generation: Generation(1) };
         let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
-        let options = TierOptions { tiers, policy: Policy::FirstTouch, ..Default::default() };
+        let options = TierOptions { tiers, policy, ..Default::default() };
         Cache::new(&[Arc::clone(&self.device)], units, identity, &options)
     }
 
@@ -295,6 +313,84 @@ fn after_its_owner_a_tier_in_memory_begins_empty_and_the_one_in_a_file_is_used_a
     origin.read_units(&attached, 0..NUM_UNITS);
     wait_for_all(&origin, &attached);
     assert_eq!(attached.stats().tiers[0].used_bytes, half, "it fills again");
+}
+
+/// The plan of a process that reads these units twice, all others once, and keeps these.
+fn plan_of(cache: &Cache, units: Range<u64>) -> TierPlan {
+    let mut reads = vec![1; NUM_UNITS as usize];
+    reads[units.start as usize..units.end as usize].fill(2);
+    let copies = units.map(|unit| (unit as u32, 0)).collect();
+    TierPlan { copies, reads, fingerprint: cache.units().fingerprint() }
+}
+
+/// Waits until copies of exactly these units serve `cache`.
+fn wait_for_kept(origin: &Origin, cache: &Cache, units: &Range<u64>) {
+    wait_for("the planned copies", || {
+        let before = origin_bytes(cache);
+        origin.read_units(cache, units.clone());
+        let is_kept = origin_bytes(cache) == before;
+        is_kept && cache.stats().tiers[0].held_bytes == (units.end - units.start) * UNIT_BYTES
+    });
+}
+
+#[test]
+fn processes_that_share_memory_keep_by_their_plans_together() {
+    let origin = origin(11);
+    let uuid = unique_uuid();
+    let quarter = NUM_UNITS / 4;
+    // As a program that owns the tiers and has no plan.
+    let owner = origin.open_planned(uuid);
+    let second = origin.open_planned(uuid);
+    assert!(owner.owner().is_none() && second.owner().is_some());
+    second.set_plan(&plan_of(&second, 2 * quarter..4 * quarter)).unwrap();
+    wait_for_kept(&origin, &second, &(2 * quarter..4 * quarter));
+    // Both read the third quarter most often. Of the others, what the owner reads first was read as often as
+    // the copies that exist: those stay.
+    owner.set_plan(&plan_of(&owner, quarter..3 * quarter)).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    wait_for_kept(&origin, &owner, &(2 * quarter..4 * quarter));
+    // A third one turns that round: all read the second quarter and the third most often.
+    let is_kept = in_child(|| {
+        let third = origin.open_planned(uuid);
+        third.set_plan(&plan_of(&third, quarter..3 * quarter)).unwrap();
+        wait_for_kept(&origin, &third, &(quarter..3 * quarter));
+        third.owner().is_some()
+    });
+    assert!(is_kept);
+    wait_for_kept(&origin, &owner, &(quarter..3 * quarter));
+    wait_for_kept(&origin, &second, &(quarter..3 * quarter));
+    assert_eq!(
+        owner.stats().tiers[0].capacity_bytes,
+        2 * quarter * UNIT_BYTES,
+        "one quota for all"
+    );
+}
+
+#[test]
+fn after_the_owner_of_memory_its_successor_keeps_by_the_plans_of_those_that_are_left() {
+    let origin = origin(12);
+    let uuid = unique_uuid();
+    let quarter = NUM_UNITS / 4;
+    let owner = origin.open_planned(uuid);
+    let second = origin.open_planned(uuid);
+    let third = origin.open_planned(uuid);
+    owner.set_plan(&plan_of(&owner, 0..2 * quarter)).unwrap();
+    second.set_plan(&plan_of(&second, 2 * quarter..4 * quarter)).unwrap();
+    third.set_plan(&plan_of(&third, 2 * quarter..3 * quarter)).unwrap();
+    wait_for_all_held(&owner);
+    drop(owner);
+    wait_for("a successor", || second.owner().is_none() || third.owner().is_none());
+    wait_for("the other to attach", || second.owner().is_some() || third.owner().is_some());
+    wait_for_kept(&origin, &second, &(2 * quarter..4 * quarter));
+    wait_for_kept(&origin, &third, &(2 * quarter..4 * quarter));
+}
+
+/// Waits until the tier holds all that it may.
+fn wait_for_all_held(cache: &Cache) {
+    wait_for("a full tier", || {
+        let tier = cache.stats().tiers.remove(0);
+        tier.held_bytes == tier.capacity_bytes
+    });
 }
 
 #[test]

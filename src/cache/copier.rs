@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::Receiver;
 
-use super::Shared;
+use super::{Shared, TierPlan};
 use crate::buf::IoBuf;
 use crate::error::{ErrorKind, Result};
 use crate::qpair::calls::{Calls, Ticket};
@@ -36,6 +36,8 @@ pub(super) enum Job {
     Corrupt(u32, PageSet),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
+    /// What this process plans to keep. Only for a [`Link`](super::share::Link).
+    Merge(Arc<TierPlan>),
     /// The last message. Only for a [`Link`](super::share::Link).
     Stop,
 }
@@ -236,7 +238,8 @@ impl Copier {
                 evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
             }
-            Job::Expect(..) | Job::Gone(..) | Job::Stop => {} // claims are in the table
+            // Claims are in the table, and plans in `Shared`.
+            Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Stop => {}
         }
     }
 

@@ -99,7 +99,9 @@ impl Waiting {
         *self.owned.lock() = owned;
         let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
         // It is set by this thread alone, once.
-        let _ = before.next.set(next);
+        let _ = before.next.set(Arc::clone(&next));
+        // After that: a plan that is set meanwhile is stored before the state is looked up.
+        self.opening.set_plan_again(&next);
         true
     }
 }

@@ -77,6 +77,7 @@ pub use stats::{CacheStats, OriginStats, TierStats};
 use copier::Job;
 use media::Media;
 use opening::Opening;
+use plan::Plans;
 use running::Tiers;
 use share::Link;
 use sources::Sources;
@@ -97,6 +98,8 @@ struct Shared {
     units: Arc<Units>,
     copies: CopyTable,
     ledger: Mutex<Ledger>,
+    /// The owner keeps by these together.
+    plans: Mutex<Plans>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
     counters: Arc<Counters>,
@@ -140,8 +143,7 @@ impl Cache {
     ///
     /// Copies of an earlier run in a local tier are reused after their checksums were verified, in
     /// the background. If another process of the same user has these tiers open for the same data
-    /// set, this one attaches to it: see `share`. Tiers in memory that a plan fills are shared only
-    /// together with a tier in a file.
+    /// set, this one attaches to it: see `share`.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
@@ -163,6 +165,7 @@ impl Cache {
             options: options.clone(),
             counters: Arc::new(Counters::new(options::MAX_TIERS)),
             sources: Arc::new(Sources::new(options.rates.clone())),
+            plan: Arc::new(Forked::new(Mutex::default())),
             demand: Arc::default(),
         };
         let until = Instant::now() + ATTACH_WAIT;
@@ -232,27 +235,20 @@ impl Cache {
         }
     }
 
-    /// Sets the plan of the next run. Existing copies stay, unless they are evicted for units that
-    /// the plan reads more often.
+    /// Sets this process's plan of the next run. Processes that share the tiers keep by all of their plans
+    /// together: units by the number of reads of all processes, then by the earliest first read of any.
+    /// Existing copies stay, unless they are evicted for units that are read more often.
     ///
     /// # Errors
     /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
     /// changed.
     pub fn set_plan(&self, plan: &TierPlan) -> Result<()> {
-        let shared = &*self.tiers.latest();
+        let shared = self.tiers.latest();
         plan.check(&shared.units, shared.media.len())?;
-        if !shared.is_owner() {
-            return Ok(()); // the owner's plan is in effect
-        }
-        let mut by_unit = vec![Ledger::NOT_PLANNED; shared.units.len() as usize];
-        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
-        let mut ledger = shared.ledger.lock();
-        let evicted = shared.evicted(plan, &by_unit, &ledger);
-        ledger.set_plan(by_unit);
-        shared.copies.set_room(ledger.room());
-        drop(ledger);
-        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
-        shared.send(Job::Plan { wanted, evicted });
+        let plan = Arc::new(plan.clone());
+        // Before the current state is looked up: whoever succeeds it sets the stored plan.
+        *self.tiers.opening.plan.get_or_init(Mutex::default).lock() = Some(Arc::clone(&plan));
+        self.tiers.latest().set_plan(plan);
         Ok(())
     }
 
@@ -288,6 +284,7 @@ impl Shared {
             units: Arc::clone(&opening.units),
             copies: CopyTable::new(0),
             ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
+            plans: Mutex::default(),
             counters: Arc::clone(&opening.counters),
             sources: Arc::clone(&opening.sources),
             media,
@@ -305,6 +302,34 @@ impl Shared {
             stop: AtomicBool::new(false),
             fate: Fate::default(),
         }
+    }
+
+    /// Sets this process's plan: here, or at the owner.
+    fn set_plan(&self, plan: Arc<TierPlan>) {
+        if let Some(link) = self.link() {
+            link.send(Job::Merge(plan));
+        } else if self.is_owner() {
+            self.plans.lock().own = Some(plan);
+            self.apply_plans();
+        }
+    }
+
+    /// Keeps by the plans of all processes from now on.
+    fn apply_plans(&self) {
+        // Held until the copier has the plan, so that an older one does not overtake it.
+        let plans = self.plans.lock();
+        let mut ledger = self.ledger.lock();
+        let capacities: Vec<u64> =
+            (0..self.media.len()).map(|tier| ledger.capacity(tier as u8)).collect();
+        let plan = plans.merged(&self.units, &capacities);
+        let mut by_unit = vec![Ledger::NOT_PLANNED; self.units.len() as usize];
+        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        let evicted = self.evicted(&plan, &by_unit, &ledger);
+        ledger.set_plan(by_unit);
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
+        self.send(Job::Plan { wanted, evicted });
     }
 
     /// The units whose copies a plan evicts.

@@ -13,7 +13,7 @@ use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Owner, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
-use super::{Identity, Shared};
+use super::{Identity, Shared, TierPlan};
 use crate::buf::SharedWords;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
@@ -33,6 +33,8 @@ pub(super) struct Opening {
     pub(super) demand: Arc<AtomicUsize>,
     /// What the rates of `options` decide.
     pub(super) sources: Arc<Sources>,
+    /// This process's last plan, for the next owner.
+    pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
 }
 
 /// The threads of the owner.
@@ -60,6 +62,12 @@ impl Opening {
             Some(why) if error.kind() == ErrorKind::Busy => error.source(why),
             _ => error,
         })
+    }
+
+    /// Sets this process's last plan again, after a takeover.
+    pub(super) fn set_plan_again(&self, shared: &Shared) {
+        let plan = self.plan.get().and_then(|plan| plan.lock().clone());
+        plan.into_iter().for_each(|plan| shared.set_plan(plan));
     }
 
     /// Opens the tiers as their owner.

@@ -1,4 +1,8 @@
-//! A run's plan for the tiers.
+//! A run's plan for the tiers, and the plan of several processes that share them.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::Units;
@@ -14,7 +18,75 @@ pub struct TierPlan {
     pub fingerprint: u64,
 }
 
+/// The latest plans of the processes that share tiers.
+#[derive(Debug, Default)]
+pub(super) struct Plans {
+    /// That of the owner.
+    pub(super) own: Option<Arc<TierPlan>>,
+    /// Those of attached processes, by the number of their connection.
+    pub(super) attached: HashMap<u64, Arc<TierPlan>>,
+}
+
+impl Plans {
+    /// One plan for all of them: see [`TierPlan::merge`].
+    pub(super) fn merged(&self, units: &Units, capacities: &[u64]) -> Arc<TierPlan> {
+        match (&self.own, self.attached.is_empty()) {
+            (Some(own), true) => Arc::clone(own),
+            (own, _) => {
+                let plans: Vec<&TierPlan> =
+                    own.iter().chain(self.attached.values()).map(|plan| &**plan).collect();
+                Arc::new(TierPlan::merge(&plans, units, capacities))
+            }
+        }
+    }
+}
+
 impl TierPlan {
+    /// The plan of processes that share tiers with these capacities in pages.
+    ///
+    /// It chooses as each of the plans does: units by the number of reads, here of all processes together,
+    /// then by the first read, until one does not fit, which closes the tier and begins the next. The first
+    /// read is the earliest of any process: the processes of a job advance together, so places in their lists
+    /// compare. A unit that no process plans to keep is not kept.
+    fn merge(plans: &[&TierPlan], units: &Units, capacities: &[u64]) -> TierPlan {
+        let mut reads = vec![0_u16; units.len() as usize];
+        let mut first = vec![u32::MAX; units.len() as usize];
+        for plan in plans {
+            for (sum, more) in reads.iter_mut().zip(&plan.reads) {
+                *sum = sum.saturating_add(*more);
+            }
+            for (place, &(unit, _)) in (0..).zip(&plan.copies) {
+                let first = &mut first[unit as usize];
+                *first = place.min(*first);
+            }
+        }
+        let mut chosen: Vec<u32> =
+            (0..units.len()).filter(|&unit| first[unit as usize] != u32::MAX).collect();
+        chosen.sort_unstable_by_key(|&unit| {
+            (Reverse(reads[unit as usize]), first[unit as usize], unit)
+        });
+        let mut rooms = (0..).zip(capacities.iter().copied());
+        let mut room = rooms.next();
+        let mut copies = Vec::with_capacity(chosen.len());
+        'units: for unit in chosen {
+            let together = units.together_with(unit);
+            let pages: u64 = together.map(|unit| u64::from(units.get(unit).pages())).sum();
+            loop {
+                match &mut room {
+                    None => break 'units,
+                    Some((tier, free)) if pages <= *free => {
+                        *free -= pages;
+                        copies.push((unit, *tier));
+                        break;
+                    }
+                    Some(_) => room = rooms.next(),
+                }
+            }
+        }
+        copies.sort_unstable_by_key(|&(unit, _)| (first[unit as usize], unit));
+        TierPlan { copies, reads, fingerprint: units.fingerprint() }
+    }
+
     /// Checks that it belongs to `units` and to this many tiers.
     pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
         let refuse = |text: &'static str| {
@@ -32,5 +104,54 @@ impl TierPlan {
             true => refuse("the plan names a tier that does not exist"),
             false => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten units of four pages.
+    fn units() -> Units {
+        Units::from_pages((0..10).map(|unit| (unit * 4, 4)))
+    }
+
+    fn plan(copies: &[(u32, u8)], often: &[u32]) -> TierPlan {
+        let mut reads = vec![1; 10];
+        often.iter().for_each(|&unit| reads[unit as usize] = 2);
+        TierPlan { copies: copies.to_vec(), reads, fingerprint: units().fingerprint() }
+    }
+
+    #[test]
+    fn the_plan_of_one_process_stays_as_it_is() {
+        // Two tiers of two units each, the fastest for what is read most often.
+        let one = plan(&[(5, 1), (2, 0), (9, 1), (4, 0)], &[2, 4]);
+        assert_eq!(TierPlan::merge(&[&one], &units(), &[8, 11]), one);
+    }
+
+    #[test]
+    fn units_that_all_together_read_most_often_come_first_and_of_equals_the_earliest() {
+        let first = plan(&[(0, 0), (1, 0), (2, 0)], &[1]);
+        let second = plan(&[(3, 0), (1, 0), (4, 0)], &[1, 4]);
+        let merged = TierPlan::merge(&[&first, &second], &units(), &[16]);
+        assert_eq!(merged.reads[..6], [2, 4, 2, 2, 3, 2]);
+        // Units 1 and 4 are read most often, 0 and 3 are read first; 2 finds no room.
+        assert_eq!(merged.copies, [(0, 0), (3, 0), (1, 0), (4, 0)]);
+        let earlier = plan(&[(2, 0)], &[]);
+        let merged = TierPlan::merge(&[&first, &second, &earlier], &units(), &[12, 4]);
+        assert_eq!(merged.copies, [(0, 0), (2, 1), (1, 0), (4, 0)]);
+    }
+
+    #[test]
+    fn plans_of_processes_come_and_go() {
+        let mut plans = Plans::default();
+        let copies = |plans: &Plans| plans.merged(&units(), &[40]).copies.clone();
+        assert!(copies(&plans).is_empty());
+        plans.attached.insert(7, Arc::new(plan(&[(3, 0)], &[])));
+        assert_eq!(copies(&plans), [(3, 0)], "an owner without a plan keeps what others want");
+        plans.own = Some(Arc::new(plan(&[(1, 0)], &[])));
+        assert_eq!(copies(&plans), [(1, 0), (3, 0)]);
+        plans.attached.remove(&7);
+        assert_eq!(copies(&plans), [(1, 0)]);
     }
 }

@@ -37,8 +37,7 @@ impl Image {
     /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
     pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
         self.tiers().into_iter().for_each(|cache| cache.set_processes(options.world_size));
-        let plans =
-            |cache: &&Cache| cache.policy() == Policy::Clairvoyant && cache.owner().is_none();
+        let plans = |cache: &&Cache| cache.policy() == Policy::Clairvoyant;
         let Some(cache) = self.tiers().filter(plans) else {
             return Ok(());
         };

@@ -2,10 +2,14 @@
 //!
 //! | bytes  | field   | meaning                                                          |
 //! |--------|---------|------------------------------------------------------------------|
-//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone                             |
-//! | 4..8   | `unit`  | index of the unit                                                |
+//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan                     |
+//! | 4..8   | `unit`  | index of the unit; of a plan the number of its copies            |
 //! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
+//!
+//! A plan has no pages. The units of its copies follow, 4 bytes each in the order of the first read, then for
+//! each unit of the data set how often it is read, 2 bytes each. All numbers are little-endian.
 
+use crate::cache::TierPlan;
 use crate::tier::{PAGE_BYTES, PageSet, Units};
 
 /// A parsed message.
@@ -19,6 +23,8 @@ pub(super) enum Frame<'a> {
     Piece { unit: u32, pages: PageSet, bytes: &'a [u8] },
     /// Expected pages will not arrive; they are no longer claimed.
     Gone(u32, PageSet),
+    /// What the process plans to keep. The owner assigns the tiers.
+    Plan(TierPlan),
 }
 
 /// The message is invalid.
@@ -28,18 +34,26 @@ pub(super) struct Malformed;
 impl Frame<'_> {
     /// The first bytes of the message; those of a piece follow.
     pub(super) fn head(&self) -> [u8; HEAD_BYTES] {
-        let (kind, unit, pages) = match *self {
-            Frame::Corrupt(unit, pages) => (CORRUPT, unit, pages),
-            Frame::Expect(unit, pages) => (EXPECT, unit, pages),
-            Frame::Piece { unit, pages, .. } => (PIECE, unit, pages),
-            Frame::Gone(unit, pages) => (GONE, unit, pages),
-        };
-        let mut head = [0; HEAD_BYTES];
-        head[..4].copy_from_slice(&kind.to_le_bytes());
-        head[4..8].copy_from_slice(&unit.to_le_bytes());
-        head[8..].copy_from_slice(&pages.0.to_le_bytes());
-        head
+        match self {
+            Frame::Corrupt(unit, pages) => head(CORRUPT, *unit, *pages),
+            Frame::Expect(unit, pages) => head(EXPECT, *unit, *pages),
+            Frame::Piece { unit, pages, .. } => head(PIECE, *unit, *pages),
+            Frame::Gone(unit, pages) => head(GONE, *unit, *pages),
+            Frame::Plan(plan) => plan_head(plan),
+        }
     }
+}
+
+fn head(kind: u32, unit: u32, pages: PageSet) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..4].copy_from_slice(&kind.to_le_bytes());
+    head[4..8].copy_from_slice(&unit.to_le_bytes());
+    head[8..].copy_from_slice(&pages.0.to_le_bytes());
+    head
+}
+
+fn plan_head(plan: &TierPlan) -> [u8; HEAD_BYTES] {
+    head(PLAN, plan.copies.len() as u32, PageSet::NONE)
 }
 
 /// Parses the first message in `bytes`, with its length; `None` if it is not complete yet.
@@ -51,6 +65,9 @@ pub(super) fn parse<'a>(
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (kind, unit) = (word(0), word(4));
     let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
+    if kind == PLAN {
+        return parse_plan(unit, rest, units);
+    }
     let is_right = unit < units.len() && pages.without(units.get(unit).all()).is_empty();
     if !is_right || pages.is_empty() {
         return Err(Malformed);
@@ -72,12 +89,42 @@ pub(super) fn parse<'a>(
     Ok(Some((frame, HEAD_BYTES)))
 }
 
+/// The message of a plan, whole.
+pub(super) fn plan_message(plan: &TierPlan) -> Vec<u8> {
+    let copies = plan.copies.iter().flat_map(|(unit, _)| unit.to_le_bytes());
+    let reads = plan.reads.iter().flat_map(|reads| reads.to_le_bytes());
+    plan_head(plan).into_iter().chain(copies).chain(reads).collect()
+}
+
+fn parse_plan<'a>(
+    num_copies: u32,
+    rest: &'a [u8],
+    units: &Units,
+) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+    if num_copies > units.len() {
+        return Err(Malformed);
+    }
+    let (copies_len, reads_len) = (num_copies as usize * 4, units.len() as usize * 2);
+    let Some(bytes) = rest.get(..copies_len + reads_len) else { return Ok(None) };
+    let (copies, reads) = bytes.split_at(copies_len);
+    let (copies, _) = copies.as_chunks::<4>();
+    let (reads, _) = reads.as_chunks::<2>();
+    let copies: Vec<(u32, u8)> = copies.iter().map(|&unit| (u32::from_le_bytes(unit), 0)).collect();
+    if copies.iter().any(|&(unit, _)| unit >= units.len()) {
+        return Err(Malformed);
+    }
+    let reads = reads.iter().map(|&reads| u16::from_le_bytes(reads)).collect();
+    let plan = TierPlan { copies, reads, fingerprint: 0 };
+    Ok(Some((Frame::Plan(plan), HEAD_BYTES + bytes.len())))
+}
+
 pub(super) const HEAD_BYTES: usize = 16;
 
 const CORRUPT: u32 = 1;
 const EXPECT: u32 = 2;
 const PIECE: u32 = 3;
 const GONE: u32 = 4;
+const PLAN: u32 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -107,6 +154,24 @@ mod tests {
             bytes.push(1);
             assert_eq!(parse(&bytes, &units()), Ok(Some((frame, len))));
         }
+    }
+
+    #[test]
+    fn a_plan_is_read_as_it_was_written_and_waits_for_its_end() {
+        let plan =
+            TierPlan { copies: vec![(1, 0), (0, 0)], reads: vec![7, 65_535], fingerprint: 0 };
+        let mut bytes = plan_message(&plan);
+        assert!(bytes.starts_with(&Frame::Plan(plan.clone()).head()));
+        for len in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..len], &units()), Ok(None));
+        }
+        let len = bytes.len();
+        bytes.push(1);
+        assert_eq!(parse(&bytes, &units()), Ok(Some((Frame::Plan(plan), len))));
+        bytes[HEAD_BYTES] = 2;
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "there are two units");
+        bytes[4] = 3;
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more copies than units");
     }
 
     #[test]

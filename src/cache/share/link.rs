@@ -11,7 +11,7 @@ use std::convert::Infallible;
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
-use super::frames::Frame;
+use super::frames::{Frame, plan_message};
 use crate::cache::copier::Job;
 use crate::error::Result;
 use crate::process::NotInherited;
@@ -161,7 +161,8 @@ impl Sending {
                 send(Frame::Piece { unit, pages, bytes: &bytes })?;
                 stream.write_all(&bytes)?;
             }
-            Job::Fill(_) | Job::Plan { .. } | Job::Stop => {} // the owner reserves and plans
+            Job::Merge(plan) => stream.write_all(&plan_message(&plan))?,
+            Job::Fill(_) | Job::Plan { .. } | Job::Stop => {} // the owner reserves and fetches
         }
         Ok(())
     }

@@ -16,6 +16,9 @@
 //! and no path can be too long or not writable. Both sides check that the other one belongs to the
 //! same user. Without a file to lock, whoever has the name owns the tiers.
 //!
+//! Under the policy *clairvoyant* each process sends the owner what it plans to keep, and the owner keeps by all
+//! plans together (`TierPlan::merge`).
+//!
 //! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
 //! next owner may overwrite it. It continues from the origin at once, and tries to open the tiers again,
 //! as every other attached process does (`heir.rs`): the one that gets the lock on the files, or the name,
@@ -37,7 +40,6 @@ pub(super) use owner::{Listener, Owner};
 
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
-use crate::tier::Policy;
 
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
 /// first tier in a file has none yet.
@@ -56,10 +58,9 @@ pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
     }
 }
 
-/// Name of the socket that is also the lock on the tiers, where none of them is in a file. Each rank plans
-/// its own copies, so those of a plan are not shared.
+/// Name of the socket that is also the lock on the tiers, where none of them is in a file.
 pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
-    if first_path(options, identity).is_some() || options.policy == Policy::Clairvoyant {
+    if first_path(options, identity).is_some() {
         return None;
     }
     let user = rustix::process::geteuid().as_raw();

@@ -44,7 +44,7 @@ impl Owner {
     ) -> Result<Owner> {
         let (stop, stopped) = UnixStream::pair()?;
         let attached = Vec::new();
-        let server = Server { shared, name, hello, files, listener, stopped, attached };
+        let server = Server { shared, name, hello, files, listener, stopped, attached, last: 0 };
         let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
         Ok(Owner { stop, thread: Some(thread) })
     }
@@ -67,11 +67,15 @@ struct Server {
     listener: Option<Listener>,
     stopped: UnixStream,
     attached: Vec<Attached>,
+    /// Number of the last connection.
+    last: u64,
 }
 
 /// A process that has attached.
 struct Attached {
     pid: i32,
+    /// Of its connection.
+    number: u64,
     /// It notices the owner's end, whatever the owner's children do.
     _own: NotInherited,
     stream: UnixStream,
@@ -149,13 +153,17 @@ impl Server {
                 .map_err(Into::into)
                 .and_then(|()| hello::send(&stream, &self.hello, &files));
             match welcomed {
-                Ok(()) => self.attached.push(Attached {
-                    pid: told_pid(&stream),
-                    _own: NotInherited::close(stream.as_fd()),
-                    stream,
-                    bytes: Vec::new(),
-                    expected: HashMap::new(),
-                }),
+                Ok(()) => {
+                    self.last += 1;
+                    self.attached.push(Attached {
+                        pid: told_pid(&stream),
+                        number: self.last,
+                        _own: NotInherited::close(stream.as_fd()),
+                        stream,
+                        bytes: Vec::new(),
+                        expected: HashMap::new(),
+                    });
+                }
                 Err(error) => tracing::debug!(%error, "a process did not attach to the tiers"),
             }
         }
@@ -224,6 +232,10 @@ impl Attached {
                 shared.send(Job::Piece { unit, first: pages.0.trailing_zeros(), bytes: buf });
             }
             Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
+            Frame::Plan(plan) => {
+                shared.plans.lock().attached.insert(self.number, Arc::new(plan));
+                shared.apply_plans();
+            }
         }
     }
 
@@ -243,6 +255,8 @@ impl Attached {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
+        // What it had planned stays until the next plan: evicting it now would make no room for anybody.
+        shared.plans.lock().attached.remove(&self.number);
     }
 }
 
