@@ -8,10 +8,12 @@
 mod results;
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
 use dlfs::order::{
-    Aligner, EpochOrder, OrderKind, OrderSpec, Population, SequentialBy, Shard, Sharding, Tail,
+    Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, SequentialBy, Shard,
+    Sharding, Tail,
 };
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
@@ -47,6 +49,10 @@ impl Population for Even {
     fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
         SampleId(u64::from(chunk) * PER_CHUNK + u64::from(nth))
     }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        Some((id.0 / PER_CHUNK) as u32)
+    }
 }
 
 fn main() {
@@ -79,7 +85,7 @@ fn main() {
     for (world_size, lanes) in
         [(1024, 8), (1024, 4096), (1024, 8192), (1023, 8), (1021, 4096), (1024, 1)]
     {
-        for sharding in [Sharding::Strided, Sharding::Aligned] {
+        for sharding in [Sharding::Strided, Sharding::Aligned, Sharding::Local] {
             is_met &= time_shares(world_size, lanes, sharding);
         }
     }
@@ -94,6 +100,11 @@ fn time_shares(world_size: u32, lanes: u32, sharding: Sharding) -> bool {
     let mut order = EpochOrder::new(&spec, Epoch(0), &Even).unwrap();
     let shard = Shard::new(world_size / 2, world_size, Tail::Keep).unwrap();
     let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+    // Eight ranks on each node, which hold the chunks in turn.
+    let nodes = world_size.div_ceil(8) as u16;
+    let holders = (0..Even.num_chunks()).map(|chunk| Some((chunk % u32::from(nodes)) as u16));
+    let locality = Locality::new((0..world_size).map(|rank| (rank / 8) as u16).collect(), holders);
+    let mut by_node = ByNode::new(Arc::new(locality));
     let mut positions = shard.positions(order.len());
     let start = cpu_ms();
     let batches = order.len() / (u64::from(world_size) * BATCH);
@@ -105,6 +116,10 @@ fn time_shares(world_size: u32, lanes: u32, sharding: Sharding) -> bool {
                 let batch = shard.global_batch(order.len(), nth * BATCH, BATCH);
                 order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
             }
+            Sharding::Local => {
+                let batch = shard.global_batch(order.len(), nth * BATCH, BATCH);
+                order.local_picks(&mut by_node, &shard, (batch, BATCH), &mut picks);
+            }
         }
         assert_eq!(black_box(&picks).len() as u64, BATCH);
     }
@@ -112,6 +127,7 @@ fn time_shares(world_size: u32, lanes: u32, sharding: Sharding) -> bool {
     let name = match sharding {
         Sharding::Strided => "strided",
         Sharding::Aligned => "aligned",
+        Sharding::Local => "local",
     };
     let verdict = if millis <= SHARE_BAR_MS { "met" } else { "MISSED" };
     println!(

@@ -37,6 +37,10 @@ impl Population for Samples {
     fn id_in_chunk(&self, _chunk: u32, nth: u32) -> SampleId {
         SampleId(u64::from(nth))
     }
+
+    fn chunk_of(&self, _id: SampleId) -> Option<u32> {
+        Some(0)
+    }
 }
 
 impl Lengths for Samples {

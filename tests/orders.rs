@@ -72,6 +72,11 @@ impl Population for Chunks {
         assert!(nth < self.sizes[chunk as usize]);
         SampleId(self.ids[self.starts[chunk as usize] + nth as usize])
     }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        let slot = self.ids.iter().position(|&other| other == id.0)?;
+        Some(self.starts.partition_point(|&start| start <= slot) as u32 - 1)
+    }
 }
 
 #[test]
@@ -570,6 +575,7 @@ fn bytes_read(
                     let batch = shard.global_batch(len, taken, batch_size);
                     order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
                 }
+                Sharding::Local => unreachable!("no node holds anything here"),
             }
             taken += strided.remaining();
             for pick in &picks {

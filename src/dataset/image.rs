@@ -117,6 +117,7 @@ impl Image {
         options: LoaderOptions,
         window: Option<Arc<Window>>,
     ) -> Result<Prefetcher> {
+        let options = self.located(options)?;
         self.plan_tiers(&options)?;
         Prefetcher::in_window(Arc::clone(&self.directory), self.devices.clone(), options, window)
     }

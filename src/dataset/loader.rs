@@ -54,6 +54,7 @@ struct Running {
 
 impl Loader {
     pub(super) fn new(dataset: Dataset, options: LoaderOptions) -> Result<Loader> {
+        let options = dataset.image().located(options)?;
         let base = check(&dataset, &options)?;
         let share = Share::new(&dataset, &options)?;
         let directory = Arc::clone(dataset.directory());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{PeerOptions, Peers, Served};
 use crate::prefetch::LoaderOptions;
@@ -17,7 +18,8 @@ impl Image {
     /// Waits until all ranks have joined. Other clones of this handle are unchanged.
     ///
     /// `run` are the options by which this rank will read: ranks that differ in more than their number are
-    /// refused.
+    /// refused. With local shares, no node holds much more than its ranks read
+    /// ([`PeerOptions::keep_shares`]).
     ///
     /// # Errors
     /// `InvalidArgument`: the image has no tiers, so that there is nothing to serve. Those of
@@ -39,10 +41,29 @@ impl Image {
             room_bytes: pages * PAGE_BYTES,
             order: hash_of(run),
         };
-        let peers = Peers::join(&served, options, rendezvous)?;
+        let keep_shares = options.keep_shares || run.sharding == Sharding::Local;
+        let options = PeerOptions { keep_shares, ..options.clone() };
+        let peers = Peers::join(&served, &options, rendezvous)?;
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
         Ok(self)
+    }
+
+    /// `options` with the place of ranks and chunks, if they say local shares.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the image has no peers, so that no node is known to hold anything.
+    pub(super) fn located(&self, options: LoaderOptions) -> Result<LoaderOptions> {
+        if options.sharding != Sharding::Local || options.locality.is_some() {
+            return Ok(options);
+        }
+        let Some(peers) = self.peers() else {
+            let text = "local shares go to the nodes that hold the samples, and this data set is read \
+                        without peers";
+            let hint = "name the job's peers, or take strided shares";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        };
+        Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
 
     /// The other nodes of the job, if the image is read through their caches.

@@ -26,6 +26,7 @@ impl Sampler {
     /// # Errors
     /// As [`Dataset::loader`].
     pub fn new(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
+        let options = dataset.image().located(options)?;
         let state = check(dataset, &options)?;
         let stream = Stream::new(Arc::clone(dataset.directory()), &options, &state)?;
         let share = Share::new(dataset, &options)?;

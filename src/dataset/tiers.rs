@@ -61,7 +61,7 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
     let run = TrainingRun::new(directory, order, epochs, options.world_size, options.tail)
         .map_err(crate::plan::PlanError::from)?
         .after(consumed)
-        .shared(options.sharding, options.batch_size as u64);
+        .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64);
     let unit_of = cache.units().by_sample(directory);
     let by_unit = ByUnit::new(&run, &unit_of);
     let mut planner = Planner::new(&by_unit, cache.units(), crate::tier::PAGE_BYTES as u32)?;

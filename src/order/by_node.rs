@@ -13,99 +13,162 @@
 //! Every rank takes as many samples as with strided shares. A share depends on the batch's positions, the
 //! ranks, the nodes and the holders, not on earlier batches, so every rank computes the same shares.
 
+use std::sync::Arc;
+
 use super::shard::{GlobalBatch, Shard};
 
-/// Computes shares by node, and reuses its memory.
-#[derive(Debug, Clone, Default)]
-pub struct ByNode {
-    /// The node of each rank; nodes are numbered from 0.
+/// Which node each rank of a round is on, and which node holds each chunk. Nodes are numbered from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Locality {
     node_of_rank: Vec<u16>,
     num_nodes: u16,
+    /// By chunk; `NOBODY` for a chunk that no node holds.
+    holders: Vec<u16>,
+}
+
+impl Locality {
+    /// The ranks of a round on these nodes, one entry for each rank, and the holder of each chunk.
+    ///
+    /// # Panics
+    /// If there is no rank.
+    pub fn new(node_of_rank: Vec<u16>, holders: impl IntoIterator<Item = Option<u16>>) -> Locality {
+        assert!(!node_of_rank.is_empty(), "a round has a rank");
+        let num_nodes = node_of_rank.iter().max().map_or(0, |last| last.saturating_add(1));
+        let holders = holders.into_iter().map(|holder| holder.unwrap_or(NOBODY)).collect();
+        Locality { node_of_rank, num_nodes, holders }
+    }
+
+    /// The number of ranks of the round.
+    pub fn num_ranks(&self) -> u32 {
+        self.node_of_rank.len() as u32
+    }
+
+    /// The number of nodes of the round.
+    pub fn num_nodes(&self) -> u16 {
+        self.num_nodes
+    }
+
+    /// The node of `rank` of a run. A run may have several processes for each rank of the round, as workers
+    /// of a data loader are: its world size is then a multiple, and its rank r belongs to rank r modulo W.
+    pub fn node_of(&self, rank: u32) -> u16 {
+        self.node_of_rank[rank as usize % self.node_of_rank.len()]
+    }
+
+    /// The number of ranks of the round on `node`.
+    pub fn ranks_on(&self, node: u16) -> u32 {
+        self.node_of_rank.iter().filter(|&&other| other == node).count() as u32
+    }
+
+    /// The node that holds `chunk`; `None` if none does.
+    #[inline]
+    pub fn holder(&self, chunk: u32) -> Option<u16> {
+        self.holders.get(chunk as usize).copied().filter(|&node| node != NOBODY)
+    }
+}
+
+/// Computes shares by node, and reuses its memory.
+#[derive(Debug, Clone)]
+pub struct ByNode {
+    locality: Arc<Locality>,
     /// How many more samples the ranks of each node take.
     room: Vec<u64>,
-    /// Positions that did not fit where they are held.
-    rest: Vec<u64>,
-    /// Positions of this rank's node.
+    /// The node that takes each sample of the batch.
+    nodes: Vec<u16>,
+    /// Positions of this rank.
     own: Vec<u64>,
 }
 
 impl ByNode {
-    /// Shares for ranks on these nodes, which are numbered from 0; `node_of_rank` has one entry for each rank.
-    pub fn new(node_of_rank: Vec<u16>) -> ByNode {
-        let num_nodes = node_of_rank.iter().max().map_or(0, |&last| last + 1);
-        ByNode { node_of_rank, num_nodes, ..ByNode::default() }
+    /// Shares for the ranks of `locality`.
+    pub fn new(locality: Arc<Locality>) -> ByNode {
+        ByNode { locality, room: Vec::new(), nodes: Vec::new(), own: Vec::new() }
     }
 
-    /// Appends the positions that the rank of `shard` takes of `batch`, in an epoch of `len`, ascending;
-    /// `batch_size` is that of each rank. `holder` returns the node that holds the sample at a position, and
-    /// is asked for each position of the batch, in their order.
+    /// Where ranks and chunks are.
+    pub fn locality(&self) -> &Arc<Locality> {
+        &self.locality
+    }
+
+    /// The positions that the rank of `shard` takes of `batch`, in an epoch of `len`, ascending, and after them
+    /// those of its padding; `batch_size` is that of each rank. `holder` returns the node that holds the sample
+    /// at a position, and is asked for each position of the batch, in their order.
     ///
     /// Takes a few nanoseconds a position of the global batch, beside what `holder` takes.
     ///
     /// # Panics
-    /// If the number of ranks is not the world size of `shard`: both come from the same round.
+    /// If the world size of `shard` is no multiple of the round's: whoever makes a run checks that.
     pub fn share(
         &mut self,
         shard: &Shard,
         batch: GlobalBatch,
         (len, batch_size): (u64, u64),
-        mut holder: impl FnMut(u64) -> Option<u16>,
-        out: &mut Vec<u64>,
-    ) {
+        holder: impl FnMut(u64) -> Option<u16>,
+    ) -> &[u64] {
         let GlobalBatch { first, count } = batch;
-        let (rank, world_size) = (u64::from(shard.rank), u64::from(shard.world_size.max(1)));
-        assert_eq!(self.node_of_rank.len() as u64, world_size, "a node for each rank");
+        let world_size = shard.world_size.max(1);
+        let ranks = self.locality.num_ranks();
+        assert!(world_size.is_multiple_of(ranks), "a node for each rank");
         let real = count.min(len.saturating_sub(first));
-        let of_rank = |rank: u64| real.saturating_sub(rank).div_ceil(world_size);
+        let of_rank = |rank: u32| real.saturating_sub(rank.into()).div_ceil(u64::from(world_size));
         self.room.clear();
-        self.room.resize(self.num_nodes.into(), 0);
-        for (rank, &node) in (0..).zip(&self.node_of_rank) {
-            self.room[usize::from(node)] += of_rank(rank);
+        self.room.resize(self.locality.num_nodes.into(), 0);
+        for rank in 0..world_size {
+            self.room[usize::from(self.locality.node_of(rank))] += of_rank(rank);
         }
-        let own = self.node_of_rank[shard.rank as usize];
-        self.rest.clear();
-        self.own.clear();
-        for position in first..first + real {
-            let room = holder(position)
-                .and_then(|node| Some((node, self.room.get_mut(usize::from(node))?)));
-            match room {
-                Some((node, room)) if *room > 0 => {
-                    *room -= 1;
-                    if node == own {
-                        self.own.push(position);
-                    }
-                }
-                _ => self.rest.push(position),
-            }
-        }
-        let global_batch_size = batch_size.saturating_mul(world_size).max(1);
-        self.fill_up(first / global_batch_size, own);
-        let earlier = self.node_of_rank[..shard.rank as usize].iter().zip(0..);
-        let before: u64 =
-            earlier.filter(|(node, _)| **node == own).map(|(_, rank)| of_rank(rank)).sum();
-        let mine = before as usize..(before + of_rank(rank)) as usize;
-        out.extend_from_slice(&self.own[mine]);
-        let padding = (rank..count).step_by(world_size as usize).filter(|&i| i >= real);
-        out.extend(padding.map(|i| (first + i) % len.max(1)));
-    }
+        let turn = first / batch_size.saturating_mul(world_size.into()).max(1);
+        deal((first..first + real).map(holder), &mut self.room, turn, &mut self.nodes);
 
-    /// Deals the rest out to nodes with room, beginning with node `turn`, and sorts those of node `own`.
-    fn fill_up(&mut self, turn: u64, own: u16) {
-        let num_nodes = usize::from(self.num_nodes.max(1));
-        let mut node = (turn % num_nodes as u64) as usize;
-        for &position in &self.rest {
-            // The rooms add up to the number of positions, so that one is found.
-            while self.room[node] == 0 {
-                node = (node + 1) % num_nodes;
-            }
-            self.room[node] -= 1;
-            if node == usize::from(own) {
-                self.own.push(position);
-            }
-        }
-        self.own.sort_unstable();
+        let own = self.locality.node_of(shard.rank);
+        let earlier = (0..shard.rank).filter(|&rank| self.locality.node_of(rank) == own);
+        let before: u64 = earlier.map(of_rank).sum();
+        let of_node = (first..).zip(&self.nodes).filter(|(_, node)| **node == own);
+        let mine = of_node.map(|(position, _)| position).skip(before as usize);
+        self.own.clear();
+        self.own.extend(mine.take(of_rank(shard.rank) as usize));
+        let padding = (u64::from(shard.rank)..count).step_by(world_size as usize);
+        let padding = padding.filter(|&i| i >= real).map(|i| (first + i) % len.max(1));
+        self.own.extend(padding);
+        &self.own
     }
 }
+
+/// Replaces `nodes` by the node that takes each sample of a batch, where `holders` are the nodes that hold
+/// them: first, in their order, its holder while that has `room`; then those that are left fill up the nodes,
+/// beginning with node `turn` modulo their number. A holder that is no node counts as none.
+///
+/// # Panics
+/// If there is not room for all samples.
+pub fn deal(
+    holders: impl IntoIterator<Item = Option<u16>>,
+    room: &mut [u64],
+    turn: u64,
+    nodes: &mut Vec<u16>,
+) {
+    let all: u64 = room.iter().sum();
+    nodes.clear();
+    nodes.extend(holders.into_iter().map(|holder| {
+        let node = holder.unwrap_or(NOBODY);
+        match room.get_mut(usize::from(node)) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                node
+            }
+            _ => NOBODY,
+        }
+    }));
+    assert!(nodes.len() as u64 <= all, "the nodes have room for all samples");
+    let mut node = (turn % room.len().max(1) as u64) as usize;
+    for taken in nodes.iter_mut().filter(|node| **node == NOBODY) {
+        while room[node] == 0 {
+            node = (node + 1) % room.len();
+        }
+        room[node] -= 1;
+        *taken = node as u16;
+    }
+}
+
+/// No node: at most 65,535 have a number.
+const NOBODY: u16 = u16::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -121,12 +184,14 @@ mod tests {
         (!word.is_multiple_of(9)).then_some((word >> 32) as u16 % 4)
     }
 
+    fn by_node(nodes: &[u16]) -> ByNode {
+        ByNode::new(Arc::new(Locality::new(nodes.to_vec(), [])))
+    }
+
     fn shares(batch: GlobalBatch, len: u64, tail: Tail) -> Vec<Vec<u64>> {
         let of = |rank| {
-            let mut share = Vec::new();
             let shard = Shard::new(rank, 8, tail).unwrap();
-            ByNode::new(NODES.to_vec()).share(&shard, batch, (len, 32), holder, &mut share);
-            share
+            by_node(&NODES).share(&shard, batch, (len, 32), holder).to_vec()
         };
         (0..8).map(of).collect()
     }
@@ -177,11 +242,9 @@ mod tests {
     fn what_nobody_holds_turns_with_the_batch() {
         // One sample of each batch of two ranks is held by node 0.
         let first_of_rest = |first| {
-            let mut share = Vec::new();
             let shard = Shard::new(0, 2, Tail::Keep).unwrap();
             let batch = GlobalBatch { first, count: 4 };
-            ByNode::new(vec![0, 1]).share(&shard, batch, (100, 2), |_| None, &mut share);
-            share[0] - first
+            by_node(&[0, 1]).share(&shard, batch, (100, 2), |_| None)[0] - first
         };
         assert_eq!([0, 4, 8, 12].map(first_of_rest), [0, 2, 0, 2]);
     }
@@ -190,8 +253,35 @@ mod tests {
     fn a_holder_that_is_no_node_of_the_round_counts_as_none() {
         let shard = Shard::new(1, 2, Tail::Keep).unwrap();
         let batch = GlobalBatch { first: 0, count: 4 };
-        let mut share = Vec::new();
-        ByNode::new(vec![0, 1]).share(&shard, batch, (100, 2), |_| Some(7), &mut share);
-        assert_eq!(share, [2, 3]);
+        assert_eq!(by_node(&[0, 1]).share(&shard, batch, (100, 2), |_| Some(7)), [2, 3]);
+    }
+
+    #[test]
+    fn several_processes_of_a_rank_share_its_part() {
+        let batch = GlobalBatch { first: 0, count: 64 };
+        let mut of_node_1 = Vec::new();
+        for rank in [1, 3] {
+            let shard = Shard::new(rank, 4, Tail::Keep).unwrap();
+            let on_node_1 = |position: u64| Some(u16::from(position >= 32));
+            of_node_1.extend_from_slice(by_node(&[0, 1]).share(
+                &shard,
+                batch,
+                (1_000, 16),
+                on_node_1,
+            ));
+        }
+        assert_eq!(of_node_1, (32..64).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_chunk_has_the_holder_that_it_was_given() {
+        let locality = Locality::new(vec![1, 0, 1], [Some(1), None, Some(0)]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|chunk| locality.holder(chunk)),
+            [Some(1), None, Some(0), None]
+        );
+        assert_eq!((locality.num_nodes(), locality.num_ranks()), (2, 3));
+        assert_eq!((locality.ranks_on(1), locality.ranks_on(0)), (2, 1));
+        assert_eq!([0, 1, 4, 5].map(|rank| locality.node_of(rank)), [1, 0, 0, 1]);
     }
 }

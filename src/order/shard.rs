@@ -33,8 +33,8 @@ pub enum Tail {
     Pad,
 }
 
-/// How ranks share a global batch. Its samples, and the number of samples for each rank, are the same
-/// either way.
+/// How ranks share a global batch. Its samples, and the number of samples for each rank, are always the
+/// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
@@ -44,6 +44,9 @@ pub enum Sharding {
     /// One rank takes all samples of a chunk, as far as equal shares allow. For grouped order, if the number
     /// of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
     Aligned,
+    /// Each rank takes what its own node holds, as far as equal shares allow. For runs whose nodes read from
+    /// each other's caches. See [`ByNode`](super::ByNode).
+    Local,
 }
 
 /// A global batch: the positions that all ranks together take in one step.

@@ -17,7 +17,7 @@ use super::view::View;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
-use crate::order::ImageId;
+use crate::order::{ImageId, Locality};
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
 use crate::target::{Target, TargetOptions};
@@ -35,7 +35,8 @@ pub struct PeerOptions {
     pub listen: SocketAddr,
     /// The name that identifies this node; `None`: the machine's identity.
     pub node: Option<String>,
-    /// Whether no node holds more than 1.02 times what its ranks read, while others have room.
+    /// Whether no node holds more than 1.02 times what its ranks read, while others have room: for local
+    /// shares.
     pub keep_shares: bool,
     /// How long to wait for all ranks.
     pub timeout: Duration,
@@ -148,6 +149,14 @@ impl Peers {
     /// Which node holds which chunk.
     pub fn holders(&self) -> &crate::plan::ChunkHolders {
         self.shared.map.holders()
+    }
+
+    /// Which node each rank is on, and which node holds each chunk.
+    pub fn locality(&self) -> Locality {
+        let node_of_rank = (0..self.round.records().len() as u32).map(|r| self.round.node_of(r));
+        let holders = self.holders();
+        let holder_of_chunk = (0..holders.num_chunks()).map(|chunk| holders.holder(chunk));
+        Locality::new(node_of_rank.collect(), holder_of_chunk)
     }
 
     /// Continues to serve until all ranks have called this, or until `timeout`: the cache of a rank that ends

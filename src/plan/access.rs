@@ -2,8 +2,11 @@
 //! stored.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::order::{Aligner, EpochOrder, OrderError, OrderSpec, Population, Shard, Sharding, Tail};
+use crate::order::{
+    Aligner, ByNode, EpochOrder, Locality, OrderError, OrderSpec, Population, Shard, Sharding, Tail,
+};
 use crate::units::{Epoch, SampleId};
 
 /// The access strings of all ranks of a run.
@@ -48,8 +51,17 @@ pub struct TrainingRun<'a, P: ?Sized> {
     consumed: u64,
     world_size: u32,
     tail: Tail,
-    /// Batch size of a rank, if shares are aligned.
-    aligned: Option<u64>,
+    shares: Shares,
+    /// That of a rank.
+    batch_size: u64,
+}
+
+/// How the ranks share a global batch.
+#[derive(Debug, Clone)]
+enum Shares {
+    Strided,
+    Aligned,
+    Local(Arc<Locality>),
 }
 
 impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
@@ -69,7 +81,17 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
             order.check_epoch(Epoch(last))?;
         }
         Shard::new(0, world_size, tail)?;
-        Ok(TrainingRun { population, order, epochs, consumed: 0, world_size, tail, aligned: None })
+        let (consumed, shares, batch_size) = (0, Shares::Strided, 1);
+        Ok(TrainingRun {
+            population,
+            order,
+            epochs,
+            consumed,
+            world_size,
+            tail,
+            shares,
+            batch_size,
+        })
     }
 
     /// The same run, resumed after all ranks together have consumed `consumed` positions of its
@@ -80,14 +102,22 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
     }
 
     /// The same run with global batches divided as `sharding` says; each rank's part has `batch_size`
-    /// samples.
+    /// samples. Local shares need `locality`; without it, and where an order has no chunks to align, shares
+    /// are strided.
     #[must_use]
-    pub fn shared(self, sharding: Sharding, batch_size: u64) -> TrainingRun<'a, P> {
-        let aligned = (sharding == Sharding::Aligned).then_some(batch_size.max(1));
-        TrainingRun {
-            aligned: aligned.filter(|_| self.order.kind.lanes_and_group().is_some()),
-            ..self
-        }
+    pub fn shared(
+        self,
+        sharding: Sharding,
+        locality: Option<&Arc<Locality>>,
+        batch_size: u64,
+    ) -> TrainingRun<'a, P> {
+        let is_grouped = self.order.kind.lanes_and_group().is_some();
+        let shares = match (sharding, locality) {
+            (Sharding::Aligned, _) if is_grouped => Shares::Aligned,
+            (Sharding::Local, Some(locality)) => Shares::Local(Arc::clone(locality)),
+            _ => Shares::Strided,
+        };
+        TrainingRun { shares, batch_size: batch_size.max(1), ..self }
     }
 }
 
@@ -99,6 +129,10 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
         let mut ids = Vec::with_capacity(PIECE as usize);
         let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
+        let mut by_node = match &self.shares {
+            Shares::Local(locality) => Some(ByNode::new(Arc::clone(locality))),
+            Shares::Strided | Shares::Aligned => None,
+        };
         for epoch in self.epochs.clone() {
             let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
                 .expect("the specification was checked when the run was made");
@@ -107,16 +141,21 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
             let (mut positions, mut taken) = (shard.positions(order.len()), 0);
             while positions.remaining() > 0 {
                 ids.clear();
-                let Some(batch_size) = self.aligned else {
+                if let Shares::Strided = self.shares {
                     order.ids(self.population, positions.split_front(PIECE), &mut ids);
                     visit(&ids);
                     continue;
-                };
-                let batch = shard.global_batch(order.len(), taken, batch_size);
-                taken += positions.split_front(batch_size).remaining();
-                picks.clear();
-                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
-                ids.extend(picks.iter().map(|p| self.population.id_in_chunk(p.chunk, p.nth)));
+                }
+                let batch = shard.global_batch(order.len(), taken, self.batch_size);
+                taken += positions.split_front(self.batch_size).remaining();
+                if let Some(by_node) = &mut by_node {
+                    let batch = (batch, self.batch_size);
+                    order.local_ids(self.population, by_node, &shard, batch, &mut ids);
+                } else {
+                    picks.clear();
+                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                    ids.extend(picks.iter().map(|p| self.population.id_in_chunk(p.chunk, p.nth)));
+                }
                 visit(&ids);
             }
         }
@@ -154,6 +193,10 @@ pub(super) mod tests {
 
         fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
             SampleId(u64::from(chunk) * 64 + u64::from(nth))
+        }
+
+        fn chunk_of(&self, id: SampleId) -> Option<u32> {
+            (id.0 < self.0).then_some((id.0 / 64) as u32)
         }
     }
 
@@ -197,7 +240,7 @@ pub(super) mod tests {
         let samples = Samples(1_000);
         let order = OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 3 };
         let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
-        let run = run.shared(Sharding::Aligned, 20);
+        let run = run.shared(Sharding::Aligned, None, 20);
         let shard = Shard::new(1, 3, Tail::Keep).unwrap();
         let mut expected = Vec::new();
         for epoch in 0..2 {
@@ -212,6 +255,27 @@ pub(super) mod tests {
         let mut all: Vec<u64> = (0..3).flat_map(|rank| string(&run, rank)).collect();
         all.sort_unstable();
         assert_eq!(all, (0..2_000).map(|i| i / 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_strings_of_local_shares_hold_each_sample_once_an_epoch_mostly_where_it_is_held() {
+        let samples = Samples(10_000);
+        let holder = |chunk: u32| Some((chunk % 3) as u16);
+        let locality = Arc::new(Locality::new(vec![0, 1, 2], (0..157).map(holder)));
+        for kind in [OrderKind::Global, OrderKind::Grouped { lanes: 6, group: 4 }] {
+            let order = OrderSpec { kind, seed: 3 };
+            let run = TrainingRun::new(&samples, order, 0..2, 3, Tail::Keep).unwrap();
+            let run = run.shared(Sharding::Local, Some(&locality), 200);
+            let (mut all, mut at_home) = (Vec::new(), 0);
+            for rank in 0..3 {
+                let read = string(&run, rank);
+                at_home += read.iter().filter(|&&id| id / 64 % 3 == u64::from(rank)).count();
+                all.extend(read);
+            }
+            all.sort_unstable();
+            assert!(all == (0..20_000).map(|i| i / 2).collect::<Vec<_>>());
+            assert!(at_home > 17_000, "{at_home} of 20,000");
+        }
     }
 
     #[test]

@@ -13,18 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::{OrderKind, SequentialBy};
 use crate::qpair::Device;
 
-use super::{LoaderOptions, working_set};
-
-/// How the samples of a batch are read (DLFS's batching modes).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Batching {
-    /// One command at a time, as in a plain synchronous reader.
-    None,
-    /// Many reads of single samples at once, neighbours merged, up to the queue depth.
-    Sample,
-    /// Whole chunks, with samples handed out of them; needs an order that reads whole chunks.
-    Chunk,
-}
+use super::options::{Batching, LoaderOptions};
+use super::working_set;
 
 impl LoaderOptions {
     /// The batching that the options state or the order implies.
@@ -66,6 +56,7 @@ impl LoaderOptions {
         let dear = || {
             let shared = working_set::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
+                || working_set::shares_chunks_on_node(self)
                 || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
         };
         if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }

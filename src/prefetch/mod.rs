@@ -22,6 +22,7 @@ mod copy;
 mod first_batch;
 mod kept;
 mod memory;
+mod options;
 mod passes;
 mod residency;
 mod samples;
@@ -29,7 +30,6 @@ mod stream;
 mod window;
 mod working_set;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,10 +40,10 @@ use parking_lot::Mutex;
 use crate::buf::Pages;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderSpec, Sharding, State, Tail};
+use crate::order::State;
 use crate::process::Forked;
+use crate::qpair::Device;
 use crate::qpair::group::Waker;
-use crate::qpair::{Cpus, Device};
 use crate::reader::{
     Batch, CHECK_LIMIT, FETCH_LEN_BYTES, Fetched, OnError, Pump, ReadStats, SLOT_LEN_BYTES,
     stale_error, timed_out,
@@ -63,94 +63,9 @@ use samples::SampleDriver;
 use stream::Head;
 use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
-pub use batching::Batching;
+pub use options::{Batching, LoaderOptions};
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
-
-/// Options of a [`Prefetcher`].
-#[derive(Debug, Clone)]
-pub struct LoaderOptions {
-    /// The order. In grouped order, 0 lanes means as many as suit the world size, or those of the
-    /// state to resume from.
-    pub order: OrderSpec,
-    /// Samples per batch on this rank.
-    pub batch_size: usize,
-    /// The epochs to read.
-    pub epochs: Range<u64>,
-    /// This rank, less than `world_size`.
-    pub rank: u32,
-    /// The number of ranks that share each epoch.
-    pub world_size: u32,
-    /// How the ranks share each global batch.
-    pub sharding: Sharding,
-    /// What happens to the samples at the end of an epoch that do not fill a global batch.
-    pub tail: Tail,
-    /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` samples.
-    pub drop_short: bool,
-    /// The state to resume from, instead of the start of the first epoch.
-    pub resume: Option<State>,
-    /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
-    /// samples in grouped order if the samples are large and in the page cache, or if the window is
-    /// too small.
-    pub batching: Option<Batching>,
-    /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB,
-    /// or up to 1 GiB if a grouped order of large chunks has more open at a time.
-    pub window_bytes: usize,
-    /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
-    pub copy_threads: Option<usize>,
-    /// Queue pairs per namespace.
-    pub queue_pairs: usize,
-    /// What happens when a sample cannot be read.
-    pub on_error: OnError,
-    /// The longest that one [`Prefetcher::next`] may take.
-    pub deadline: Duration,
-    /// Whether the poller spins instead of sleeping.
-    pub busy_poll: bool,
-    /// Whether samples in memory that is kept from an earlier epoch are verified again when they
-    /// are handed out. For callers that pass batches on to code that could write to them; safe Rust
-    /// cannot, so it is off by default.
-    pub verify_kept: bool,
-    /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
-    pub cpus: Option<Cpus>,
-}
-
-impl LoaderOptions {
-    /// Options for one rank that reads `epochs` epochs of `order` in batches of `batch_size`.
-    pub fn new(order: OrderSpec, batch_size: usize, epochs: u64) -> LoaderOptions {
-        LoaderOptions {
-            order,
-            batch_size,
-            epochs: 0..epochs,
-            rank: 0,
-            world_size: 1,
-            sharding: Sharding::Strided,
-            tail: Tail::Keep,
-            drop_short: false,
-            resume: None,
-            batching: None,
-            window_bytes: 0,
-            copy_threads: None,
-            queue_pairs: 1,
-            on_error: OnError::Raise,
-            deadline: Duration::from_secs(60),
-            busy_poll: false,
-            verify_kept: false,
-            cpus: None,
-        }
-    }
-
-    /// Whether the options agree with each other, as far as that can be checked without the image.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the first one that does not.
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.on_error == OnError::Blank {
-            let text = "a loader raises or skips; only reads by id keep places without bytes";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        self.stated_batching().map(drop)
-    }
-}
 
 /// Counters of a loader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]

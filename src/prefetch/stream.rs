@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{
-    Aligner, EpochOrder, GlobalBatch, OrderSpec, Pick, Population, Positions, Shard, Sharding,
-    State,
+    Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Population, Positions,
+    Shard, Sharding, State,
 };
 use crate::units::{Epoch, SampleId};
 
@@ -28,8 +28,7 @@ pub(crate) struct Stream {
     directory: Arc<Directory>,
     spec: OrderSpec,
     shard: Shard,
-    /// Computes the shares of batches, unless they are every W-th position.
-    aligner: Option<Aligner>,
+    shares: Shares,
     aligned: Vec<Pick>,
     batch_size: u64,
     drop_short: bool,
@@ -41,6 +40,15 @@ pub(crate) struct Stream {
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
     left: u64,
+}
+
+/// How the shares of batches are computed.
+#[derive(Clone)]
+enum Shares {
+    /// Every W-th position.
+    Strided,
+    Aligned(Aligner),
+    Local(ByNode),
 }
 
 /// The current epoch.
@@ -56,7 +64,7 @@ struct Current {
 struct BatchPositions {
     /// Every W-th position.
     positions: Positions,
-    /// The global batch to divide instead, if shares are aligned.
+    /// The global batch to divide instead, unless shares are strided.
     shared: Option<(Shard, GlobalBatch)>,
 }
 
@@ -88,16 +96,7 @@ impl Stream {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
-        let is_grouped = start.order.kind.lanes_and_group().is_some();
-        let aligner = match options.sharding {
-            Sharding::Strided => None,
-            Sharding::Aligned if is_grouped => Some(Aligner::default()),
-            Sharding::Aligned => {
-                let text = "aligned shares are shares of whole chunks, which only a grouped order goes through";
-                let hint = "take the grouped order, or strided shares";
-                return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
-            }
-        };
+        let shares = Shares::new(options, &start.order)?;
         if let Some(world_size) = options.order.kind.world_size()
             && world_size != options.world_size
         {
@@ -112,7 +111,7 @@ impl Stream {
             directory,
             spec: start.order,
             shard,
-            aligner,
+            shares,
             aligned: Vec::new(),
             batch_size: options.batch_size as u64,
             drop_short: options.drop_short,
@@ -155,7 +154,7 @@ impl Stream {
             directory: Arc::clone(&self.directory),
             spec: self.spec,
             shard: self.shard,
-            aligner: self.aligner.clone(),
+            shares: self.shares.clone(),
             aligned: Vec::new(),
             batch_size: self.batch_size,
             epochs: self.epochs.clone(),
@@ -178,15 +177,21 @@ impl Stream {
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
-        let Stream { directory, current: Some(current), aligner, aligned, .. } = self else {
+        let Stream { directory, current: Some(current), shares, aligned, batch_size, .. } = self
+        else {
             return Ok(Some(head));
         };
-        if let (Some((shard, batch)), Some(aligner)) = (taken.shared, aligner) {
-            aligned.clear();
-            current.order.aligned_picks(aligner, &shard, batch, aligned);
-            ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
-        } else {
-            current.order.ids(&**directory, taken.positions, ids);
+        let order = &mut current.order;
+        match (taken.shared, shares) {
+            (Some((shard, batch)), Shares::Aligned(aligner)) => {
+                aligned.clear();
+                order.aligned_picks(aligner, &shard, batch, aligned);
+                ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
+            }
+            (Some((shard, batch)), Shares::Local(by_node)) => {
+                order.local_ids(&**directory, by_node, &shard, (batch, *batch_size), ids);
+            }
+            _ => order.ids(&**directory, taken.positions, ids),
         }
         Ok(Some(head))
     }
@@ -195,10 +200,15 @@ impl Stream {
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
-        let Stream { current: Some(current), aligner, .. } = self else { return Ok(Some(head)) };
-        match (taken.shared, aligner) {
-            (Some((shard, batch)), Some(aligner)) => {
+        let Stream { current: Some(current), shares, batch_size, .. } = self else {
+            return Ok(Some(head));
+        };
+        match (taken.shared, shares) {
+            (Some((shard, batch)), Shares::Aligned(aligner)) => {
                 current.order.aligned_picks(aligner, &shard, batch, picks);
+            }
+            (Some((shard, batch)), Shares::Local(by_node)) => {
+                current.order.local_picks(by_node, &shard, (batch, *batch_size), picks);
             }
             _ => current.order.picks(taken.positions, picks),
         }
@@ -217,7 +227,7 @@ impl Stream {
 
     fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {
         let (batch_size, drop_short) = (self.batch_size, self.drop_short);
-        let is_aligned = self.aligner.is_some();
+        let is_strided = matches!(self.shares, Shares::Strided);
         while !self.is_done() {
             let current = match &mut self.current {
                 Some(current) => current,
@@ -236,7 +246,7 @@ impl Stream {
             let batch = current.shard.global_batch(current.order.len(), current.taken, batch_size);
             // Only some ranks read this tail, so there is no whole global batch to divide.
             let is_partly_dropped = drop_short && !current.shard.is_whole(batch, batch_size);
-            let shared = (is_aligned && !is_partly_dropped).then_some((current.shard, batch));
+            let shared = (!is_strided && !is_partly_dropped).then_some((current.shard, batch));
             let positions = current.rest.split_front(batch_size);
             current.taken += positions.remaining();
             let (len, epoch) = (current.order.len(), current.order.epoch());
@@ -267,6 +277,47 @@ impl Stream {
     }
 }
 
+impl Shares {
+    fn new(options: &LoaderOptions, order: &OrderSpec) -> Result<Shares> {
+        let refused = |text: &'static str, hint: &'static str| {
+            Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
+        };
+        match options.sharding {
+            Sharding::Strided => Ok(Shares::Strided),
+            Sharding::Aligned if order.kind.lanes_and_group().is_some() => {
+                Ok(Shares::Aligned(Aligner::default()))
+            }
+            Sharding::Aligned => refused(
+                "aligned shares are shares of whole chunks, which only a grouped order goes through",
+                "take the grouped order, or strided shares",
+            ),
+            Sharding::Local if order.kind.world_size().is_some() => refused(
+                "this order gives each rank samples of its own, which local shares would give to others",
+                "take the global or the grouped order, or strided shares",
+            ),
+            Sharding::Local => Ok(Shares::Local(ByNode::new(locality_of(options)?))),
+        }
+    }
+}
+
+/// Where ranks and chunks are, for local shares.
+fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
+    let Some(locality) = &options.locality else {
+        let text =
+            "local shares go to the nodes that hold the samples, and no node is known to hold any";
+        let hint = "name the job's peers, or take strided shares";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    };
+    let (ranks, world_size) = (locality.num_ranks(), options.world_size);
+    if !world_size.is_multiple_of(ranks) {
+        let text =
+            format!("{ranks} ranks have joined as peers, and the world size is {world_size}");
+        let hint = "local shares need one rank for each peer, or equally many processes";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    Ok(Arc::clone(locality))
+}
+
 impl Population for Directory {
     fn num_live(&self) -> u64 {
         Directory::num_live(self)
@@ -291,5 +342,9 @@ impl Population for Directory {
 
     fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
         Directory::id_in_chunk(self, chunk, nth)
+    }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        Directory::chunk_of(self, id)
     }
 }

@@ -80,6 +80,14 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
     let classes = gcd(lanes, world_size);
     match options.sharding {
         Sharding::Aligned if classes < world_size => (lanes / world_size + 2).min(lanes / classes),
+        // The chunks that the node holds, of all lanes.
+        Sharding::Local => {
+            let (on_node, ranks) = options.locality.as_ref().map_or((1, 1), |locality| {
+                (locality.ranks_on(locality.node_of(options.rank)), locality.num_ranks())
+            });
+            let of_node = u64::from(lanes) * u64::from(on_node) / u64::from(ranks);
+            (of_node as u32 + 2).min(lanes)
+        }
         _ => lanes / classes,
     }
 }
@@ -88,10 +96,21 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
 /// ranks; `None` if each chunk is read once.
 pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
-    if lanes == 0 || lanes.is_multiple_of(options.world_size.max(1)) {
+    let is_local = options.sharding == Sharding::Local;
+    if is_local || lanes == 0 || lanes.is_multiple_of(options.world_size.max(1)) {
         return None;
     }
     reads_as(directory, options, options.sharding)
+}
+
+/// Whether other processes of this node take samples of the same chunks: with local shares, each takes a
+/// part of all chunks that the node holds.
+pub(super) fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
+    options.sharding == Sharding::Local
+        && options.locality.as_ref().is_some_and(|locality| {
+            let processes = options.world_size / locality.num_ranks();
+            locality.ranks_on(locality.node_of(options.rank)) * processes > 1
+        })
 }
 
 fn reads_as(directory: &Directory, options: &LoaderOptions, sharding: Sharding) -> Option<Reads> {

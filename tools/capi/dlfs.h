@@ -143,6 +143,11 @@
 // another world size reads fewer chunks twice.
 #define DLFS_SHARD_ALIGNED 1
 
+// Each rank takes what its own node holds, as far as equal shares allow. Each global batch has the
+// same samples, and each rank as many, as with DLFS_SHARD_STRIDED. For data sets that are read through
+// the tiers of the job's other nodes; without them it is refused.
+#define DLFS_SHARD_LOCAL 2
+
 // Chosen automatically: by chunks in grouped order and by slot, otherwise by samples; also by
 // samples in grouped order if samples are large and in the page cache. The default.
 #define DLFS_BATCHING_AUTO 0

@@ -175,6 +175,15 @@ impl Population for Few {
         assert!(nth < CHUNKS[chunk as usize]);
         SampleId(u64::from(CHUNKS[..chunk as usize].iter().sum::<u32>() + nth))
     }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        let mut end = 0;
+        let holds = |&live: &u32| {
+            end += u64::from(live);
+            id.0 < end
+        };
+        CHUNKS.iter().position(holds).map(|chunk| chunk as u32)
+    }
 }
 
 fn options() -> Vec<Vec<u8>> {

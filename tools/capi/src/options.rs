@@ -37,6 +37,10 @@ pub const DLFS_SHARD_STRIDED: u32 = 0;
 /// the same samples, and each rank as many, as with DLFS_SHARD_STRIDED; a run that resumes with
 /// another world size reads fewer chunks twice.
 pub const DLFS_SHARD_ALIGNED: u32 = 1;
+/// Each rank takes what its own node holds, as far as equal shares allow. Each global batch has the
+/// same samples, and each rank as many, as with DLFS_SHARD_STRIDED. For data sets that are read through
+/// the tiers of the job's other nodes; without them it is refused.
+pub const DLFS_SHARD_LOCAL: u32 = 2;
 
 /// Chosen automatically: by chunks in grouped order and by slot, otherwise by samples; also by
 /// samples in grouped order if samples are large and in the page cache. The default.
@@ -390,6 +394,7 @@ impl SequenceOptions {
         options.sharding = match self.shard {
             DLFS_SHARD_STRIDED => Sharding::Strided,
             DLFS_SHARD_ALIGNED => Sharding::Aligned,
+            DLFS_SHARD_LOCAL => Sharding::Local,
             other => return Err(unknown("shard", other)),
         };
         if self.reserved != 0 {

@@ -63,6 +63,9 @@ pub(crate) enum ShardArg {
     /// grouped: whole chunks to one rank as far as equal shares allow, so that a run that resumes
     /// with another world size reads few chunks twice
     Aligned,
+    /// With --peers: each rank takes what its own node holds, as far as equal shares allow, so that
+    /// little crosses the network after the first epoch
+    Local,
 }
 
 impl From<ShardArg> for Sharding {
@@ -70,14 +73,25 @@ impl From<ShardArg> for Sharding {
         match shard {
             ShardArg::Strided => Sharding::Strided,
             ShardArg::Aligned => Sharding::Aligned,
+            ShardArg::Local => Sharding::Local,
         }
     }
 }
 
 impl OrderArgs {
     /// # Errors
-    /// `Usage`: aligned shares in an order that does not read whole chunks.
-    pub(crate) fn check_shard(&self, shard: ShardArg) -> Result<(), Failure> {
+    /// `Usage`: aligned shares in an order that does not read whole chunks; local shares without peers, or
+    /// in an order that gives each rank samples of its own.
+    pub(crate) fn check_shard(&self, shard: ShardArg, has_peers: bool) -> Result<(), Failure> {
+        if shard == ShardArg::Local && !has_peers {
+            let text = "--shard local goes with --peers only: it gives each rank what its node holds for all";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        if shard == ShardArg::Local && matches!(self.order, Order::Local | Order::Partial) {
+            let text = "--shard local goes with --order global, grouped or sequential: this order gives each \
+                        rank samples of its own";
+            return Err(Failure::Usage(text.to_owned()));
+        }
         let grouped = self.order == Order::Grouped;
         self.only_with(shard == ShardArg::Aligned, grouped, "--shard aligned", "grouped")
     }

@@ -47,6 +47,11 @@ pub(crate) struct Joined {
 }
 
 impl PeerArgs {
+    /// Whether the ranks read from each other's tiers.
+    pub(crate) fn is_given(&self) -> bool {
+        self.peers.is_some()
+    }
+
     /// The image read through the peers of the round, if `--peers` is given.
     ///
     /// # Errors

@@ -297,8 +297,9 @@ fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_tha
 fn usage_errors_have_exit_code_2_and_name_the_option() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["--shard", "aligned"], "--order grouped"),
+        (&["--shard", "local"], "goes with --peers only"),
         (&["--shard", "evenly"], "aligned"),
         (&["--rank", "2", "--world-size", "2"], "--rank 2"),
         (&["--drop-last", "--pad"], "--pad"),

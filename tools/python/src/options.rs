@@ -246,8 +246,9 @@ fn sharding(value: &Bound<'_, PyAny>) -> PyResult<Sharding> {
     match &*value.extract::<String>()? {
         "strided" => Ok(Sharding::Strided),
         "aligned" => Ok(Sharding::Aligned),
+        "local" => Ok(Sharding::Local),
         other => {
-            let text = format!("shard is \"strided\" or \"aligned\", not {other:?}");
+            let text = format!("shard is \"strided\", \"aligned\" or \"local\", not {other:?}");
             Err(raise_invalid(value.py(), text))
         }
     }

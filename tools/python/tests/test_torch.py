@@ -813,6 +813,8 @@ def test_an_epoch_goes_on_with_other_workers_in_the_lanes_that_it_began_with(
 def test_a_sampler_of_single_samples_has_strided_shares_only(ds):
     with pytest.raises(dlfs.InvalidArgument, match="BatchSampler"):
         dlfs.torch.Sampler(ds, "grouped", shard="aligned")
+    with pytest.raises(dlfs.InvalidArgument, match="BatchSampler"):
+        dlfs.torch.Sampler(ds, "global", shard="local")
     sampler = dlfs.torch.BatchSampler(ds, 16, "grouped", lanes=2, shard="aligned", rank=1, world_size=3)
     other = dlfs.torch.BatchSampler(ds, 16, "grouped", lanes=2, rank=1, world_size=3)
     assert [len(batch) for batch in sampler] == [len(batch) for batch in other]
@@ -820,6 +822,8 @@ def test_a_sampler_of_single_samples_has_strided_shares_only(ds):
         dlfs.Loader(ds, 8, "global", shard="aligned")
     with pytest.raises(dlfs.InvalidArgument, match="strided"):
         dlfs.Loader(ds, 8, shard="whole")
+    with pytest.raises(dlfs.InvalidArgument, match="without peers"):
+        dlfs.Loader(ds, 8, shard="local")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ impl Schedule {
         self.starts.len() as u32 - 1
     }
 
+    /// The number of chunks of the data set.
+    pub fn num_chunks(&self) -> u32 {
+        self.samples.num_chunks()
+    }
+
+    /// The number of samples of a chunk.
+    pub fn per_chunk(&self) -> u32 {
+        self.samples.per_chunk as u32
+    }
+
     /// The number of steps in an epoch.
     pub fn steps(&self) -> u64 {
         self.positions.div_ceil(self.step_len())
@@ -165,6 +175,10 @@ impl Population for Samples {
 
     fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
         SampleId(u64::from(chunk) * self.per_chunk + u64::from(nth))
+    }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        (id.0 < self.count).then_some((id.0 / self.per_chunk) as u32)
     }
 }
 

@@ -240,7 +240,7 @@ impl ReadArgs {
         let window_bytes =
             self.run.window.map(|window| fits(window).ok_or_else(wrong)).transpose()?;
         let order = self.order.spec(world_size)?;
-        self.order.check_shard(shard)?;
+        self.order.check_shard(shard, self.peers.is_given())?;
         let batch_size = self.run.batch as usize;
         Ok(LoaderOptions {
             rank,
@@ -425,5 +425,5 @@ Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
-  torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers /shared/rendezvous
+  torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers /shared/rendezvous --shard local
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -62,7 +62,11 @@ struct JsonReport<'a> {
 
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let spec = args.order.spec(args.world_size)?.started(args.world_size);
-    args.order.check_shard(args.shard)?;
+    if args.shard == ShardArg::Local {
+        let text = "--shard local follows the holders of a running job, which a report does not have";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    args.order.check_shard(args.shard, false)?;
     let image = args.image.open(&args.connection)?;
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
@@ -118,26 +122,21 @@ fn ranks(
     let mut observer = RankObserver::new(args.world_size, args.batch);
     let (mut ids, mut picks, mut aligner) = (Vec::new(), Vec::new(), Aligner::default());
     // A rank's share of a global batch.
-    let step = match args.shard {
-        ShardArg::Strided => STEP,
-        ShardArg::Aligned => a_rank,
-    };
+    let is_aligned = args.shard == ShardArg::Aligned;
+    let step = if is_aligned { a_rank } else { STEP };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
         let (mut positions, mut taken) = (shard.positions(order.len()), 0);
         while positions.remaining() > 0 {
             ids.clear();
             let strided = positions.split_front(step);
-            match args.shard {
-                ShardArg::Strided => order.ids(directory, strided, &mut ids),
-                ShardArg::Aligned => {
-                    let batch = shard.global_batch(order.len(), taken, step);
-                    picks.clear();
-                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
-                    ids.extend(
-                        picks.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)),
-                    );
-                }
+            if is_aligned {
+                let batch = shard.global_batch(order.len(), taken, step);
+                picks.clear();
+                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                ids.extend(picks.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
+            } else {
+                order.ids(directory, strided, &mut ids);
             }
             taken += strided.remaining();
             ids.iter().for_each(|&id| observer.see(directory.label(id)));

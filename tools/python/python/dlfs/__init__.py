@@ -77,7 +77,7 @@ __all__ = [
 Address: TypeAlias = str | os.PathLike[str]
 Addresses: TypeAlias = Address | bytes | Sequence[Address | bytes]
 Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
-Shard: TypeAlias = Literal["strided", "aligned"]
+Shard: TypeAlias = Literal["strided", "aligned", "local"]
 
 
 def open(
@@ -185,7 +185,8 @@ class Loader(_Loader):
     world_size       the number of ranks that share each epoch
     shard            how the ranks share each global batch: "strided": every W-th sample to each; "aligned", in
                      grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
-                     resumes with another world size. The samples of each global batch are the same
+                     resumes with another world size; "local", with peers: what the rank's node holds, as far
+                     as equal shares allow. The samples of each global batch are the same
     drop_last        drop what does not fill a batch on every rank; pad: fill it up instead
     prefetch_bytes   the most memory for samples that are read ahead and not yet dropped, in bytes. None:
                      256 MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time

@@ -525,7 +525,7 @@ class _Drawn(Iterator[list[int]]):
 class Sampler(torch.utils.data.Sampler[int]):
     """Indices in an order of dlfs, for DataLoader(sampler=...); otherwise like BatchSampler.
 
-    It does not know the batches, so its shares are strided: shard="aligned" raises InvalidArgument.
+    It does not know the batches, so its shares are strided; with another shard it raises InvalidArgument.
     """
 
     def __init__(
@@ -537,10 +537,11 @@ class Sampler(torch.utils.data.Sampler[int]):
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        if options.get("shard") == "aligned":
+        shard = options.get("shard")
+        if shard in ("aligned", "local"):
             raise InvalidArgument(
-                "aligned shares are parts of global batches, which a Sampler does not know: take "
-                'BatchSampler(..., shard="aligned"), or shard="strided"'
+                f"{shard} shares are parts of global batches, which a Sampler does not know: take "
+                f'BatchSampler(..., shard="{shard}"), or shard="strided"'
             )
         self._batches = BatchSampler(
             dataset, 1, order, rank=rank, world_size=world_size, **options

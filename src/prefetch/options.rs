@@ -1,0 +1,110 @@
+//! Options of a loader.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::{Locality, OrderSpec, Sharding, State, Tail};
+use crate::qpair::Cpus;
+use crate::reader::OnError;
+
+/// Options of a [`Prefetcher`](super::Prefetcher).
+#[derive(Debug, Clone)]
+pub struct LoaderOptions {
+    /// The order. In grouped order, 0 lanes means as many as suit the world size, or those of the
+    /// state to resume from.
+    pub order: OrderSpec,
+    /// Samples per batch on this rank.
+    pub batch_size: usize,
+    /// The epochs to read.
+    pub epochs: Range<u64>,
+    /// This rank, less than `world_size`.
+    pub rank: u32,
+    /// The number of ranks that share each epoch.
+    pub world_size: u32,
+    /// How the ranks share each global batch.
+    pub sharding: Sharding,
+    /// Which node each rank is on and which node holds each chunk, for [`Sharding::Local`]. A data set that
+    /// has peers knows it, and sets it.
+    pub locality: Option<Arc<Locality>>,
+    /// What happens to the samples at the end of an epoch that do not fill a global batch.
+    pub tail: Tail,
+    /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` samples.
+    pub drop_short: bool,
+    /// The state to resume from, instead of the start of the first epoch.
+    pub resume: Option<State>,
+    /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
+    /// samples in grouped order if the samples are large and in the page cache, or if the window is
+    /// too small.
+    pub batching: Option<Batching>,
+    /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB,
+    /// or up to 1 GiB if a grouped order of large chunks has more open at a time.
+    pub window_bytes: usize,
+    /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
+    pub copy_threads: Option<usize>,
+    /// Queue pairs per namespace.
+    pub queue_pairs: usize,
+    /// What happens when a sample cannot be read.
+    pub on_error: OnError,
+    /// The longest that one [`Prefetcher::next`](super::Prefetcher::next) may take.
+    pub deadline: Duration,
+    /// Whether the poller spins instead of sleeping.
+    pub busy_poll: bool,
+    /// Whether samples in memory that is kept from an earlier epoch are verified again when they
+    /// are handed out. For callers that pass batches on to code that could write to them; safe Rust
+    /// cannot, so it is off by default.
+    pub verify_kept: bool,
+    /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
+    pub cpus: Option<Cpus>,
+}
+
+impl LoaderOptions {
+    /// Options for one rank that reads `epochs` epochs of `order` in batches of `batch_size`.
+    pub fn new(order: OrderSpec, batch_size: usize, epochs: u64) -> LoaderOptions {
+        LoaderOptions {
+            order,
+            batch_size,
+            epochs: 0..epochs,
+            rank: 0,
+            world_size: 1,
+            sharding: Sharding::Strided,
+            locality: None,
+            tail: Tail::Keep,
+            drop_short: false,
+            resume: None,
+            batching: None,
+            window_bytes: 0,
+            copy_threads: None,
+            queue_pairs: 1,
+            on_error: OnError::Raise,
+            deadline: Duration::from_secs(60),
+            busy_poll: false,
+            verify_kept: false,
+            cpus: None,
+        }
+    }
+
+    /// Whether the options agree with each other, as far as that can be checked without the image.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the first one that does not.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.on_error == OnError::Blank {
+            let text = "a loader raises or skips; only reads by id keep places without bytes";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.stated_batching().map(drop)
+    }
+}
+
+/// How the samples of a batch are read (DLFS's batching modes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// One command at a time, as in a plain synchronous reader.
+    None,
+    /// Many reads of single samples at once, neighbours merged, up to the queue depth.
+    Sample,
+    /// Whole chunks, with samples handed out of them; needs an order that reads whole chunks.
+    Chunk,
+}
