@@ -328,17 +328,23 @@ mod tests {
     fn when_a_member_joins_or_leaves_about_one_chunk_in_n_moves() {
         let chunks = chunks(1_334);
         let all: u64 = chunks.iter().sum();
-        for nodes in [4, 8] {
-            let with = |nodes| members(nodes, all / 10 * 13);
+        for (nodes, percent) in [(4, 130), (8, 130), (4, 102), (8, 102)] {
+            let with = |nodes| members(nodes, all / 100 * percent);
             let of = |members: &[Member]| ChunkHolders::new(IMAGE, members, &chunks).unwrap();
             let before = of(&with(nodes));
             for (what, after, n) in [
                 ("joins", of(&with(nodes + 1)), nodes + 1),
                 ("leaves", of(&with(nodes - 1)), nodes),
             ] {
-                let moved = moved(&before, &after);
-                println!("{nodes} nodes, one {what}: {moved:.3} of the chunks move");
-                assert!(moved <= 1.25 / n as f64, "{moved} at {nodes} nodes");
+                let (moved, least) = (moved(&before, &after), 1. / n as f64);
+                println!(
+                    "{nodes} nodes with room for {percent} %, one {what}: {moved:.3} of the chunks move, {:.2} \
+                     times the least",
+                    moved / least
+                );
+                // Where there is hardly more room than data, chunks that do not fit go on to other members.
+                let most = if percent == 130 { 1.25 } else { 2. };
+                assert!(moved <= most * least, "{moved} at {nodes} nodes");
             }
         }
     }

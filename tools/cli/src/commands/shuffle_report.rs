@@ -63,7 +63,8 @@ struct JsonReport<'a> {
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let spec = args.order.spec(args.world_size)?.started(args.world_size);
     if args.shard == ShardArg::Local {
-        let text = "--shard local follows the holders of a running job, which a report does not have";
+        let text =
+            "--shard local follows the holders of a running job, which a report does not have";
         return Err(Failure::Usage(text.to_owned()));
     }
     args.order.check_shard(args.shard, false)?;
