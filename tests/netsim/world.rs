@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::{Nqn, TcpAddress};
+use dlfs::qpair::session::carrier::{self, Carrier};
 use dlfs::qpair::session::keeping::{self, Keeping};
 use dlfs::qpair::session::lifecycle::Level;
-use dlfs::qpair::session::queue::{Action as QueueAction, TcpShared};
+use dlfs::qpair::session::queue::TcpShared;
 use dlfs::qpair::session::{
-    AdminEvent, Answer, Attached, Controller, Failure, Goal, HostIdentity, Identified, IoQueue,
-    JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
+    AdminEvent, Answer, Attached, Attempt, Channel, Controller, Failure, Goal, HostIdentity,
+    Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
 use dlfs::qpair::{Completion, Io, IoOp};
 use dlfs::tcp::Digests;
@@ -32,9 +33,7 @@ use crate::wire::Wire;
 pub(crate) struct World {
     start: Instant,
     now: Instant,
-    random: Random,
     terms: Terms,
-    portals: Arc<[Portal]>,
     shared: Arc<TcpShared>,
     /// The state of the keeper's thread.
     admin: Option<Admin>,
@@ -42,10 +41,8 @@ pub(crate) struct World {
     num_admins: u32,
     keeper_until: Option<Instant>,
     pairs: Vec<Pair>,
-    wires: Wires,
-    next_wire: u64,
+    network: Network,
     target: Subsystem,
-    reach: Vec<Reach>,
     faults: VecDeque<(Instant, Fault)>,
     asks: VecDeque<(Instant, Ask)>,
     oracle: Oracle,
@@ -65,6 +62,16 @@ pub(crate) struct Report {
     pub(crate) num_failed: u64,
     pub(crate) num_failed_flushes: u64,
     pub(crate) is_given_up: bool,
+}
+
+/// The connections between the host and the target.
+struct Network {
+    portals: Arc<[Portal]>,
+    /// Of each portal.
+    reach: Vec<Reach>,
+    wires: Wires,
+    next_wire: u64,
+    random: Random,
 }
 
 /// Whether a path accepts connections now.
@@ -138,18 +145,20 @@ impl World {
         World {
             start,
             now: start,
-            random,
             terms,
             shared: Arc::new(Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true))),
-            portals,
             admin: None,
             num_admins: 0,
             keeper_until: Some(start),
             pairs: Vec::new(),
-            wires: Wires::new(),
-            next_wire: 0,
+            network: Network {
+                portals,
+                reach: vec![Reach { refused_until: start, silent_until: start }; schedule.paths],
+                wires: Wires::new(),
+                next_wire: 0,
+                random,
+            },
             target,
-            reach: vec![Reach { refused_until: start, silent_until: start }; schedule.paths],
             faults: schedule.faults.into_iter().map(|(ms, fault)| (at(ms), fault)).collect(),
             asks: schedule.asks.into_iter().map(|(ms, ask)| (at(ms), ask)).collect(),
             oracle: Oracle::new(namespaces),
@@ -269,7 +278,7 @@ impl World {
     /// Advances to the next time at which something happens.
     fn step(&mut self) -> Result<(), String> {
         let host = |wire: Option<u64>, is_opening| {
-            wire.and_then(|wire| self.wires.get(&wire)?.host_ready_at(is_opening))
+            wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening))
         };
         let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel().is_opening()));
         let admin = admin.and_then(|(wire, is_opening)| host(Some(wire), is_opening));
@@ -278,7 +287,8 @@ impl World {
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for pair in &mut self.pairs {
             let is_opening = pair.queue.channel().is_some_and(|channel| channel.is_opening());
-            let wire = pair.wire.and_then(|wire| self.wires.get(&wire)?.host_ready_at(is_opening));
+            let wire =
+                pair.wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening));
             pairs.push([pair.until, wire].into_iter().flatten().min());
         }
         let events = [
@@ -287,7 +297,7 @@ impl World {
             self.target.next(),
             keeper,
         ];
-        let wires = self.wires.values().filter_map(Wire::target_ready_at);
+        let wires = self.network.wires.values().filter_map(Wire::target_ready_at);
         let next = events.into_iter().chain(pairs.iter().copied()).flatten().chain(wires).min();
         let Some(next) = next else {
             return Err(format!("nothing will ever happen, and this waits: {}", self.waits()));
@@ -300,7 +310,7 @@ impl World {
             let (_, fault) = self.faults.pop_front().expect("just seen");
             self.inflict(fault);
         }
-        self.target.turn(self.now, &mut self.wires);
+        self.target.turn(self.now, &mut self.network.wires);
         if keeper.is_some_and(|at| at <= self.now) {
             self.keeper_turn();
         }
@@ -321,7 +331,8 @@ impl World {
         let owed: Vec<usize> = self.pairs.iter().map(|pair| pair.queue.owed()).collect();
         let phase = self.shared.with(|lifecycle| format!("{:?}", lifecycle.phase()));
         let in_us = |at: Instant| at.saturating_duration_since(self.start).as_micros();
-        let wires = self.wires.iter().filter_map(|(n, w)| Some((n, in_us(w.target_ready_at()?))));
+        let wires =
+            self.network.wires.iter().filter_map(|(n, w)| Some((n, in_us(w.target_ready_at()?))));
         format!(
             "I/Os {owed:?}, {phase}; at {} us, keeper {:?} at {:?}, pairs {:?}, target {:?}, wires {:?}",
             in_us(self.now),
@@ -350,41 +361,17 @@ impl World {
     }
 
     fn close_admin(&mut self, admin: Admin) {
-        self.wires.get_mut(&admin.wire).expect("open").close(self.now, false);
+        self.network.wires.get_mut(&admin.wire).expect("open").close(self.now, false);
         self.num_admins -= 1;
     }
 
-    fn connect_wire(&mut self, portal: usize) -> u64 {
-        let Reach { refused_until, silent_until } = self.reach[portal];
-        let later = self.now + Duration::from_micros(20 + self.random.below(200));
-        let refusal = || Failure::new(ErrorKind::Refused, "connection refused");
-        let answer = match () {
-            () if self.now < silent_until => None,
-            () if self.now < refused_until => Some((later, Err(refusal()))),
-            () => Some((later, Ok(()))),
-        };
-        let number = self.next_wire;
-        self.next_wire += 1;
-        let random = Random::new(self.random.next());
-        self.wires.insert(number, Wire::new(self.now, portal, answer, random));
-        number
-    }
-
-    // A thread that polls a queue pair, as in `src/qpair/tcp/queue.rs`.
+    // A thread that polls a queue pair, with the turn of the library.
 
     fn pair_turn(&mut self, index: usize) {
         let now = self.now;
         let was_joined = self.pairs[index].queue.is_joined();
-        self.pairs[index].queue.begin(now, &self.shared);
-        self.obey(index);
-        let Pair { queue, wire, .. } = &mut self.pairs[index];
-        if let (Some(wire), Some(channel)) = (*wire, queue.channel()) {
-            let moved = self.wires.get_mut(&wire).expect("open").pump(now, channel);
-            queue.moved(moved);
-            self.obey(index);
-        }
-        self.pairs[index].queue.finish(&self.shared);
-        self.send(index);
+        let (queue, shared, mut wire) = self.parts(index);
+        carrier::turn(now, queue, shared, &mut wire);
         let mut done = Vec::new();
         while let Some(answer) = self.pairs[index].queue.next_completion(&self.shared) {
             done.push(answer);
@@ -401,28 +388,22 @@ impl World {
     }
 
     fn send(&mut self, index: usize) {
-        let Pair { queue, wire, .. } = &mut self.pairs[index];
-        if let (Some(wire), Some(channel)) = (*wire, queue.channel()) {
-            self.wires.get_mut(&wire).expect("open").send(self.now, channel);
-        }
+        let now = self.now;
+        let (queue, shared, mut wire) = self.parts(index);
+        carrier::send(now, queue, shared, &mut wire);
     }
 
     fn obey(&mut self, index: usize) {
-        while let Some(action) = self.pairs[index].queue.poll_action() {
-            match action {
-                QueueAction::Open(address) => {
-                    let portal = self.portals.iter().position(|p| p.socket == address);
-                    let wire = self.connect_wire(portal.expect("one of them"));
-                    self.pairs[index].wire = Some(wire);
-                }
-                QueueAction::Close { owes_data } => {
-                    if let Some(wire) = self.pairs[index].wire.take() {
-                        self.wires.get_mut(&wire).expect("open").close(self.now, owes_data);
-                    }
-                    self.pairs[index].queue.closed(&self.shared);
-                }
-            }
-        }
+        let now = self.now;
+        let (queue, shared, mut wire) = self.parts(index);
+        carrier::perform(now, queue, shared, &mut wire);
+    }
+
+    /// What a turn of a queue pair works on.
+    fn parts(&mut self, index: usize) -> (&mut IoQueue, &TcpShared, PairWire<'_>) {
+        let (now, network) = (self.now, &mut self.network);
+        let Pair { queue, wire, .. } = &mut self.pairs[index];
+        (queue, &self.shared, PairWire { now, network, wire })
     }
 
     // Requests to the host.
@@ -480,7 +461,7 @@ impl World {
         queue.remove_member(old.number);
         *until = Some(self.now);
         let writes = self.oracle.abandon(&old.owed);
-        let late = writes.into_iter().map(|blocks| (blocks, self.next_wire));
+        let late = writes.into_iter().map(|blocks| (blocks, self.network.next_wire));
         self.target.abandoned.extend(late);
         self.obey(index);
     }
@@ -526,39 +507,39 @@ impl World {
             Fault::Cut { nth } => {
                 let open: Vec<u64> = self.target.wires_of_queues().into_iter().collect();
                 if let Some(wire) = open.get(nth % open.len().max(1)) {
-                    self.wires.get_mut(wire).expect("known").break_off(now);
+                    self.network.wires.get_mut(wire).expect("known").break_off(now);
                 }
             }
             Fault::Hold { nth, ms } => {
-                let open: Vec<u64> = self.wires.keys().copied().collect();
+                let open: Vec<u64> = self.network.wires.keys().copied().collect();
                 if let Some(wire) = open.get(nth % open.len().max(1)) {
-                    self.wires.get_mut(wire).expect("known").hold(until(ms));
+                    self.network.wires.get_mut(wire).expect("known").hold(until(ms));
                 }
             }
             Fault::Silent { path, ms } => {
-                self.reach[path].silent_until = until(ms);
-                on(&mut self.wires, path, &mut |wire| wire.hold(until(ms)));
+                self.network.reach[path].silent_until = until(ms);
+                on(&mut self.network.wires, path, &mut |wire| wire.hold(until(ms)));
             }
             Fault::Refuse { path, ms } => {
-                self.reach[path].refused_until = until(ms);
-                on(&mut self.wires, path, &mut |wire| wire.break_off(now));
+                self.network.reach[path].refused_until = until(ms);
+                on(&mut self.network.wires, path, &mut |wire| wire.break_off(now));
             }
             Fault::Restart { ms } => {
-                self.target.restart(now, &mut self.wires);
-                self.reach.iter_mut().for_each(|reach| reach.refused_until = until(ms));
+                self.target.restart(now, &mut self.network.wires);
+                self.network.reach.iter_mut().for_each(|reach| reach.refused_until = until(ms));
             }
             // The first contents are the right ones.
             Fault::Replace { .. } if self.shared.identity().is_none() => {}
             Fault::Replace { path, nth } => {
                 self.target.paths[path].nguids[nth] = [8; 16];
-                on(&mut self.wires, path, &mut |wire| wire.break_off(now));
+                on(&mut self.network.wires, path, &mut |wire| wire.break_off(now));
             }
             Fault::PathError { path, ms } => self.target.paths[path].path_error_until = until(ms),
             Fault::Busy { path, ms } => self.target.paths[path].busy_until = until(ms),
             Fault::Hang { ms } => self.target.hangs_until = until(ms),
             Fault::Grow => {
                 self.target.num_blocks += 8;
-                self.target.tell_events(now, &mut self.wires);
+                self.target.tell_events(now, &mut self.network.wires);
                 // Later sessions would see another size, so it shrinks again.
                 self.faults.push_front((until(20), Fault::ShrinkBack));
                 self.faults.make_contiguous().sort_by_key(|(at, _)| *at);
@@ -607,6 +588,64 @@ impl World {
 }
 
 /// The keeper's surroundings: wires instead of sockets.
+impl Network {
+    fn connect(&mut self, now: Instant, portal: usize) -> u64 {
+        let Reach { refused_until, silent_until } = self.reach[portal];
+        let later = now + Duration::from_micros(20 + self.random.below(200));
+        let refusal = || Failure::new(ErrorKind::Refused, "connection refused");
+        let answer = match () {
+            () if now < silent_until => None,
+            () if now < refused_until => Some((later, Err(refusal()))),
+            () => Some((later, Ok(()))),
+        };
+        let number = self.next_wire;
+        self.next_wire += 1;
+        let random = Random::new(self.random.next());
+        self.wires.insert(number, Wire::new(now, portal, answer, random));
+        number
+    }
+}
+
+/// The connection of a queue pair during a turn.
+struct PairWire<'a> {
+    now: Instant,
+    network: &'a mut Network,
+    wire: &'a mut Option<u64>,
+}
+
+impl PairWire<'_> {
+    fn wire(&mut self) -> Option<&mut Wire> {
+        let number = self.wire.as_ref()?;
+        Some(self.network.wires.get_mut(number).expect("open"))
+    }
+}
+
+impl Carrier for PairWire<'_> {
+    fn open(&mut self, address: SocketAddr) -> Result<(), Failure> {
+        let portal = self.network.portals.iter().position(|portal| portal.socket == address);
+        *self.wire = Some(self.network.connect(self.now, portal.expect("one of them")));
+        Ok(())
+    }
+
+    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        self.wire().map_or(Ok(()), |wire| wire.pump(now, channel))
+    }
+
+    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        if let Some(wire) = self.wire() {
+            wire.send(now, channel);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, now: Instant, owes_data: bool) {
+        if let Some(wire) = self.wire() {
+            wire.close(now, owes_data);
+        }
+        *self.wire = None;
+    }
+}
+
 impl Keeping for World {
     type Portal = Portal;
     type JoinInfo = JoinInfo;
@@ -618,13 +657,13 @@ impl Keeping for World {
         if self.num_admins > 1 {
             self.oracle.broken_rules.push("two controllers at a time".to_owned());
         }
-        let wire = self.connect_wire(portal);
+        let wire = self.network.connect(now, portal);
         Ok(Admin { controller: Controller::new(now, self.terms.clone()), wire })
     }
 
     fn poll(&mut self, now: Instant, admin: &mut Admin) -> Result<AdminEvent, Failure> {
         let Admin { controller, wire } = admin;
-        let wire = self.wires.get_mut(wire).expect("it is not closed");
+        let wire = self.network.wires.get_mut(wire).expect("it is not closed");
         let moved = wire.pump(now, controller.channel());
         let turn = controller.advance(now, moved);
         wire.send(now, controller.channel());

@@ -16,12 +16,14 @@
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets, the end | all, by a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
+//! | [`carrier`] | the turn of an I/O queue with its connection | the thread that polls it |
 //! | [`Backlog`] | an I/O that is in no connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
 mod backlog;
 mod backoff;
+pub mod carrier;
 pub mod connect;
 pub mod controller;
 mod durability;
@@ -33,6 +35,7 @@ pub mod queue;
 mod shared;
 
 pub use backlog::{Answer, Attempt, Backlog};
+pub use carrier::Carrier;
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo, Terms};
 pub use durability::Durability;

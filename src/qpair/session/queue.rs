@@ -38,9 +38,9 @@ pub type TcpShared = Shared<Portal, JoinInfo>;
 type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// What the owner must do with the connection.
+/// What the turn must do with the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(super) enum Action {
     /// Start to connect to this address; report a failure by [`IoQueue::moved`].
     Open(SocketAddr),
     /// Close the connection, then call [`IoQueue::closed`]. With `owes_data`, discard what the socket has not
@@ -56,9 +56,7 @@ pub enum Action {
 ///
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
-/// A turn is: [`IoQueue::begin`]; transfer the bytes of [`IoQueue::channel`], if there is a connection, and
-/// report the result by [`IoQueue::moved`]; [`IoQueue::finish`]; send. After each of these do what
-/// [`IoQueue::poll_action`] says.
+/// [`super::carrier::turn`] advances it.
 #[derive(Debug)]
 pub struct IoQueue {
     /// The parameters of a connection, without the subsystem, which the session's portal names.
@@ -201,8 +199,8 @@ impl IoQueue {
         stage.unwrap_or("waiting for the controller")
     }
 
-    /// What the owner must do with the connection.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    /// What the turn must do with the connection.
+    pub(super) fn poll_action(&mut self) -> Option<Action> {
         self.action.take()
     }
 
@@ -245,7 +243,7 @@ impl IoQueue {
     }
 
     /// Begins a turn: notices a lost session and a closed fence, and tries to join a session.
-    pub fn begin(&mut self, now: Instant, shared: &TcpShared) {
+    pub(super) fn begin(&mut self, now: Instant, shared: &TcpShared) {
         self.now = now;
         self.notice_lost_session(shared);
         self.notice_closed_fence();
@@ -257,7 +255,7 @@ impl IoQueue {
     }
 
     /// Handles the result of transferring bytes, or of opening the connection.
-    pub fn moved(&mut self, moved: Result<(), Failure>) {
+    pub(super) fn moved(&mut self, moved: Result<(), Failure>) {
         // A failure is handled before events: a target may send answers in the same segment as the end of the
         // connection. `closed` handles the answers.
         match moved {
@@ -267,7 +265,7 @@ impl IoQueue {
     }
 
     /// Ends a turn: puts waiting I/Os on the connection, which are then sent together.
-    pub fn finish(&mut self, shared: &TcpShared) {
+    pub(super) fn finish(&mut self, shared: &TcpShared) {
         self.backlog.wake_delayed(self.now);
         self.issue(self.now, shared);
         match &self.state {
@@ -345,7 +343,7 @@ impl IoQueue {
 
     /// The connection is closed, so its buffers are free. I/Os that were answered are completed; the others
     /// are issued again or fail.
-    pub fn closed(&mut self, shared: &TcpShared) {
+    pub(super) fn closed(&mut self, shared: &TcpShared) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
         let (channel, session, qid, why) = match std::mem::replace(&mut self.state, down) {
             State::Closing { channel, session, qid, why } => (channel, session, qid, why),

@@ -12,6 +12,7 @@
 //! I/Os fail.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ use crate::error::Result;
 use crate::process::Forked;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
-use crate::qpair::session::IoQueue;
-use crate::qpair::session::queue::Action;
+use crate::qpair::session::queue::TcpShared;
+use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, carrier};
 use crate::qpair::{Completion, Fence, Io, Namespace, Wait};
 use crate::units::deadline;
 
@@ -140,7 +141,7 @@ impl Drop for Connection {
         let core = core.get_mut();
         if core.remote.is_ours() {
             core.queue.leave_session("the queue pair was dropped");
-            core.perform();
+            core.perform(Instant::now());
             core.remote.remove_pair();
         }
     }
@@ -208,7 +209,7 @@ impl Core {
 
     fn remove_member(&mut self, handle: usize) {
         self.queue.remove_member(handle);
-        self.perform();
+        self.perform(Instant::now());
         self.handles[handle] = None;
         if self.leader == Some(handle) {
             let joined = |(_, handle): &(usize, &Option<Handle>)| {
@@ -359,51 +360,44 @@ impl Core {
         if !self.notice_fork(now) {
             return;
         }
-        self.queue.begin(now, &self.remote);
-        self.perform();
-        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel()) {
-            let moved = link.poll(now, channel, &mut self.scratch, must_look);
-            self.counters.add(link.take_receives());
-            self.queue.moved(moved);
-            self.perform();
-        }
-        self.queue.finish(&self.remote);
-        self.send(now);
+        let (queue, shared, mut socket) = self.parts(must_look);
+        carrier::turn(now, queue, shared, &mut socket);
+        self.expect();
     }
 
     /// Sends queued bytes.
     fn send(&mut self, now: Instant) {
-        if let (Some(link), Some(channel)) = (&mut self.link, self.queue.channel())
-            && let Err(failure) = link.send(now, channel)
-        {
-            self.queue.moved(Err(failure));
-            self.perform();
-        }
+        let (queue, shared, mut socket) = self.parts(false);
+        carrier::send(now, queue, shared, &mut socket);
+        self.expect();
+    }
+
+    /// Opens and closes the socket as the queue asks.
+    fn perform(&mut self, now: Instant) {
+        let (queue, shared, mut socket) = self.parts(false);
+        carrier::perform(now, queue, shared, &mut socket);
+    }
+
+    /// Tells the socket whether an answer of the target is expected.
+    fn expect(&mut self) {
         let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
         if let Some(link) = &mut self.link {
             link.expect(is_expecting);
         }
     }
 
-    /// Opens and closes the socket as the queue asks.
-    fn perform(&mut self) {
-        while let Some(action) = self.queue.poll_action() {
-            match action {
-                Action::Open(address) => match Link::start(address) {
-                    Ok(link) => {
-                        self.link = Some(link);
-                        self.lead(self.leader);
-                    }
-                    Err(failure) => self.queue.moved(Err(failure)),
-                },
-                Action::Close { owes_data } => {
-                    if let Some(link) = self.link.take() {
-                        link.close(owes_data);
-                    }
-                    self.queue.closed(&self.remote);
-                }
-            }
-        }
+    /// What a turn works on.
+    fn parts(&mut self, must_look: bool) -> (&mut IoQueue, &TcpShared, QueueSocket<'_>) {
+        let leader = self.leader.and_then(|leader| self.handles[leader].as_ref());
+        let socket = QueueSocket {
+            link: &mut self.link,
+            registry: leader.and_then(|leader| leader.registry.as_ref()),
+            told: &mut self.told,
+            scratch: &mut self.scratch,
+            counters: &self.counters,
+            must_look,
+        };
+        (&mut self.queue, &self.remote, socket)
     }
 
     /// In a child process the connection and its shared state belong to the parent: the child sends nothing
@@ -414,7 +408,7 @@ impl Core {
             return true;
         }
         self.queue.leave_session("the process has forked");
-        self.perform();
+        self.perform(now);
         self.queue.reset_after_fork(now);
         match self.known_as.for_this_process() {
             Ok(remote) => {
@@ -427,6 +421,47 @@ impl Core {
                 self.queue.backlog().fail_all(&error.to_string());
                 false
             }
+        }
+    }
+}
+
+/// The socket of an I/O queue during a turn.
+struct QueueSocket<'a> {
+    link: &'a mut Option<Link>,
+    /// The registry of the leader's poller.
+    registry: Option<&'a Registry>,
+    /// The timeout that the leader last told its poller.
+    told: &'a mut Option<Instant>,
+    scratch: &'a mut [u8],
+    counters: &'a Counters,
+    /// Whether no event says when the socket is ready.
+    must_look: bool,
+}
+
+impl Carrier for QueueSocket<'_> {
+    fn open(&mut self, address: SocketAddr) -> Result<(), Failure> {
+        let link = self.link.insert(Link::start(address)?);
+        if let Some(registry) = self.registry {
+            link.register(registry, true); // it is writable once it is connected
+        }
+        *self.told = None;
+        Ok(())
+    }
+
+    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        let Some(link) = self.link else { return Ok(()) };
+        let moved = link.poll(now, channel, self.scratch, self.must_look);
+        self.counters.add(link.take_receives());
+        moved
+    }
+
+    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
+        self.link.as_mut().map_or(Ok(()), |link| link.send(now, channel))
+    }
+
+    fn close(&mut self, _now: Instant, owes_data: bool) {
+        if let Some(link) = self.link.take() {
+            link.close(owes_data);
         }
     }
 }
