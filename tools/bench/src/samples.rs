@@ -14,7 +14,7 @@ use dlfs::reader::Batch;
 use crate::engine::target::{address_of, connect_options, split_names};
 use crate::options::Job;
 use crate::stats::cpu::CpuClock;
-use crate::stats::{Stats, Wanted};
+use crate::stats::{PercentileOptions, Stats};
 use crate::worker::{Outcome, Shared};
 
 /// The measurements of a sample job beside those of a block job.
@@ -187,10 +187,7 @@ impl Run<'_> {
             cpu: CpuClock::of_thread(),
             process_cpu: CpuClock::of_process(),
             compute: Duration::from_micros(compute_us),
-            stats: Stats::new(Wanted {
-                slat_percentiles: false,
-                lat_percentiles: job.lat_percentiles,
-            }),
+            stats: Stats::new(PercentileOptions { slat: false, lat: job.lat_percentiles }),
             figures: SampleFigures { accelerators: 1, ..SampleFigures::default() },
             samples: [0; 2],
             sampled: begin,

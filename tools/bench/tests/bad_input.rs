@@ -60,7 +60,7 @@ fn a_size_beyond_the_namespace_is_refused_with_both_sizes() {
     with(&["--size=1m"]).complains_of(&["8192", "1048576", "beyond"]);
     with(&["--offset=1m"]).complains_of(&["8192", "1048576"]);
     with(&["--bs=16k"]).complains_of(&["less than one block"]);
-    with(&["--bs=1000"]).complains_of(&["not whole"]);
+    with(&["--bs=1000"]).complains_of(&["not a multiple"]);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn values_out_of_range_and_wrong_names_are_refused() {
         ("verify=md5", "crc32c and pattern"),
         ("percentile_list=101", "0 to 100"),
         ("include nothing.inc", "nothing.inc"),
-        ("cpus_allowed=x", "no list of processors"),
+        ("cpus_allowed=x", "not a list of processors"),
         ("cpus=0-1000", "does not exist"),
         ("rwmixread=101", "0 to 100"),
     ] {
@@ -256,7 +256,7 @@ fn numbers_beyond_all_bounds_are_refused_or_do_no_harm() {
     let dir = TestDir::new();
     run(&[dir.write("most.fio", most)]).quiet();
     let more = "[a]\nioengine=null\nsize=1e\noffset_increment=1e\nnumjobs=64\n";
-    run(&[dir.write("more.fio", more)]).code(1).complains_of(&["beyond"]);
+    run(&[dir.write("more.fio", more)]).code(1).complains_of(&["ends beyond it"]);
     refused("[a]\nioengine=mem\nsize=1e\n", &["a (", "slots"]);
     refused("[a]\nioengine=null\nsize=1e\nbs=1g\niodepth=65535\n", &["no memory"]);
 }

@@ -1,10 +1,14 @@
 //! Jobs from files and command lines, run by the real `dlfs-bench`.
 
 mod common;
+#[allow(dead_code, unreachable_pub)] // shared with the library's tests
+#[path = "../../../tests/support/disk.rs"]
+mod disk;
 
 use std::fs;
 
 use common::{TestDir, bench, finish, run};
+use disk::LoopDevice;
 
 #[test]
 fn a_random_read_of_a_plain_file_by_every_engine_moves_what_was_asked() {
@@ -198,6 +202,65 @@ fn flushes_and_blocks_of_many_sizes_share_the_buffers() {
         let writes = job["write"]["total_ios"].as_u64().unwrap();
         let flushes = job["sync"]["total_ios"].as_u64().unwrap();
         assert!(flushes > 0 && flushes <= writes / 7 + 1, "{flushes} of {writes}");
+    }
+}
+
+/// Of a split, sizes that are not multiples of the smallest one.
+#[test]
+fn blocks_of_4096_and_6144_bytes_work_on_a_namespace_in_memory() {
+    let split = "--bssplit=4096/50:6144/50";
+    let arguments = ["--name=m", "--ioengine=mem", "--rw=randrw", split, "--size=1m"];
+    let out = run(&[&arguments[..], &["--output-format=json"]].concat()).quiet();
+    let job = &out.json()["jobs"][0];
+    let write = |key: &str| job["write"][key].as_u64().unwrap();
+    assert!(write("io_bytes") > 4096 * write("total_ios"), "6,144 bytes were never drawn");
+    assert_eq!(job["error"], 0);
+}
+
+#[test]
+fn one_log_for_all_clones_has_the_lines_of_each() {
+    let dir = TestDir::new();
+    let mut command = bench();
+    command.current_dir(dir.folder()).args([
+        "--name=l",
+        "--ioengine=null",
+        "--rw=read",
+        "--bs=4k",
+        "--size=64k",
+        "--numjobs=3",
+        "--write_iops_log=all",
+        "--write_lat_log=all",
+        "--per_job_logs=0",
+    ]);
+    finish(command).quiet();
+    for kind in ["iops", "lat", "clat", "slat"] {
+        let log = fs::read_to_string(dir.path(&format!("all_{kind}.log"))).unwrap();
+        assert_eq!(log.lines().count(), 3 * 16, "{kind}: one line for each I/O of each clone");
+    }
+}
+
+/// Needs root, for a loop device. The device is named through a link, so that a fault removes only that.
+#[test]
+fn unlink_removes_files_and_no_node_of_a_block_device() {
+    let dir = TestDir::new();
+    let (file, node) = (dir.path("disk"), dir.path("node"));
+    fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    let read = |path: &std::path::Path, engine: &str| {
+        let name = format!("--filename={}", path.display());
+        let engine = format!("--ioengine={engine}");
+        run(&["--name=u", "--rw=read", "--size=1m", "--unlink=1", &name, &engine]).quiet();
+    };
+    if let Some(device) = LoopDevice::new(&file) {
+        std::os::unix::fs::symlink(device.path(), &node).unwrap();
+        for engine in ["psync", "io_uring", "file"] {
+            read(&node, engine);
+            assert!(node.is_symlink() && device.path().exists(), "{engine}");
+        }
+    }
+    for engine in ["psync", "io_uring", "file"] {
+        fs::write(&file, vec![0; 1 << 20]).unwrap();
+        read(&file, engine);
+        assert!(!file.exists(), "{engine}");
     }
 }
 

@@ -11,7 +11,7 @@ use dlfs::format::superblock_set::SuperblockCopies;
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 
-use super::target::split_names;
+use super::target::{removes, split_names};
 use crate::options::Job;
 
 /// Checks a file or block device before it is opened for writing, extended or removed.
@@ -33,7 +33,8 @@ pub(super) fn check_file(job: &Job, name: &str, path: &Path) -> Result<(), Strin
         return Ok(()); // other kinds are refused elsewhere
     }
     let file = std::fs::File::open(path).map_err(|error| format!("cannot open {name}: {error}"))?;
-    check_blocks(job, name, |offset, block| file.read_exact_at(block, offset).is_ok())
+    let removes = removes(job, path);
+    check_blocks(job, name, removes, |offset, block| file.read_exact_at(block, offset).is_ok())
 }
 
 /// Checks an open namespace before anything is written to it.
@@ -45,7 +46,7 @@ pub(super) fn check_device(job: &Job, name: &str, device: &Arc<dyn Device>) -> R
     let pair = device.queue_pair().map_err(|error| error.report())?;
     let mut blocking = Blocking::new(pair).map_err(|error| error.report())?;
     let mut failed = None;
-    let checked = check_blocks(job, name, |offset, block| {
+    let checked = check_blocks(job, name, false, |offset, block| {
         offset + block.len() as u64 <= len
             && blocking.read_at(offset, block).map_err(|error| failed = Some(error)).is_ok()
     });
@@ -59,6 +60,7 @@ pub(super) fn check_device(job: &Job, name: &str, device: &Arc<dyn Device>) -> R
 fn check_blocks(
     job: &Job,
     name: &str,
+    removes: bool,
     mut read: impl FnMut(u64, &mut [u8]) -> bool,
 ) -> Result<(), String> {
     let mut blocks = [const { [0; SUPERBLOCK_BYTES] }; 2];
@@ -70,7 +72,7 @@ fn check_blocks(
     if SuperblockCopies::parse(&blocks[0], &blocks[1]).is_blank() || consents(job, name) {
         return Ok(());
     }
-    let does = if job.unlink { "unlink=1 removes" } else { "the job overwrites" };
+    let does = if removes { "unlink=1 removes" } else { "the job overwrites" };
     Err(format!("{name} holds a dlfs data set, and {does} it; overwrite_data_set={name} consents"))
 }
 

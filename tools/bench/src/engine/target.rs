@@ -28,7 +28,7 @@ pub(crate) struct Target {
     pub(crate) name: String,
     /// Its size, block length and limits.
     pub(crate) namespace: Namespace,
-    /// The file that `unlink=` removes.
+    /// The regular file that `unlink=` removes; a device's node is not the job's to remove.
     pub(crate) path: Option<PathBuf>,
     opened: Opened,
 }
@@ -51,7 +51,7 @@ impl Target {
             Opened::Psync(file) => Box::new(Plain(PsyncPair::new(Arc::clone(file), namespace))),
             Opened::IoUring(file) => {
                 let pair = UringPair::new(Arc::clone(file), namespace, depth.clamp(1, 32_768));
-                Box::new(pair.map_err(|error| format!("this machine gives no io_uring: {error}"))?)
+                Box::new(pair.map_err(|error| format!("cannot create an io_uring: {error}"))?)
             }
         })
     }
@@ -238,7 +238,7 @@ fn wanted_len(job: &Job, count: u64) -> u64 {
 fn null_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     let len = wanted_len(job, count);
     if len == 0 {
-        return Err("ioengine=null needs size=: there is no target that has one".to_owned());
+        return Err("ioengine=null needs size=, since it has no target".to_owned());
     }
     let namespace = plain_namespace("null", len, 1, u16::MAX, "null");
     Ok(Target { name, namespace, path: None, opened: Opened::Null })
@@ -248,7 +248,7 @@ fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     let block = block_len(job);
     let len = wanted_len(job, count) / block * block;
     if len == 0 {
-        return Err("ioengine=mem needs size=: there is no target that has one".to_owned());
+        return Err("ioengine=mem needs size=, since it has no target".to_owned());
     }
     let memory = MemNamespace::new(len, block as u32).map_err(|error| error.report())?;
     let most = job.block_range().1.next_multiple_of(4096).max(1 << 20);
@@ -257,16 +257,16 @@ fn mem_target(job: &Job, name: String, count: u64) -> Result<Target, String> {
     Ok(Target::of_device(name, Arc::new(memory.with_limits(most, depth))))
 }
 
-/// Block length of the namespace: 4,096 bytes if the job's smallest block is a multiple of it, else 512.
+/// Block length of the namespace: 4,096 bytes if all blocks of the job are multiples of it, else 512.
 fn block_len(job: &Job) -> u64 {
-    if job.block_range().0.is_multiple_of(4096) { 4096 } else { 512 }
+    if job.block_sizes().iter().all(|size| size.is_multiple_of(4096)) { 4096 } else { 512 }
 }
 
 fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
     let address = address_of(job, &name)?;
     if let Address::Path(path) = &address {
         check_kind(&name, path)?;
-        if writable || job.unlink {
+        if writable || removes(job, path) {
             check_file(job, &name, path)?;
         }
     }
@@ -281,7 +281,7 @@ fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
     let mut target = Target::of_device(name, device);
     if let Address::Path(path) = address {
         prepare_cache(job, &path);
-        target.path = Some(path);
+        target.path = path.is_file().then_some(path);
     }
     Ok(target)
 }
@@ -303,7 +303,7 @@ fn plain_file(
     let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_block_device());
     let wanted = wanted_len(job, count);
     let has = metadata.as_ref().map_or(0, |m| m.len());
-    if written || job.unlink || has < wanted {
+    if written || removes(job, &path) || has < wanted {
         check_file(job, &name, &path)?;
     }
     if !is_device && (metadata.is_none() || has < wanted) {
@@ -330,6 +330,11 @@ fn plain_file(
     let block = if direct != 0 { 512 } else { 1 };
     let namespace = plain_namespace(&name, len, block, depth, engine.name());
     Ok(Target { name, namespace, path: (!is_device).then_some(path), opened })
+}
+
+/// Whether `unlink=1` removes `path` when the job ends: not the node of a block device.
+pub(super) fn removes(job: &Job, path: &Path) -> bool {
+    job.unlink && path.is_file()
 }
 
 /// Refuses other kinds of files before they are opened: opening a pipe would block until it has a writer.

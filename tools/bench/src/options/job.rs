@@ -242,6 +242,18 @@ impl Job {
         self.bsrange[direction].unwrap_or((self.bs[direction], self.bs[direction]))
     }
 
+    /// The sizes of all blocks in the directions that the job uses; of a range its ends.
+    pub(crate) fn block_sizes(&self) -> Vec<u64> {
+        let used = [self.pattern.reads, self.pattern.writes];
+        let mut sizes = Vec::new();
+        for direction in (0..2).filter(|&d| used[d]) {
+            let (low, high) = self.block_range_of(direction);
+            sizes.extend([low, high]);
+            sizes.extend(self.bssplit[direction].iter().map(|(size, _)| size));
+        }
+        sizes
+    }
+
     /// The queue depth that the engine supports.
     pub(crate) fn depth(&self) -> u64 {
         if self.engine == Engine::Psync { 1 } else { self.iodepth }

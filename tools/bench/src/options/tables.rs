@@ -411,7 +411,7 @@ fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(word, _)| *word == text.trim());
     found.map(|(_, value)| *value).ok_or_else(|| {
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
-        format!("'{text}' is none of {}", words.join(", "))
+        format!("'{text}' is not one of {}", words.join(", "))
     })
 }
 
@@ -473,7 +473,9 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
         let hex = if hex.len() % 2 == 1 { format!("0{hex}") } else { hex.to_owned() };
         let byte = |at: usize| hex.get(at..at + 2).and_then(|d| u8::from_str_radix(d, 16).ok());
         let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(byte).collect();
-        return bytes.filter(|b| !b.is_empty()).ok_or_else(|| "no hexadecimal number".to_owned());
+        return bytes
+            .filter(|b| !b.is_empty())
+            .ok_or_else(|| "not a hexadecimal number".to_owned());
     }
     let number = integer(text)?;
     let used = 8 - (number.leading_zeros() / 8).min(7) as usize;

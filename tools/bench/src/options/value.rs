@@ -40,7 +40,7 @@ pub(crate) fn size(text: &str) -> Result<Size, String> {
         Some(percent) => {
             let percent = integer(percent.trim_end_matches('%'))?; // configparser doubles the sign
             if percent > 100 {
-                return Err(format!("'{text}' is more than all"));
+                return Err(format!("'{text}' is more than 100 %"));
             }
             Ok(Size::Percent(percent))
         }

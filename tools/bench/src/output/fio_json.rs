@@ -7,7 +7,7 @@ use crate::options::Job;
 use crate::options::job::Engine;
 use crate::stats::depths::{CALLS, LEVELS};
 use crate::stats::latency::Latency;
-use crate::stats::{Direction, Wanted};
+use crate::stats::{Direction, PercentileOptions};
 
 /// The whole document; `plus`: with the bins of the histograms.
 pub(super) fn document(head: &Head<'_>, entries: &[Entry], plus: bool) -> Json {
@@ -43,7 +43,7 @@ fn job(entry: &Entry, head: &Head<'_>, plus: bool) -> Json {
         out = out.with("desc", description.as_str());
     }
     let [read, write] = &stats.directions;
-    let trim = Direction::new(Wanted::default());
+    let trim = Direction::new(PercentileOptions::default());
     out = out
         .with("read", direction(job, read, plus))
         .with("write", direction(job, write, plus))

@@ -12,6 +12,7 @@ mod numbers;
 mod report;
 mod terse;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -237,13 +238,20 @@ fn check_logs(jobs: &[Job]) -> Result<(), String> {
     Ok(())
 }
 
+/// Writes each file once: with `per_job_logs=0`, and for jobs with one prefix, it has the lines of several logs.
 fn write_logs(finished: &[Finished]) -> Result<(), String> {
-    for Finished { task, outcome, .. } in finished {
+    let mut by_thread: Vec<&Finished> = finished.iter().collect();
+    by_thread.sort_by_key(|finished| finished.task.thread);
+    let mut texts = BTreeMap::<PathBuf, String>::new();
+    for Finished { task, outcome, .. } in by_thread {
         for log in &outcome.logs {
             if let Some(path) = log_path(&task.job, log.kind(), task.thread) {
-                log.write(&path).map_err(|error| cannot_write(&path, &error))?;
+                log.write_to(texts.entry(path).or_default());
             }
         }
+    }
+    for (path, text) in texts {
+        std::fs::write(&path, text).map_err(|error| cannot_write(&path, &error))?;
     }
     Ok(())
 }

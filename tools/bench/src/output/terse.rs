@@ -4,7 +4,7 @@ use super::normal::latency_shares;
 use super::{Entry, VERSION};
 use crate::options::Job;
 use crate::stats::latency::Latency;
-use crate::stats::{Direction, Wanted};
+use crate::stats::{Direction, PercentileOptions};
 
 /// One line for each entry.
 pub(crate) fn lines(entries: &[Entry], version: u64) -> String {
@@ -24,7 +24,7 @@ fn line(entry: &Entry, version: u64) -> String {
         direction(job, d, version, &mut fields);
     }
     if version == 5 {
-        direction(job, &Direction::new(Wanted::default()), version, &mut fields);
+        direction(job, &Direction::new(PercentileOptions::default()), version, &mut fields);
     }
     let cpu = &stats.cpu;
     fields.push(format!("{:.6}%", cpu.user_percent()));

@@ -1,7 +1,6 @@
 //! Logs over time in fio's format: `time_ms, value, direction, block size, offset`.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 /// The kind of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,19 +123,14 @@ impl Log {
         self.interval_start_ms = time_ms;
     }
 
-    /// Writes the lines to the file at `path`.
-    pub(crate) fn write(&self, path: &Path) -> std::io::Result<()> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder)?;
-        }
-        let mut text = String::new();
+    /// Appends the lines to `text`, as they stand in a file.
+    pub(crate) fn write_to(&self, text: &mut String) {
         for line in &self.lines {
             let offset = if self.with_offset { line.offset } else { 0 };
             let Line { time_ms, value, direction, block, .. } = line;
             // Writing to a string does not fail.
             let _ = writeln!(text, "{time_ms}, {value}, {direction}, {block}, {offset}");
         }
-        std::fs::write(path, text)
     }
 
     pub(crate) fn kind(&self) -> Kind {

@@ -46,22 +46,22 @@ pub(crate) struct Stats {
     pub(crate) verified: u64,
 }
 
-/// What is kept.
+/// Of which latencies percentiles are recorded, besides those of completion.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Wanted {
-    pub(crate) slat_percentiles: bool,
-    pub(crate) lat_percentiles: bool,
+pub(crate) struct PercentileOptions {
+    pub(crate) slat: bool,
+    pub(crate) lat: bool,
 }
 
 impl Direction {
-    pub(crate) fn new(wanted: Wanted) -> Direction {
+    pub(crate) fn new(percentiles: PercentileOptions) -> Direction {
         Direction {
             ios: 0,
             bytes: 0,
             short_ios: 0,
-            slat: Latency::new(wanted.slat_percentiles),
+            slat: Latency::new(percentiles.slat),
             clat: Latency::new(true),
-            lat: Latency::new(wanted.lat_percentiles),
+            lat: Latency::new(percentiles.lat),
             bandwidth: Series::default(),
             iops: Series::default(),
             runtime_ms: 0,
@@ -107,9 +107,9 @@ impl Direction {
 }
 
 impl Stats {
-    pub(crate) fn new(wanted: Wanted) -> Stats {
+    pub(crate) fn new(percentiles: PercentileOptions) -> Stats {
         Stats {
-            directions: [Direction::new(wanted), Direction::new(wanted)],
+            directions: [Direction::new(percentiles), Direction::new(percentiles)],
             sync: Latency::new(true),
             depths: Depths::default(),
             cpu: CpuUse::default(),

@@ -24,7 +24,7 @@ use dlfs::units::Lba;
 use crate::options::Job;
 use crate::options::job::Engine;
 use crate::stats::log::{Kind, Log};
-use crate::stats::{Stats, Wanted, cpu::CpuClock};
+use crate::stats::{PercentileOptions, Stats, cpu::CpuClock};
 use crate::workload::content::Content;
 use crate::workload::positions::Positions;
 use crate::workload::rate::Rates;
@@ -182,8 +182,7 @@ impl Worker {
             stopped: false,
         };
         shared.goal_bytes.store(if endless { 0 } else { bytes }, Ordering::Relaxed);
-        let wanted =
-            Wanted { slat_percentiles: job.slat_percentiles, lat_percentiles: job.lat_percentiles };
+        let wanted = PercentileOptions { slat: job.slat_percentiles, lat: job.lat_percentiles };
         Ok(Worker {
             free: (0..slots.len() as u32).rev().collect(),
             done: Vec::with_capacity(slots.len()),

@@ -41,7 +41,7 @@ pub(crate) fn region(
     let begin = (number.checked_mul(increment))
         .and_then(|more| job.offset.of(has).checked_add(more))
         .and_then(|begin| begin.checked_next_multiple_of(align))
-        .ok_or_else(|| format!("{name}: the offset is beyond everything"))?;
+        .ok_or_else(|| format!("{name}: the offset is past 2^64 bytes"))?;
     let rest = has.saturating_sub(begin);
     let wanted = match job.size {
         None => rest,
@@ -65,15 +65,13 @@ pub(crate) fn region(
 
 /// Refuses blocks and depths that the target does not support.
 pub(crate) fn check(job: &Job, target: &Target) -> Result<(), String> {
-    let (min, max) = job.block_range();
+    let (_, max) = job.block_range();
     let Target { name, namespace, .. } = target;
     let (block, most) = (u64::from(namespace.block_len_bytes), namespace.max_transfer_bytes);
-    let sizes = [0, 1].map(|d| job.bssplit[d].iter().map(|s| s.0).collect::<Vec<_>>()).concat();
-    let all = sizes.into_iter().chain([min, max]);
-    for size in all {
+    for size in job.block_sizes() {
         if !size.is_multiple_of(block) {
             return Err(format!(
-                "{name} has blocks of {block} bytes, and bs={size} is not whole ones"
+                "{name} has blocks of {block} bytes, and bs={size} is not a multiple of them"
             ));
         }
     }
