@@ -3,6 +3,8 @@
 mod common;
 
 use std::fs;
+use std::io::Write as _;
+use std::path::Path;
 use std::process::Command;
 
 use common::{TestDir, run};
@@ -44,4 +46,24 @@ fn every_command_has_a_manual_page() {
     assert!(page.text().contains(".TH dlfs 1"), "{}", page.text());
     fs::write(dir.path("file"), "").expect("a new file");
     run(&["man", &dir.arg("file/man1")]).code(1).complains_of(&["file/man1"]);
+}
+
+/// A copy of the script in a folder of its own, so that no release of this tree is in its way.
+#[test]
+fn a_second_release_at_the_same_time_ends_with_the_process_of_the_first() {
+    let dir = TestDir::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    fs::create_dir_all(dir.path("tools")).unwrap();
+    fs::create_dir_all(dir.path("target/dist/stage")).unwrap();
+    fs::copy(root.join("tools/release"), dir.path("tools/release")).unwrap();
+    fs::copy(root.join("Cargo.toml"), dir.path("Cargo.toml")).unwrap();
+    let mut lock = fs::File::create(dir.path("target/dist/lock")).unwrap();
+    lock.lock().unwrap();
+    writeln!(lock, "4711").unwrap();
+    let mut command = Command::new(dir.path("tools/release"));
+    let output = command.env_remove("CARGO_TARGET_DIR").output().expect("python3 runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("process 4711 builds a release in"), "{errors}");
+    assert!(dir.path("target/dist/stage").exists(), "the stage of the first is left alone");
 }
