@@ -139,19 +139,33 @@ pub enum Next {
     Failed(Failed),
 }
 
-/// Why an authentication failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why an authentication failed. The text leaves "authentication failed" to the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failed {
     /// This side detected the failure, and told the other.
-    #[error("{0}: {1}")]
     Here(Explanation, &'static str),
     /// The other side reported it.
-    #[error("the other side says: {0}")]
     There(Explanation),
     /// The driver made a call that the state does not allow, such as passing an unrequested
     /// message.
-    #[error("a message out of turn")]
     OutOfTurn,
+}
+
+impl std::error::Error for Failed {}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Explanation::AuthenticationFailed;
+        match self {
+            Failed::Here(AuthenticationFailed, why) => f.write_str(why),
+            Failed::Here(explanation, why) => write!(f, "{explanation}: {why}"),
+            Failed::There(AuthenticationFailed) => {
+                f.write_str("the other side does not accept the response")
+            }
+            Failed::There(explanation) => write!(f, "the other side reports: {explanation}"),
+            Failed::OutOfTurn => f.write_str("a message came out of turn"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -294,7 +294,7 @@ fn a_wrong_key_is_reported_with_its_cause_and_without_the_key() {
         authenticated(credentials(false), |terms| controller_terms(terms, theirs));
     let Event::Failed { failure, refused: false } = event else { panic!("{event:?}") };
     assert_eq!(failure.kind, ErrorKind::Refused);
-    assert_eq!(failure.message, "authentication: the other side says: authentication failed");
+    assert_eq!(failure.message, "authentication: the other side does not accept the response");
     assert!(!channel.has_room());
 }
 
