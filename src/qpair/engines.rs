@@ -17,6 +17,7 @@ pub fn engines() -> Vec<Engine> {
         |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };
     vec![
         engine("file", "image files and block devices, by io_uring or pread"),
+        engine("folder", "folders of files, read without an import"),
         engine("tcp", "nvme-tcp:// and trtype:TCP: NVMe/TCP by this library's own host"),
         spdk(),
     ]
@@ -38,7 +39,7 @@ fn spdk() -> Engine {
 #[cfg(not(feature = "spdk"))]
 fn spdk() -> Engine {
     let reaches =
-        "spdk:nvme-tcp:// and trtype:PCIE|RDMA|VFIOUSER want a build with --features spdk";
+        "spdk:nvme-tcp:// and trtype:PCIE|RDMA|VFIOUSER need a build with --features spdk";
     Engine { name: "spdk", compiled_in: false, reaches: reaches.to_owned() }
 }
 
@@ -50,7 +51,7 @@ mod tests {
     fn every_engine_is_named_once_and_those_that_are_missing_say_what_they_want() {
         let found = engines();
         let names: Vec<&str> = found.iter().map(|engine| engine.name).collect();
-        assert_eq!(names, ["file", "tcp", "spdk"]);
+        assert_eq!(names, ["file", "folder", "tcp", "spdk"]);
         for engine in found {
             assert_eq!(engine.compiled_in, !engine.reaches.contains("--features"), "{engine:?}");
         }

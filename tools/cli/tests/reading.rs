@@ -436,6 +436,14 @@ fn a_plain_folder_is_described_and_read_without_an_import() {
         (json["samples"].clone(), json["bytes"].clone(), json["order_crc32c"].clone())
     };
     assert_eq!(read(&folder), read(&image), "ids are those of the import");
+    // A folder stores no checksums, so the first epoch verifies nothing.
+    for (epochs, later) in [("1", "0 later reads verified"), ("3", "600 later reads verified")] {
+        let ran = run(&["read", &folder, "--epochs", epochs]).code(0);
+        let told = format!("300 checksums learned at first read, {later}");
+        assert!(ran.text().contains(&told), "{}", ran.text());
+    }
+    let ran = run(&["read", &image]).code(0);
+    assert!(ran.text().contains("every sample verified"), "{}", ran.text());
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub(crate) fn run(args: InfoArgs) -> Result<Outcome, Failure> {
         out.line(format!("dlfs {}", *VERSION))?;
         for engine in &info.engines {
             let mark = if engine.compiled_in { "yes" } else { "no " };
-            out.line(format!("  {:<5} {mark}  {}", engine.name, engine.reaches))?;
+            out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))?;
         }
     }
     out.flush()?;

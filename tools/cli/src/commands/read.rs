@@ -207,7 +207,7 @@ impl Keeper {
     /// Saves the state of a run that was stopped, and tells the user how to continue.
     fn stopped(&self) -> Outcome {
         if self.file.is_none() {
-            eprintln!("dlfs: stopped; with --state FILE the run could be taken up again");
+            eprintln!("dlfs: stopped; with --state FILE the run could be resumed");
             return Outcome::Incomplete;
         }
         match self.save() {
@@ -236,7 +236,7 @@ impl ReadArgs {
             )));
         }
         let fits = |window| usize::try_from(window).ok().filter(|&window| window > 0);
-        let wrong = || Failure::Usage("--window is no size of memory".to_owned());
+        let wrong = || Failure::Usage("--window is not a size of memory".to_owned());
         let window_bytes =
             self.run.window.map(|window| fits(window).ok_or_else(wrong)).transpose()?;
         let order = self.order.spec(world_size)?;
@@ -374,8 +374,20 @@ fn print_report(
     for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().flat_map(peer_lines)) {
         out.line(line)?;
     }
-    out.line(format!("  order      CRC32C {:08x}; every sample verified", report.order_crc32c))?;
+    let verified = verified(image, report.samples);
+    out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
+}
+
+/// What was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
+fn verified(image: &Image, samples: u64) -> String {
+    let Some(learned) = image.directory().learned() else {
+        return "every sample verified".to_owned();
+    };
+    let learned = learned.count().min(samples);
+    let checksums = text::counted(learned, "checksum");
+    let later = text::counted(samples - learned, "later read");
+    format!("{checksums} learned at first read, {later} verified")
 }
 
 /// The contribution of each tier and of the origin.
@@ -393,9 +405,9 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
             text::bytes(tier.capacity_bytes)
         );
         for (count, what) in [
-            (tier.restored, "found again"),
-            (tier.left, "gave way"),
-            (tier.damaged, "damaged and refetched"),
+            (tier.restored, "reused"),
+            (tier.left, "evicted"),
+            (tier.damaged, "damaged and read again"),
         ] {
             if count > 0 {
                 line.push_str(&format!(", {} {what}", text::count(count)));
