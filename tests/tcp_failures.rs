@@ -408,13 +408,17 @@ fn statuses_are_retried_or_told_as_they_ask() {
 }
 
 #[test]
-fn a_read_that_kills_every_connection_ends() {
+fn a_read_that_kills_every_connection_fails_after_its_first_try_and_ten_more() {
     let target = HostileTarget::start(bytes(1));
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    // Only the limit of tries ends the read, not the time.
+    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_secs(600), ..short_timeouts() };
+    let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
+    let before = target.io_commands();
     target.behave(Misbehaviour::CloseIo, None);
     let completion = one(&mut driver, read(0, 512));
     assert!(matches!(completion.result, Err(IoError::Disconnected(_))), "{completion:?}");
+    assert_eq!(target.io_commands() - before, 1 + 10);
     target.be_good();
     assert!(one(&mut driver, read(0, 512)).result.is_ok(), "and the next one does not suffer");
 }

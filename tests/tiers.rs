@@ -654,7 +654,7 @@ fn the_copier_keeps_to_its_bandwidth() {
     let origin = MemNamespace::new(8 << 20, 4096).unwrap();
     let origin = Faulty::new(Arc::new(origin.read_only()));
     let units = Units::from_pages((0..8).map(|unit| (unit * 256, 256)));
-    let bandwidth_bytes_per_s = Some(20 << 20);
+    let bandwidth_bytes_per_s = Some(6 << 20);
     let tiers = TierOptions { bandwidth_bytes_per_s, ..options(Policy::FirstTouch, &["ram:8M"]) };
     let cache = cache(&origin, units, &tiers);
     let mut io = Blocking::new(cache.devices()[0].queue_pair().unwrap()).unwrap();
@@ -664,7 +664,7 @@ fn the_copier_keeps_to_its_bandwidth() {
     }
     settle_cache(&cache);
     // Seven of eight units must pass before the last begins; it can only take longer.
-    assert!(began.elapsed() >= Duration::from_millis(7 * 49), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
     assert_eq!(cache.stats().tiers[0].held_bytes, 8 << 20);
 }
 
