@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::dataset::{
-    self, Dataset, Loader, OnError, Options, Sampler, VerifyOptions, Wanted, Watch,
+    self, Dataset, Loader, OnError, Options, Query, Sampler, VerifyOptions, Watch,
 };
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::nvme::Address;
@@ -163,15 +163,15 @@ fn what_is_known_of_a_data_set_needs_no_reading() {
 fn samples_are_read_by_id_and_by_name_in_the_order_of_asking() {
     let source = Source::new(2);
     let dataset = source.open();
-    let read = dataset.read(Wanted::Ids(&ids(&[170, 3, 3, 60])), OnError::Raise, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&ids(&[170, 3, 3, 60])), OnError::Raise, &mut ()).unwrap();
     source.assert_right(&read.batch);
     assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[170, 3, 3, 60]));
     let names: [&[u8]; 2] = [b"class2/0000", b"class0/0059"];
-    let read = dataset.read(Wanted::Names(&names), OnError::Raise, &mut ()).unwrap();
+    let read = dataset.read(Query::Names(&names), OnError::Raise, &mut ()).unwrap();
     source.assert_right(&read.batch);
     assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[120, 59]));
     assert_eq!(dataset.stats().verified, 6);
-    let none = dataset.read(Wanted::Ids(&[]), OnError::Raise, &mut ()).unwrap();
+    let none = dataset.read(Query::Ids(&[]), OnError::Raise, &mut ()).unwrap();
     assert!(none.batch.is_empty());
 }
 
@@ -180,23 +180,23 @@ fn a_sample_that_is_not_there_costs_what_the_caller_says_and_is_named() {
     let source = Source::new(3);
     let dataset = source.open();
     let wanted = ids(&[5, 999, 6, u64::MAX]);
-    let error = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ()).unwrap_err();
+    let error = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.report().contains("sample 999") && error.report().contains("0 to 179"));
     assert_eq!(dataset.stats().commands, 0, "nothing was read for it");
-    let read = dataset.read(Wanted::Ids(&wanted), OnError::Skip, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&wanted), OnError::Skip, &mut ()).unwrap();
     assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[5, 6]));
     source.assert_right(&read.batch);
     assert_eq!(read.failures.iter().map(|f| f.0).collect::<Vec<_>>(), [1, 3]);
-    let read = dataset.read(Wanted::Ids(&wanted), OnError::Blank, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&wanted), OnError::Blank, &mut ()).unwrap();
     assert_eq!(read.batch.len(), 4);
     assert_eq!(read.batch.bytes(0), source.samples[5]);
     assert_eq!((read.batch.bytes(1), read.batch.bytes(3)), (&[][..], &[][..]));
     assert_eq!(read.batch.bytes(2), source.samples[6]);
     let names: [&[u8]; 2] = [b"class0/0001", b"class0/none"];
-    let error = dataset.read(Wanted::Names(&names), OnError::Raise, &mut ()).unwrap_err();
+    let error = dataset.read(Query::Names(&names), OnError::Raise, &mut ()).unwrap_err();
     assert!(error.to_string().contains("class0/none"), "{error}");
-    let read = dataset.read(Wanted::Names(&names), OnError::Skip, &mut ()).unwrap();
+    let read = dataset.read(Query::Names(&names), OnError::Skip, &mut ()).unwrap();
     assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[1]));
     assert!(read.failures[0].1.to_string().contains("class0/none"));
 }
@@ -212,11 +212,11 @@ fn a_damaged_sample_is_an_error_or_left_out_or_blank_and_the_loader_starts_anew_
     fs::write(&path, &bytes).unwrap();
     let dataset = source.open();
     let wanted = ids(&[bad, 170]);
-    let error = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ()).unwrap_err();
+    let error = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ()).unwrap_err();
     assert_eq!((error.kind(), error.sample_id()), (ErrorKind::Corrupt, Some(SampleId(bad))));
-    let read = dataset.read(Wanted::Ids(&wanted), OnError::Skip, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&wanted), OnError::Skip, &mut ()).unwrap();
     assert_eq!(read.batch.ids().collect::<Vec<_>>(), ids(&[170]));
-    let read = dataset.read(Wanted::Ids(&wanted), OnError::Blank, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&wanted), OnError::Blank, &mut ()).unwrap();
     assert_eq!((read.batch.len(), read.batch.bytes(0)), (2, &[][..]));
     assert_eq!(read.failures[0].1.kind(), ErrorKind::Corrupt);
 
@@ -253,7 +253,7 @@ fn samples_are_seen_as_they_arrive_each_once() {
     let dataset = source.open();
     let wanted: Vec<SampleId> = (0..180).rev().chain([500]).map(SampleId).collect();
     let mut arrivals = Arrivals(&source, Vec::new());
-    dataset.read(Wanted::Ids(&wanted), OnError::Skip, &mut arrivals).unwrap();
+    dataset.read(Query::Ids(&wanted), OnError::Skip, &mut arrivals).unwrap();
     let mut seen = arrivals.1;
     seen.sort_unstable();
     assert_eq!(seen, (0..180).collect::<Vec<_>>());
@@ -272,7 +272,7 @@ fn threads_read_by_id_side_by_side_and_take_different_batches_of_one_loader() {
                 let mut random = Random::new(thread);
                 for _ in 0..50 {
                     let wanted: Vec<_> = (0..9).map(|_| SampleId(random.below(180))).collect();
-                    let read = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ()).unwrap();
+                    let read = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ()).unwrap();
                     source.assert_right(&read.batch);
                 }
                 delivered.fetch_add(source.drain(loader).len() as u64, Ordering::Relaxed);
@@ -437,7 +437,7 @@ fn a_batch_outlives_loader_data_set_and_target() {
     let dataset = source.open_remote(&target);
     let loader = dataset.loader(options(GROUPED, 20, 1)).unwrap();
     let batch = loader.next(&mut ()).unwrap().unwrap();
-    let read = dataset.read(Wanted::Ids(&ids(&[8, 9])), OnError::Raise, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&ids(&[8, 9])), OnError::Raise, &mut ()).unwrap();
     drop(loader);
     drop(dataset);
     target.stop();
@@ -458,7 +458,7 @@ fn a_wait_for_a_target_that_says_nothing_asks_its_watch_and_ends_when_told() {
         println!("{what}: asked after {:?}", watch.asked_after.expect("it was asked"));
     };
     let mut watch = EndsCall::new();
-    let error = dataset.read(Wanted::Ids(&ids(&[1])), OnError::Raise, &mut watch).unwrap_err();
+    let error = dataset.read(Query::Ids(&ids(&[1])), OnError::Raise, &mut watch).unwrap_err();
     told("read", error, &watch);
     let mut watch = EndsCall::new();
     told("next", loader.next(&mut watch).unwrap_err(), &watch);
@@ -494,7 +494,7 @@ fn limits_that_never_end_are_waits_that_never_end_and_no_panic() {
     let connect = &options.open.connect;
     discover(&tcp.traddr, tcp.trsvcid, connect).unwrap();
     let dataset = Dataset::open(&[address], &options, &mut ()).unwrap();
-    let read = dataset.read(Wanted::Ids(&ids(&[1, 2])), OnError::Raise, &mut ()).unwrap();
+    let read = dataset.read(Query::Ids(&ids(&[1, 2])), OnError::Raise, &mut ()).unwrap();
     source.assert_right(&read.batch);
     let run = LoaderOptions { deadline: forever, ..self::options(GROUPED, 50, 1) };
     assert_eq!(sorted(source.drain(&dataset.loader(run).unwrap())), (0..180).collect::<Vec<_>>());
@@ -659,7 +659,7 @@ fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
                     while stop.load(Ordering::Relaxed) == 0 {
                         source.assert_right(&loader.next(&mut ()).unwrap().unwrap());
                         let wanted = ids(&[1, 170, 60]);
-                        let read = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ());
+                        let read = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ());
                         source.assert_right(&read.unwrap().batch);
                     }
                 });
@@ -668,7 +668,7 @@ fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
                 let no_import = FORKS.write().unwrap();
                 let right = in_child(|| {
                     let wanted = ids(&[3, 170]);
-                    let read = dataset.read(Wanted::Ids(&wanted), OnError::Raise, &mut ()).unwrap();
+                    let read = dataset.read(Query::Ids(&wanted), OnError::Raise, &mut ()).unwrap();
                     source.assert_right(&read.batch);
                     let (at, stats) = (loader.state(), loader.stats());
                     let batch = loader.next(&mut ()).unwrap().unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::cache::{TierOptions, TierPlan};
-use dlfs::dataset::{self, Dataset, Image, OnError, OpenOptions, Wanted};
+use dlfs::dataset::{self, Dataset, Image, OnError, OpenOptions, Query};
 use dlfs::format::Pack;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{Batching, LoaderOptions};
@@ -150,7 +150,7 @@ fn reading_by_id_with_a_broken_engine_fails_and_the_thread_lives_on() {
         let options = ReaderOptions { deadline: DEADLINE, ..ReaderOptions::default() };
         let dataset = Dataset::from_image(image, options);
         let ids: Vec<SampleId> = (0..40).map(SampleId).collect();
-        let read = || dataset.read(Wanted::Ids(&ids), OnError::Raise, &mut ());
+        let read = || dataset.read(Query::Ids(&ids), OnError::Raise, &mut ());
         assert_eq!(read().unwrap().batch.len(), 40);
         device.break_now();
         let began = Instant::now();

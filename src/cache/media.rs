@@ -13,7 +13,7 @@ use super::Identity;
 use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
 use super::share::{Place, SharedTier};
-use super::takeover::{Taken, take_over};
+use super::takeover::{TierPath, take_over};
 use crate::buf::HugePages;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::NotInherited;
@@ -44,7 +44,7 @@ pub(super) struct Media {
     /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
     /// Prevents mounting a block device meanwhile.
-    _claim: Option<File>,
+    _exclusive: Option<File>,
 }
 
 impl Media {
@@ -162,7 +162,7 @@ impl Media {
             file: None,
             memory: memory.file().is_some().then_some(memory),
             index: None,
-            _claim: None,
+            _exclusive: None,
         })
     }
 }
@@ -198,7 +198,7 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
             file: None,
             memory: None,
             index: None,
-            _claim: None,
+            _exclusive: None,
         })
     };
     tiers.iter().map(&mut media).collect()
@@ -214,7 +214,7 @@ fn in_memory(spec: &TierSpec, units: &Units, policy: Policy) -> Result<Media> {
         Policy::Clairvoyant | Policy::None => capacity_pages,
     };
     Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
-        error.hint(format!("the tier {spec} has to fit into memory beside everything else"))
+        error.hint(format!("the tier {spec} must fit into memory beside everything else"))
     })
 }
 
@@ -234,21 +234,21 @@ fn in_file(
     }
     let named = |error: Error| {
         let hint = match error.kind() {
-            ErrorKind::NotFound => format!("the folder of the tier {name} is to be made first"),
+            ErrorKind::NotFound => format!("make the folder of the tier {name} first"),
             ErrorKind::Busy => format!(
-                "the process that has the tier {name} does not share it: it is another user's, or reads \
-                 another image; name another folder"
+                "the process that has the tier {name} does not share it: it belongs to another \
+                 user, or reads another image; use another folder"
             ),
-            _ => format!("see the tier {name}"),
+            _ => format!("the error concerns the tier {name}"),
         };
         error.hint(hint)
     };
     // Held until the file is open and locked itself, so that nobody removes it in between.
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
-    let Taken { path, claim } =
+    let TierPath { path, exclusive } =
         take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
-        let text = "another process has this tier";
+        let text = "another process uses this tier";
         return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
     }
     let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
@@ -295,7 +295,7 @@ fn in_file(
         space_pages,
         memory: None,
         index,
-        _claim: claim,
+        _exclusive: exclusive,
     };
     Ok((media, kept))
 }
@@ -308,7 +308,7 @@ fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Resu
     let Some(Room { free, all }) = room_on_disk(path) else { return Ok(quota) };
     if quota > all {
         let text = format!("the tier {name} is larger than its whole file system: {all} bytes");
-        let hint = "name a quota that fits, or another place";
+        let hint = "give a quota that fits, or another path";
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
     }
     if quota <= free {
@@ -318,12 +318,12 @@ fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Resu
         tier = %name,
         quota_bytes = quota,
         free_bytes = free,
-        "its file system has less room than the tier may take: it keeps what fits now"
+        "its file system has less room than its quota: it keeps what fits now"
     );
     if free / PAGE_BYTES * PAGE_BYTES <= data_offset {
         let text = format!(
-            "the file system has {free} bytes free, less than the index of the tier {name}: \
-             {data_offset} bytes"
+            "the file system has {free} bytes free, and the index of the tier {name} needs \
+             {data_offset}"
         );
         let hint = "make room there, or put the tier elsewhere";
         return Err(Error::new(ErrorKind::NoSpace, text).path(path).hint(hint));
@@ -346,8 +346,8 @@ fn read_index(
     match why {
         IndexError::Newer { found } => tracing::warn!(
             tier = %name,
-            "its copies are of generation {found}, the image opened at {}: its newest superblock may \
-             be damaged, dlfs verify tells; the tier begins empty",
+            "its copies belong to generation {found}, and the image opened at {}: its newest \
+             superblock may be damaged (dlfs verify checks it); the tier begins empty",
             identity.generation
         ),
         IndexError::Version { .. } => tracing::info!(tier = %name, "the tier begins empty: {why}"),

@@ -20,11 +20,11 @@ use crate::qpair::Device;
 use crate::tier::Index;
 
 /// A path that a tier may overwrite.
-pub(super) struct Taken {
+pub(super) struct TierPath {
     /// The file or block device, without symbolic links; a file need not exist yet.
     pub(super) path: PathBuf,
     /// Prevents mounting a block device, and other exclusive use.
-    pub(super) claim: Option<File>,
+    pub(super) exclusive: Option<File>,
 }
 
 /// Checks whether a tier may use `path`: a folder for its file called `name`, a file, or a block device.
@@ -38,7 +38,7 @@ pub(super) fn take_over(
     name: &str,
     overwrite: bool,
     origins: &[Arc<dyn Device>],
-) -> Result<Taken> {
+) -> Result<TierPath> {
     let io = |error: std::io::Error| {
         Error::from(error).path(path).hint("make the folder of a tier before it is used")
     };
@@ -54,30 +54,30 @@ pub(super) fn take_over(
                 if path.is_symlink() {
                     return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
                 }
-                return Ok(Taken { path, claim: None });
+                return Ok(TierPath { path, exclusive: None });
             }
             Err(error) => return Err(io(error)),
         }
     }
     let metadata = std::fs::metadata(&path).map_err(io)?;
     refuse_own_data(&path, Some(&metadata), origins)?;
-    let claim = match metadata.file_type() {
+    let exclusive = match metadata.file_type() {
         kind if kind.is_file() => None,
-        kind if kind.is_block_device() => Some(claim(&path)?),
+        kind if kind.is_block_device() => Some(open_exclusively(&path)?),
         _ => {
-            let text = "a tier is a folder, a file or a block device, and this is neither";
+            let text = "a tier is a folder, a file or a block device, and this is none of them";
             return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
         }
     };
     if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
         return Err(occupied(named, &path, found));
     }
-    Ok(Taken { path, claim })
+    Ok(TierPath { path, exclusive })
 }
 
 fn occupied(named: &Path, path: &Path, found: &str) -> Error {
     let text = format!("a tier would destroy what lies here: {found}");
-    let hint = format!("name another place, or say file:{}:SIZE:overwrite", named.display());
+    let hint = format!("use another path, or say file:{}:SIZE:overwrite", named.display());
     Error::new(ErrorKind::Refused, text).path(path).hint(hint)
 }
 
@@ -95,7 +95,7 @@ fn refuse_own_data(
             && std::fs::canonicalize(&data).is_ok_and(|data| path.starts_with(data));
         if same || is_within {
             let where_ = if is_within { "lies within" } else { "is" };
-            let text = format!("the tier {where_} the data set that it is to cache");
+            let text = format!("the tier {where_} the data set that it caches");
             let hint = "a tier needs a folder, file or device of its own";
             return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
         }
@@ -111,12 +111,12 @@ fn is_same(a: &Metadata, b: &Metadata) -> bool {
 
 /// Opens a block device exclusively. The kernel refuses that while it is mounted or part of a
 /// volume, and prevents both while it is open (`open(2)`, O_EXCL).
-fn claim(path: &Path) -> Result<File> {
+fn open_exclusively(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     opened.map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => {
             let text = "the block device is mounted, or part of a volume";
-            Error::new(ErrorKind::Busy, text).path(path).hint("name a device that nobody uses")
+            Error::new(ErrorKind::Busy, text).path(path).hint("use a device that nobody else uses")
         }
         _ => Error::from(error).path(path),
     })

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
-use crate::prefetch::{self, LoaderOptions, LoaderStats, Taken, Window};
+use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::units::{Epoch, deadline};
@@ -125,11 +125,11 @@ impl Loader {
             self.check_open()?;
             let left = deadline.saturating_duration_since(Instant::now());
             match self.try_next(batch, left.min(TICK))? {
-                Taken::Batch => return Ok(true),
-                Taken::End => return Ok(false),
-                Taken::Later if left == Duration::ZERO => return Err(self.late()),
-                Taken::Later if watch.goes_on() => {}
-                Taken::Later => return Err(interrupted()),
+                NextBatch::Ready => return Ok(true),
+                NextBatch::End => return Ok(false),
+                NextBatch::Later if left == Duration::ZERO => return Err(self.late()),
+                NextBatch::Later if watch.goes_on() => {}
+                NextBatch::Later => return Err(interrupted()),
             }
         }
     }
@@ -216,7 +216,7 @@ impl Loader {
         if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
         {
             let (epoch, epochs) = (state.epoch, &self.options.epochs);
-            let text = format!("there is no epoch {epoch}: they are {epochs:?}");
+            let text = format!("there is no epoch {epoch}: the epochs are {epochs:?}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (position, lanes) = (pack(&state)?, pack_lanes(&state.order));
@@ -236,13 +236,13 @@ impl Loader {
     ///
     /// It holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a
     /// thread that wants the lock.
-    fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
+    fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
         let lock = self.running.get_or_init(Mutex::default);
-        let Some(mut running) = lock.try_lock_for(limit) else { return Ok(Taken::Later) };
+        let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: after `close` nothing may be started
         if let Some(loader) = &mut running.loader {
             let taken = loader.next_within(batch, limit)?;
-            if taken == Taken::Batch {
+            if taken == NextBatch::Ready {
                 self.position.store(pack(&loader.state())?, Ordering::Release);
             }
             return Ok(taken);
@@ -255,7 +255,7 @@ impl Loader {
             Some(loader) => running.loader = Some(loader),
             None => running.starting = Some(starting),
         }
-        Ok(Taken::Later)
+        Ok(NextBatch::Later)
     }
 
     /// Starts a loader in this process, from the current state.

@@ -7,14 +7,14 @@
 //! module decides nothing about orders, reads or retries, and depends on no language.
 //!
 //! ```no_run
-//! use dlfs::dataset::{Dataset, OnError, Options, Wanted};
+//! use dlfs::dataset::{Dataset, OnError, Options, Query};
 //! use dlfs::order::{OrderKind, OrderSpec};
 //! use dlfs::prefetch::LoaderOptions;
 //! use dlfs::units::SampleId;
 //!
 //! # fn main() -> dlfs::Result<()> {
 //! let dataset = Dataset::open(&["train.dlfs".parse()?], &Options::default(), &mut ())?;
-//! let read = dataset.read(Wanted::Ids(&[SampleId(3)]), OnError::Raise, &mut ())?;
+//! let read = dataset.read(Query::Ids(&[SampleId(3)]), OnError::Raise, &mut ())?;
 //! println!("{} bytes", read.batch.bytes(0).len());
 //!
 //! let order = OrderSpec { kind: OrderKind::Grouped { lanes: 8, group: 4 }, seed: 7 };
@@ -101,9 +101,9 @@ struct Readers {
     stats: Mutex<ReadStats>,
 }
 
-/// Selects samples by id or by name.
+/// Which samples to read, by id or by name.
 #[derive(Debug, Clone, Copy)]
-pub enum Wanted<'a> {
+pub enum Query<'a> {
     /// The samples with these ids.
     Ids(&'a [SampleId]),
     /// The samples with these names; of several with one name, the newest.
@@ -238,12 +238,12 @@ impl Dataset {
     /// As [`Dataset::load_names`].
     pub fn ids_of<'a>(
         &self,
-        wanted: Wanted<'a>,
+        query: Query<'a>,
         watch: &mut dyn Watch,
     ) -> Result<Cow<'a, [SampleId]>> {
-        let names = match wanted {
-            Wanted::Ids(ids) => return Ok(ids.into()),
-            Wanted::Names(names) => names,
+        let names = match query {
+            Query::Ids(ids) => return Ok(ids.into()),
+            Query::Names(names) => names,
         };
         self.load_names(watch)?;
         let found = names.iter().map(|name| Ok(self.directory().lookup(name)?.unwrap_or(NOBODY)));
@@ -256,17 +256,12 @@ impl Dataset {
     /// With [`OnError::Raise`], the error of the first sample that failed: `NotFound`, `Corrupt`,
     /// `Disconnected`. With every [`OnError`], `Interrupted`: `watch` interrupted the call; `Stale`: the
     /// image has a newer generation; `TimedOut`: the call's deadline passed; `OutOfMemory`.
-    pub fn read(
-        &self,
-        wanted: Wanted<'_>,
-        on_error: OnError,
-        watch: &mut dyn Watch,
-    ) -> Result<Read> {
-        let ids = &*self.ids_of(wanted, watch)?;
+    pub fn read(&self, query: Query<'_>, on_error: OnError, watch: &mut dyn Watch) -> Result<Read> {
+        let ids = &*self.ids_of(query, watch)?;
         if on_error == OnError::Raise
             && let Some(index) = ids.iter().position(|&id| !self.directory().is_live(id))
         {
-            return Err(self.absent(wanted, index)); // before anything is read
+            return Err(self.absent(query, index)); // before anything is read
         }
         let mut batch = Batch::new();
         let mut failures = self.with_reader(watch, |reader, watch| {
@@ -274,7 +269,7 @@ impl Dataset {
         })?;
         for (index, error) in &mut failures {
             if error.kind() == ErrorKind::NotFound {
-                *error = self.absent(wanted, *index);
+                *error = self.absent(query, *index);
             }
         }
         match on_error {
@@ -313,13 +308,13 @@ impl Dataset {
     }
 
     /// The error for position `index` of a request, which names no sample.
-    fn absent(&self, wanted: Wanted<'_>, index: usize) -> Error {
-        match wanted {
-            Wanted::Names(names) => {
+    fn absent(&self, query: Query<'_>, index: usize) -> Error {
+        match query {
+            Query::Names(names) => {
                 let text = format!("there is no sample called {}", names[index].escape_ascii());
-                Error::new(ErrorKind::NotFound, text).hint("dlfs ls shows what there is")
+                Error::new(ErrorKind::NotFound, text).hint("dlfs ls lists the names")
             }
-            Wanted::Ids(ids) => {
+            Query::Ids(ids) => {
                 let last = self.directory().num_samples().saturating_sub(1);
                 Error::new(ErrorKind::NotFound, "there is no such sample")
                     .sample(ids[index])

@@ -105,9 +105,9 @@ impl LoaderStats {
 
 /// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taken {
-    /// A batch.
-    Batch,
+pub enum NextBatch {
+    /// A batch has been delivered.
+    Ready,
     /// No batch is ready yet.
     Later,
     /// The last batch of the last epoch has been delivered already.
@@ -314,9 +314,9 @@ impl Prefetcher {
     /// As [`Prefetcher::next`].
     pub fn next_into(&mut self, batch: &mut Batch) -> Result<bool> {
         match self.next_within(batch, self.options.deadline)? {
-            Taken::Batch => Ok(true),
-            Taken::End => Ok(false),
-            Taken::Later => {
+            NextBatch::Ready => Ok(true),
+            NextBatch::End => Ok(false),
+            NextBatch::Later => {
                 let error = timed_out(self.options.deadline, &self.devices);
                 self.failed = Some((error.kind(), error.to_string()));
                 Err(error)
@@ -329,12 +329,12 @@ impl Prefetcher {
     ///
     /// # Errors
     /// As [`Prefetcher::next`], without `TimedOut`.
-    pub fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<Taken> {
+    pub fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
         if let Some((kind, text)) = &self.failed {
             return Err(Error::new(*kind, text.clone()));
         }
         if self.ended {
-            return Ok(Taken::End);
+            return Ok(NextBatch::End);
         }
         let result = self.receive(std::mem::take(batch), limit).and_then(|it| self.verified(it));
         match result {
@@ -346,13 +346,13 @@ impl Prefetcher {
                 self.state.epoch = delivery.head.after.0;
                 self.state.consumed = delivery.head.after.1;
                 *batch = delivery.batch;
-                Ok(Taken::Batch)
+                Ok(NextBatch::Ready)
             }
             Ok(Received::End) => {
                 self.ended = true;
-                Ok(Taken::End)
+                Ok(NextBatch::End)
             }
-            Ok(Received::Later) => Ok(Taken::Later),
+            Ok(Received::Later) => Ok(NextBatch::Later),
             Err(error) => {
                 self.failed = Some((error.kind(), error.to_string()));
                 Err(error)
@@ -444,8 +444,7 @@ impl Prefetcher {
             "the run ended after {samples} samples, {skipped} left out, and the order has {}",
             self.owed
         );
-        Err(Error::new(ErrorKind::Internal, text)
-            .hint("this is a mistake in dlfs: please report it"))
+        Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
     }
 
     /// A forked child has no poller: it starts its own from the parent's state and leaves the

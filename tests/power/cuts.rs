@@ -25,12 +25,12 @@ pub struct Cut {
     /// What may or may not be on the medium, in the order of submission.
     writes: Vec<Write>,
     /// How thoroughly to check it.
-    pub wanted: Wanted,
+    pub thoroughness: Thoroughness,
 }
 
 /// How thoroughly to check a cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Thoroughness {
     /// A write was added to those of the previous cut: with it, without it, only it, half of it.
     Newest,
     /// As many subsets as time permits.
@@ -44,20 +44,20 @@ pub fn cuts(start: &[Content], events: &[Event]) -> Vec<Cut> {
     let mut writes: Vec<Write> = Vec::new();
     let mut ended: HashMap<usize, usize> = HashMap::new();
     for (event, what) in events.iter().enumerate() {
-        let cut = |durable: &[Content], writes: &[Write], acknowledged, wanted| {
+        let cut = |durable: &[Content], writes: &[Write], acknowledged, thoroughness| {
             let (durable, writes) = (durable.to_vec(), writes.to_vec());
-            Cut { acknowledged, event, durable, writes, wanted }
+            Cut { acknowledged, event, durable, writes, thoroughness }
         };
         match what {
             Event::Begin(write) => {
                 writes.push(write.clone());
-                cuts.push(cut(&durable, &writes, acknowledged, Wanted::Newest));
+                cuts.push(cut(&durable, &writes, acknowledged, Thoroughness::Newest));
             }
             Event::End(number) => {
                 ended.insert(*number, event);
             }
             Event::Flush { disk, begun } => {
-                cuts.push(cut(&durable, &writes, acknowledged, Wanted::Many));
+                cuts.push(cut(&durable, &writes, acknowledged, Thoroughness::Many));
                 let is_durable = |write: &Write| {
                     write.disk == *disk && ended.get(&write.number).is_some_and(|end| end < begun)
                 };
@@ -68,7 +68,7 @@ pub fn cuts(start: &[Content], events: &[Event]) -> Vec<Cut> {
             }
             Event::Acknowledged => {
                 acknowledged += 1;
-                cuts.push(cut(&durable, &writes, acknowledged, Wanted::Many));
+                cuts.push(cut(&durable, &writes, acknowledged, Thoroughness::Many));
             }
         }
     }
@@ -103,12 +103,12 @@ impl Cut {
             |keep: &dyn Fn(usize) -> bool| self.image(&sectors, |at| keep(sectors[at].write));
         let newest = self.writes.len() - 1;
         take(whole(&|_| true));
-        match self.wanted {
-            Wanted::Newest => {
+        match self.thoroughness {
+            Thoroughness::Newest => {
                 take(whole(&|write| write == newest));
                 take(self.image(&sectors, |at| sectors[at].write < newest || at % 2 == 0));
             }
-            Wanted::Many => {
+            Thoroughness::Many => {
                 take(whole(&|_| false));
                 for this in 0..self.writes.len() {
                     take(whole(&|write| write == this));

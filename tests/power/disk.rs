@@ -201,7 +201,7 @@ impl Device for Disk {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let (disk, disks) = (self.disk, self.disks.clone());
-        Ok(Box::new(Plain(Pair { disk, disks, taken: VecDeque::new() })))
+        Ok(Box::new(Plain(Pair { disk, disks, submitted: VecDeque::new() })))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -224,10 +224,10 @@ impl Device for Disk {
 struct Pair {
     disk: usize,
     disks: Disks,
-    taken: VecDeque<Taken>,
+    submitted: VecDeque<Submitted>,
 }
 
-struct Taken {
+struct Submitted {
     io: Io,
     /// Polls before it is done.
     late: u64,
@@ -238,36 +238,36 @@ struct Taken {
 }
 
 impl Shared {
-    fn take(&mut self, disk: usize, io: Io, valid: bool) -> Taken {
-        let mut taken = Taken { io, late: 0, number: 0, begun: 0 };
+    fn take(&mut self, disk: usize, io: Io, valid: bool) -> Submitted {
+        let mut submitted = Submitted { io, late: 0, number: 0, begun: 0 };
         if let Some((events, random)) = &mut self.record {
-            taken.begun = events.len();
-            if taken.io.op == IoOp::Write && valid {
+            submitted.begun = events.len();
+            if submitted.io.op == IoOp::Write && valid {
                 self.writes += 1;
-                (taken.number, taken.late) = (self.writes, random.below(4));
-                let (first_page, pages) = pages_of(&taken.io);
+                (submitted.number, submitted.late) = (self.writes, random.below(4));
+                let (first_page, pages) = pages_of(&submitted.io);
                 events.push(Event::Begin(Write { number: self.writes, disk, first_page, pages }));
             }
         }
-        taken
+        submitted
     }
 
-    fn done(&mut self, disk: usize, taken: &mut Taken) {
-        let offset = taken.io.slba.0 as usize * SECTOR_BYTES;
-        match taken.io.op {
-            IoOp::Read => self.contents[disk].read(offset, &mut taken.io.buf),
+    fn done(&mut self, disk: usize, submitted: &mut Submitted) {
+        let offset = submitted.io.slba.0 as usize * SECTOR_BYTES;
+        match submitted.io.op {
+            IoOp::Read => self.contents[disk].read(offset, &mut submitted.io.buf),
             IoOp::Write => {
-                let (first, pages) = pages_of(&taken.io);
+                let (first, pages) = pages_of(&submitted.io);
                 for (at, page) in (first..).zip(pages) {
                     self.contents[disk].set(at, page);
                 }
             }
             IoOp::Flush => {}
         }
-        let event = match taken.io.op {
+        let event = match submitted.io.op {
             IoOp::Read => return,
-            IoOp::Write => Event::End(taken.number),
-            IoOp::Flush => Event::Flush { disk, begun: taken.begun },
+            IoOp::Write => Event::End(submitted.number),
+            IoOp::Flush => Event::Flush { disk, begun: submitted.begun },
         };
         if let Some((events, _)) = &mut self.record {
             events.push(event);
@@ -289,12 +289,12 @@ impl PlainEngine for Pair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let room = usize::from(self.disks.namespace.queue_depth) - self.taken.len();
+        let room = usize::from(self.disks.namespace.queue_depth) - self.submitted.len();
         let count = room.min(pending.len());
         let mut shared = self.disks.shared.lock().unwrap();
         for io in pending.drain(..count) {
             let valid = self.disks.namespace.check(&io).is_ok();
-            self.taken.push_back(shared.take(self.disk, io, valid));
+            self.submitted.push_back(shared.take(self.disk, io, valid));
         }
         count
     }
@@ -302,23 +302,23 @@ impl PlainEngine for Pair {
     fn poll(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let mut shared = self.disks.shared.lock().unwrap();
         let mut count = 0;
-        for mut taken in std::mem::take(&mut self.taken) {
-            if taken.late > 0 || count == max {
-                taken.late = taken.late.saturating_sub(1);
-                self.taken.push_back(taken);
+        for mut submitted in std::mem::take(&mut self.submitted) {
+            if submitted.late > 0 || count == max {
+                submitted.late = submitted.late.saturating_sub(1);
+                self.submitted.push_back(submitted);
                 continue;
             }
-            let result = self.disks.namespace.check(&taken.io);
+            let result = self.disks.namespace.check(&submitted.io);
             if result.is_ok() {
-                shared.done(self.disk, &mut taken);
+                shared.done(self.disk, &mut submitted);
             }
-            done.push(Completion { tag: taken.io.tag, buf: taken.io.buf, result });
+            done.push(Completion { tag: submitted.io.tag, buf: submitted.io.buf, result });
             count += 1;
         }
         count
     }
 
     fn outstanding(&self) -> usize {
-        self.taken.len()
+        self.submitted.len()
     }
 }

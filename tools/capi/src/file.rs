@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use dlfs::dataset::{OnError, Wanted};
+use dlfs::dataset::{OnError, Query};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
@@ -148,7 +148,7 @@ impl File {
             return mount.division.shown(batch.bytes(0));
         }
         let (wanted, stop) = ([self.id], &mut mount.stop.clone());
-        let read = mount.dataset.read(Wanted::Ids(&wanted), OnError::Raise, stop)?;
+        let read = mount.dataset.read(Query::Ids(&wanted), OnError::Raise, stop)?;
         let mine = Box::into_raw(Box::new(read.batch));
         let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
         if self.batch.compare_exchange(null_mut(), mine, set, seen).is_err() {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use dlfs::dataset::{OnError, Wanted, Watch};
+use dlfs::dataset::{OnError, Query, Watch};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
@@ -103,7 +103,7 @@ unsafe fn read(mount: &Mount, request: &ReadRequest, out: *mut BatchOut) -> Resu
             }
         }
     }
-    let wanted = if request.names.is_null() { Wanted::Ids(&given) } else { Wanted::Names(&names) };
+    let wanted = if request.names.is_null() { Query::Ids(&given) } else { Query::Names(&names) };
     let ids = mount.dataset.ids_of(wanted, &mut mount.stop.clone())?;
     let division = mount.division;
     let mut sink = Sink {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::sync::{Arc, RwLock};
 
 use dlfs::cache::TierStats;
-use dlfs::dataset::{self, OnError, Wanted};
+use dlfs::dataset::{self, OnError, Query};
 use dlfs::nvme::Address;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyTypeError;
@@ -128,10 +128,10 @@ impl Dataset {
         }
         let dataset = self.dataset(py)?;
         let read = match Keys::of(ids)? {
-            Keys::Ids(ids) => detached(py, |watch| dataset.read(Wanted::Ids(&ids), policy, watch))?,
+            Keys::Ids(ids) => detached(py, |watch| dataset.read(Query::Ids(&ids), policy, watch))?,
             Keys::Names(names) => {
                 let names: Vec<&[u8]> = names.iter().map(|name| &**name).collect();
-                detached(py, |watch| dataset.read(Wanted::Names(&names), policy, watch))?
+                detached(py, |watch| dataset.read(Query::Names(&names), policy, watch))?
             }
         };
         let absent = match policy {
@@ -339,7 +339,7 @@ impl Dataset {
         dataset: &dataset::Dataset,
         ids: &[SampleId],
     ) -> PyResult<Bound<'py, Batch>> {
-        let read = detached(py, |watch| dataset.read(Wanted::Ids(ids), OnError::Raise, watch))?;
+        let read = detached(py, |watch| dataset.read(Query::Ids(ids), OnError::Raise, watch))?;
         Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
     }
 
