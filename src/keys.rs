@@ -75,7 +75,7 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text[..at].matches('\n').count() + 1;
-        invalid(format!("line {line} is not of a hosts file: {}", reason(error.message())))
+        invalid(format!("line {line} is not valid in a hosts file: {}", reason(error.message())))
     })?;
     let mut hosts = BTreeMap::new();
     for HostEntry { nqn, dhchap_secret, dhchap_ctrl_secret } in file.host {
@@ -91,7 +91,7 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
         }
         let ctrl_secret = dhchap_ctrl_secret.as_ref().map(parse).transpose()?;
         if hosts.insert(nqn.clone(), HostKeys { secrets, ctrl_secret }).is_some() {
-            return Err(invalid(format!("{nqn} is there twice: put its keys into one entry")));
+            return Err(invalid(format!("{nqn} has two entries: put its keys into one")));
         }
     }
     if hosts.is_empty() {
@@ -219,7 +219,7 @@ mod tests {
         let misspelt = good.replacen("dhchap_secret", "dhchap_secrets", 1);
         let unfinished = good.replacen("\", \"", "\", ", 1);
         for (wrong, why) in [
-            (&twice, "twice"),
+            (&twice, "two entries"),
             (&damaged, "a key of"),
             (&misspelt, "line"),
             (&unfinished, "line"),

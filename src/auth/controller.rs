@@ -116,7 +116,7 @@ impl Controller {
         };
         let came = message.tid();
         if tid.is_some_and(|tid| tid != came) {
-            let reason = "a message of another transaction";
+            let reason = "the message belongs to another transaction";
             return self.fail(came, Explanation::IncorrectPayload, reason);
         }
         match (state, message) {
@@ -187,22 +187,14 @@ impl Controller {
         }
         let Some(hash) = terms.hashes.iter().copied().find(|hash| hashes.contains(&hash.id()))
         else {
-            return self.fail(
-                tid,
-                Explanation::HashNotUsable,
-                "the host offers no hash that is allowed",
-            );
+            return self.fail(tid, Explanation::HashNotUsable, "the host offers no allowed hash");
         };
         let fits = |group: &Group| {
             let is_enough = *group != Group::Null || terms.concatenation == Concatenation::No;
             groups.contains(&group.id()) && is_enough
         };
         let Some(group) = terms.groups.iter().copied().find(fits) else {
-            return self.fail(
-                tid,
-                Explanation::GroupNotUsable,
-                "the host offers no group that is allowed",
-            );
+            return self.fail(tid, Explanation::GroupNotUsable, "the host offers no allowed group");
         };
         let chosen = Chosen { tid, hash, group };
         if group == Group::Null {
@@ -229,7 +221,7 @@ impl Controller {
     fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
         let Chosen { tid, hash, group } = chosen;
         if answer.response.len() != hash.len_bytes() {
-            let reason = "the response has another length than the hash";
+            let reason = "the response is not as long as the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
         // Otherwise a host could have its own challenge answered on a second connection.
@@ -241,13 +233,13 @@ impl Controller {
             return match peer.is_empty() {
                 true => self.judge(chosen, &answer, None),
                 false => {
-                    let reason = "a public value without a group";
+                    let reason = "a public value came without a group";
                     self.fail(tid, Explanation::IncorrectPayload, reason)
                 }
             };
         }
         if !group.is_public_value(peer) {
-            let reason = "the host's public value is not one of its group";
+            let reason = "the host's public value does not belong to its group";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
         let shared = Exponentiation::shared(group, peer, &self.own.exponent);
@@ -279,8 +271,8 @@ impl Controller {
                 Some(response.as_ref().to_vec())
             }
             (Some(_), None) => {
-                let reason =
-                    "the host asks the controller to prove itself, which has no secret for that";
+                let reason = "the host asks the controller to authenticate, and the controller has no \
+                              secret";
                 return self.fail(tid, Explanation::AuthenticationFailed, reason);
             }
         };

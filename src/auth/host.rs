@@ -116,7 +116,11 @@ impl Host {
             Err(_) => return self.fail(Explanation::IncorrectPayload, "a message cannot be read"),
         };
         if message.tid() != self.tid {
-            return self.fail(Explanation::IncorrectPayload, "a message of another transaction");
+            return self.fail(
+                Explanation::IncorrectPayload,
+                "the message belongs to another \
+                 transaction",
+            );
         }
         match (state, message) {
             (
@@ -192,22 +196,24 @@ impl Host {
             );
         };
         if challenge.len() != hash.len_bytes() {
-            return self.fail(
-                Explanation::IncorrectPayload,
-                "the challenge has another length than the hash",
-            );
+            return self
+                .fail(Explanation::IncorrectPayload, "the challenge is not as long as the hash");
         }
         let chosen = Chosen { hash, group, sequence, challenge, peer };
         if group == Group::Null {
             return match chosen.peer.is_empty() {
                 true => self.reply(&chosen, None, Vec::new()),
-                false => self.fail(Explanation::IncorrectPayload, "a public value without a group"),
+                false => self.fail(
+                    Explanation::IncorrectPayload,
+                    "a public value came without a \
+                     group",
+                ),
             };
         }
         if !group.is_public_value(&chosen.peer) {
             return self.fail(
                 Explanation::IncorrectPayload,
-                "the controller's public value is not one of its group",
+                "the controller's public value does not belong to its group",
             );
         }
         let public = Exponentiation::public(group, &self.own.exponent);
@@ -264,7 +270,7 @@ impl Host {
             }
             None => self.fail(
                 Explanation::AuthenticationFailed,
-                "the controller does not prove itself: it may have no secret for that",
+                "the controller does not authenticate itself: it may have no secret",
             ),
         }
     }

@@ -167,7 +167,7 @@ pub enum MessageError {
     #[error("no message has type {0:#04x} and identifier {1:#04x}")]
     Unknown(u8, u8),
     /// A field has an invalid value.
-    #[error("the field {0} cannot be so")]
+    #[error("the field {0} has an invalid value")]
     Field(&'static str),
 }
 

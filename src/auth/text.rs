@@ -12,7 +12,7 @@ pub enum KeyError {
     #[error("a key of this kind begins with `{0}` and ends with `:`")]
     Form(&'static str),
     /// The two digits after the prefix are others.
-    #[error("the two digits after the prefix say no hash that is known: {0}")]
+    #[error("the two digits after the prefix name no known hash: {0}")]
     Hash(&'static str),
     /// What stands between the colons is not base64.
     #[error("the part between the colons is not base64: characters are missing or were changed")]

@@ -76,11 +76,14 @@ impl Pool {
         let PoolOptions { bytes, slot_len_bytes, .. } = options;
         let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
-            return invalid(format!("a slot of {slot_len_bytes} bytes is not whole 4 KiB pages"));
+            return invalid(format!("a slot of {slot_len_bytes} bytes is not a multiple of 4 KiB"));
         }
         let num_slots = bytes / slot_len_bytes;
         if num_slots == 0 || u32::try_from(num_slots).is_err() {
-            return invalid(format!("{bytes} bytes are {num_slots} slots of {slot_len_bytes}"));
+            return invalid(format!(
+                "{bytes} bytes make {num_slots} slots of {slot_len_bytes}: a \
+                 pool has 1 to 2^32 - 1"
+            ));
         }
         let mapping = map(num_slots * slot_len_bytes)?;
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();

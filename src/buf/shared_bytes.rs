@@ -81,7 +81,10 @@ impl SharedBytes {
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
         if found != len_of_file(len)? as u64 || !seals.contains(SEALS) {
-            let text = format!("{found} bytes of shared memory for {len}, or not sealed");
+            let text = format!(
+                "the shared memory has {found} bytes in place of {len}, or is not \
+                 sealed"
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         SharedBytes::map(file, len, false, pages)

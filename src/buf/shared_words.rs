@@ -48,7 +48,10 @@ impl SharedWords {
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
         if found != bytes as u64 || !seals.contains(SEALS) {
-            let text = format!("{found} bytes of shared memory instead of {bytes}, or not sealed");
+            let text = format!(
+                "the shared memory has {found} bytes in place of {bytes}, or is \
+                 not sealed"
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;

@@ -149,7 +149,7 @@ impl TierTable {
         let kind = match (self.backend.as_str(), &self.path) {
             ("memory", None) => TierKind::Ram,
             ("filesystem", Some(path)) => TierKind::File(path.into()),
-            ("memory", Some(_)) => return Err(refuse("a tier in memory has no path".to_owned())),
+            ("memory", Some(_)) => return Err(refuse("a tier in memory takes no path".to_owned())),
             ("filesystem", None) => {
                 return Err(refuse("a tier in a file system needs a path".to_owned()));
             }
@@ -172,7 +172,7 @@ fn curve(what: &str, points: &[Point]) -> Result<Curve> {
 fn rate(what: &str, mb_per_s: f64) -> Result<Rate> {
     match mb_per_s.is_finite() && mb_per_s > 0.0 {
         true => Ok(Rate((mb_per_s * 1e6).min(1e18) as u64)),
-        false => Err(refuse(format!("{what} has a rate of {mb_per_s} MB/s"))),
+        false => Err(refuse(format!("{what} has a rate of {mb_per_s} MB/s; it must be above 0"))),
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
         refuse("192.5", "nan", "NaN MB/s");
         refuse("mb_per_s = 66", "mb_per_s = 0", "origin");
         refuse("\"20G\"", "\"20X\"", "20X");
-        refuse("\"20G\"", "\"0\"", "no room");
+        refuse("\"20G\"", "\"0\"", "a quota of 0 bytes");
         refuse("\"filesystem\"", "\"tape\"", "tape");
         refuse("path = \"/fast/cache\"", "", "needs a path");
         refuse("\"clairvoyant\"", "\"psychic\"", "psychic");

@@ -92,8 +92,8 @@ impl Waiting {
         match next.attached_to {
             Some(owner) => tracing::debug!(owner, "attached to the next owner of the tiers"),
             None => tracing::info!(
-                "the owner of the tiers has ended: this process owns them now; what was kept in files is \
-                 used again, and tiers in memory begin empty"
+                "the owner of the tiers has ended, so this process owns them now: copies in files \
+                 are used again, and tiers in memory begin empty"
             ),
         }
         *self.owned.lock() = owned;

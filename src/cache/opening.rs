@@ -152,7 +152,8 @@ impl Opening {
                 Err(Error::new(ErrorKind::Busy, text).hint(hint))
             }
             Err(error) => {
-                tracing::warn!(%error, "no socket: other processes do not share these tiers");
+                tracing::warn!(%error, "cannot create the socket of these tiers: other processes \
+                                        do not share them");
                 Ok(None)
             }
         }
@@ -179,7 +180,8 @@ impl Opening {
                 Some((copies, Sharing { name, listener, hello, files }))
             }
             Err(error) => {
-                tracing::warn!(%error, "no shared memory: other processes cannot use these tiers");
+                tracing::warn!(%error, "cannot create shared memory: other processes cannot use \
+                                        these tiers");
                 None
             }
         }
@@ -200,9 +202,9 @@ impl Opening {
             && hello.fingerprint == units.fingerprint();
         if !is_same {
             let pid = hello.pid;
-            let text = format!("process {pid} has this tier for another image or generation");
+            let text = format!("process {pid} uses this tier for another image or generation");
             let path = hello.tiers.first().map(|tier| tier.name.clone()).unwrap_or_default();
-            let hint = "name a folder, which holds the tiers of several images";
+            let hint = "use a folder: it holds the tiers of several images";
             return Err(Error::new(ErrorKind::Busy, text).path(path).hint(hint));
         }
         // Rates of other tiers say nothing about these.

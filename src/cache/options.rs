@@ -64,11 +64,11 @@ impl TierOptions {
         }
         for (index, tier) in self.tiers.iter().enumerate() {
             if tier.quota_bytes == 0 {
-                return refuse(format!("the tier {tier} has no room"));
+                return refuse(format!("the tier {tier} has a quota of 0 bytes"));
             }
             let is_file = matches!(tier.kind, TierKind::File(_));
             if is_file && self.tiers[..index].iter().any(|other| other.kind == tier.kind) {
-                return refuse(format!("two tiers in one place: {tier}"));
+                return refuse(format!("two tiers use the same path: {tier}"));
             }
         }
         match self.bandwidth_bytes_per_s {
@@ -96,7 +96,7 @@ impl FromStr for TierSpec {
     /// Parses `ram:SIZE`, `file:PATH:SIZE` or `file:PATH:SIZE:overwrite`.
     fn from_str(text: &str) -> Result<TierSpec> {
         let refuse = |why: &str| {
-            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is no tier: {why}"))
+            Error::new(ErrorKind::InvalidArgument, format!("'{text}' is not a tier: {why}"))
                 .hint("ram:4G, or file:/fast/cache:20G for a folder, file or block device")
         };
         let size = |text: &str| parse_size(text).map_err(|why| refuse(&why));

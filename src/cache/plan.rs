@@ -91,11 +91,11 @@ impl TierPlan {
     pub(super) fn check(&self, units: &Units, num_tiers: usize) -> Result<()> {
         let refuse = |text: &'static str| {
             Err(Error::new(ErrorKind::InvalidArgument, text)
-                .hint("a plan is made from the data set and the tiers that it is used with"))
+                .hint("make a plan from the data set and the tiers that it is used with"))
         };
         let num_units = units.len();
         if self.fingerprint != units.fingerprint() || self.reads.len() != num_units as usize {
-            return refuse("the plan is of another data set or generation");
+            return refuse("the plan belongs to another data set or generation");
         }
         if self.copies.iter().any(|&(unit, _)| unit >= num_units) {
             return refuse("the plan names a unit that the data set does not have");

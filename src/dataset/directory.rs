@@ -62,4 +62,4 @@ fn twice_if_damaged<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 /// The hint for a damaged directory.
-pub(super) const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";
+pub(super) const REBUILD: &str = "dlfs rebuild restores the directory from the chunks";

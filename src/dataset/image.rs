@@ -91,7 +91,7 @@ impl Image {
         self.load_names()?;
         self.directory.lookup(name)?.ok_or_else(|| {
             let text = format!("there is no sample called {}", name.escape_ascii());
-            Error::new(ErrorKind::NotFound, text).hint("dlfs ls shows what there is")
+            Error::new(ErrorKind::NotFound, text).hint("dlfs ls lists the names")
         })
     }
 

@@ -136,7 +136,7 @@ fn select_superblocks(
         }
     })?;
     if opened.unfinished {
-        tracing::warn!("an import of this image did not end; `dlfs import --resume` ends it");
+        tracing::warn!("an import of this image did not end; `dlfs import --resume` completes it");
     }
     for copy in &opened.bad_copies {
         tracing::warn!("{}", copy.advice(opened.superblock().generation));
@@ -162,7 +162,7 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
     let head = SnapshotHead::parse(&bytes)?;
     if head.layout.uuid != superblock.layout.uuid {
         let text = format!(
-            "the snapshot is of image {}, this is image {}",
+            "the snapshot belongs to image {}, and this is image {}",
             head.layout.uuid, superblock.layout.uuid
         );
         return Err(Error::new(ErrorKind::InvalidArgument, text));

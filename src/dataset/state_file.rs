@@ -23,14 +23,14 @@ pub fn save_state(path: &Path, state: &State) -> Result<()> {
 pub fn load_state(path: &Path) -> Result<Option<State>> {
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let text = "a reading state lies in a regular file, and this is none";
+        let text = "a reading state is a regular file, and this is not one";
         return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
     }
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
     match read {
         Ok(len) if len as u64 > MOST_BYTES => {
-            let text = format!("this is no reading state: it has more than {MOST_BYTES} bytes");
+            let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
             Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
         }
         // Bytes that are not UTF-8 are not JSON, and are refused as such.

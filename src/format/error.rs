@@ -112,7 +112,7 @@ impl From<FormatError> for Error {
     fn from(error: FormatError) -> Error {
         let (kind, message) = match &error {
             FormatError::Version { .. } | FormatError::RequiredFeatures { .. } => {
-                (ErrorKind::Unsupported, "the image is of a format that this build does not know")
+                (ErrorKind::Unsupported, "the image has a format that this build does not know")
             }
             FormatError::OtherImage { .. } => {
                 (ErrorKind::InvalidArgument, "parts of different images were given as one")

@@ -96,7 +96,10 @@ pub enum SuperblockSetError {
         found: Uuid,
     },
     /// The same namespace of the image was given twice.
-    #[error("namespaces {first} and {second} of the list are both namespace {namespace} of it")]
+    #[error(
+        "namespaces {first} and {second} of the list are both namespace {namespace} of the \
+         image"
+    )]
     Twice {
         /// Index in the image.
         namespace: u16,
@@ -246,12 +249,12 @@ pub(crate) fn saved_at_another_generation(saved: Generation, opened: Generation)
     let stale = |text| Error::new(ErrorKind::Stale, text);
     if saved > opened {
         let text = format!(
-            "the snapshot is of generation {saved}, the image opened at {opened}: its newest \
-             superblock may be damaged"
+            "the snapshot belongs to generation {saved}, and the image opened at {opened}: its \
+             newest superblock may be damaged"
         );
-        return stale(text).hint("dlfs verify tells; dlfs rebuild finds the newest generation");
+        return stale(text).hint("dlfs verify checks it; dlfs rebuild finds the newest generation");
     }
-    let text = format!("the snapshot is of generation {saved}, the image is at {opened}");
+    let text = format!("the snapshot belongs to generation {saved}, and the image is at {opened}");
     stale(text).hint("save it again: dlfs snapshot save")
 }
 

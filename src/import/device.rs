@@ -114,9 +114,9 @@ fn refuse_half_block(address: &Address) -> Result<()> {
         found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
     };
     if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
-        return Err(Error::new(ErrorKind::Refused, "the target holds something else")
+        return Err(Error::new(ErrorKind::Refused, "there is other data here already")
             .path(path)
-            .hint("give it up with --force"));
+            .hint("overwrite it with --force"));
     }
     Ok(())
 }

@@ -401,9 +401,9 @@ impl Import<'_> {
 
 /// The error when writes are repeatedly read back damaged.
 fn never_whole() -> Error {
-    let message = "what was written could not be read back as it was written";
+    let message = "what was read back differs from what was written";
     Error::new(ErrorKind::Disconnected, message)
-        .hint("mend the network or its target, then resume with dlfs import --resume")
+        .hint("repair the network or its target, then resume with dlfs import --resume")
 }
 
 /// How often chunks are verified before a commit.

@@ -199,7 +199,7 @@ impl Channel {
         if !device.capabilities().checks_writes {
             let address = device.namespace().address;
             if self.read(namespace, offset, written.len())?[..] != written[..] {
-                let message = "what was written reads back as something else";
+                let message = "what was read back differs from what was written";
                 return Err(Error::new(ErrorKind::Disconnected, message).target(address));
             }
         }

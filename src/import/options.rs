@@ -217,7 +217,7 @@ impl BadEntries {
             ErrorKind::BadSource,
             format!("{count} entries of the source cannot be imported"),
         )
-        .hint("mend them, or leave them out with --on-error skip")
+        .hint("repair them, or leave them out with --on-error skip")
         .source(self)
     }
 }

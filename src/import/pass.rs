@@ -106,7 +106,7 @@ impl<'a> Pass<'a> {
             match failure {
                 Some(error) => Err(error),
                 None if at_work > 0 => {
-                    let text = format!("{at_work} threads dlfs-import ended without a word");
+                    let text = format!("{at_work} threads dlfs-import ended without a message");
                     Err(Error::new(ErrorKind::Internal, text))
                 }
                 None => gatherer.finish(&shared),
@@ -212,7 +212,7 @@ impl<'a, 'b> Collector<'a, 'b> {
         let planned = shared.chunker.lock().planned();
         if self.outcome.bad.is_empty() && self.next != planned {
             let text =
-                format!("{planned} chunks were planned, and chunk {} was not made", self.next);
+                format!("{planned} chunks were planned, and chunk {} was not written", self.next);
             return Err(Error::new(ErrorKind::Internal, text));
         }
         self.outcome.connection_lost = shared.connection_lost.load(Ordering::Relaxed);

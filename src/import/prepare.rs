@@ -120,14 +120,15 @@ fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
     let copy = opened.bad_copies.iter().find(|copy| copy.may_be_newer);
     let error = copy.expect("a generation is lost with a copy").error.clone();
     let text = format!(
-        "generation {} opened, and generation {lost}, which may have been committed, would be \
-         written over: its superblock copy is bad",
+        "the newest generation found is {}, and generation {lost}, which may have been committed, \
+         would be overwritten: its superblock copy is bad",
         opened.superblock().generation
     );
     let address = media.devices()[opened.given[0]].namespace().address;
     Err(Error::new(ErrorKind::Refused, text).target(address).source(error).hint(
-        "dlfs rebuild finds the newest generation and mends the copy; dlfs import --resume goes on \
-         with an import that was interrupted; --accept-older-generation gives up what was lost",
+        "dlfs rebuild finds the newest generation and repairs the copy; dlfs import --resume \
+         continues an import that was interrupted; --accept-older-generation gives up what was \
+         lost",
     ))
 }
 
@@ -256,11 +257,11 @@ fn resume(
     if journal.fingerprint != fingerprint {
         // The journal of a completed import does not describe one that stopped before it wrote its own.
         if is_history(&media, &journal)? {
-            return Err(nothing_to_resume().hint("begin it again, with the options that it had"));
+            return Err(nothing_to_resume().hint("begin it again with the options that it had"));
         }
         return Err(Error::new(
             ErrorKind::BadSource,
-            "the source is not what it was when the import began",
+            "the source has changed since the import began",
         )
         .hint("begin again with --force, or with --append if the image had a generation before"));
     }
@@ -369,11 +370,11 @@ fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> 
     for namespace in 0..media.len() {
         let device = media.devices()[usize::from(namespace)].namespace();
         let refused = |what: &str, hint: &'static str| {
-            let message = format!("the target holds {what}");
+            let message = format!("there is {what} here already");
             Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
         };
         if !channel.superblocks(namespace)?.is_blank() {
-            return refused("an image", "add to it with --append, or give it up with --force");
+            return refused("an image", "add to it with --append, or overwrite it with --force");
         }
         let len = device.len_bytes();
         for (at, piece) in probes(len) {
@@ -381,7 +382,7 @@ fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> 
             if at == 0 {
                 blank(&mut bytes, LEASE_OFFSET); // ours
                 if !ignore_journal && has_journal(&bytes) {
-                    let hint = "continue it with --resume, or give it up with --force";
+                    let hint = "continue it with --resume, or overwrite it with --force";
                     return refused("an unfinished import", hint);
                 }
                 if ignore_journal {
@@ -389,7 +390,7 @@ fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> 
                 }
             }
             if bytes.iter().any(|&byte| byte != 0) {
-                return refused("something else", "give it up with --force");
+                return refused("other data", "overwrite it with --force");
             }
         }
     }
@@ -468,8 +469,9 @@ fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> 
 /// Reads the directory of the generation that `superblock` commits.
 pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<Directory> {
     let location = superblock.snapshot;
-    let len = usize::try_from(location.len_bytes)
-        .map_err(|_| Error::new(ErrorKind::OutOfMemory, "the directory exceeds the memory"))?;
+    let len = usize::try_from(location.len_bytes).map_err(|_| {
+        Error::new(ErrorKind::OutOfMemory, "the directory does not fit into memory")
+    })?;
     equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
     let device: &Arc<dyn Device> = &media.devices()[usize::from(location.namespace)];
     let address = device.namespace().address;
@@ -493,7 +495,7 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
     }
 }
 
-const REBUILD: &str = "dlfs rebuild makes the directory anew from the chunks";
+const REBUILD: &str = "dlfs rebuild restores the directory from the chunks";
 
 const END_BYTES: u64 = 4 << 20;
 const PROBE_BYTES: u64 = 4096;

@@ -15,7 +15,7 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
         let chunk = directory.chunk(number);
         if !is_whole(channel, directory, &chunk)? {
             let device = &channel.media().devices()[usize::from(chunk.namespace)];
-            let message = format!("chunk {number} reads back as something else than was written");
+            let message = format!("chunk {number} does not read back as it was written");
             return Err(Error::new(ErrorKind::Disconnected, message)
                 .target(device.namespace().address)
                 .hint("resume with dlfs import --resume"));

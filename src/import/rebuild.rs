@@ -230,7 +230,12 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
         }
         at += u64::from(MIN_CHUNK_BYTES);
     }
-    Err(Error::new(ErrorKind::NotFound, "no chunk of an image lies here").target(device.address))
+    Err(Error::new(
+        ErrorKind::NotFound,
+        "there is no chunk of an image \
+         here",
+    )
+    .target(device.address))
 }
 
 /// The superblock that commits, and the generation that may have been committed after it. Without any valid
@@ -265,7 +270,7 @@ fn base_of(
     generation: Generation,
 ) -> Result<Directory> {
     let missing = || {
-        let message = format!("the directory of generation {generation} is not there any more");
+        let message = format!("the directory of generation {generation} no longer exists");
         Error::new(ErrorKind::InvalidArgument, message).hint("rebuild without --since")
     };
     let superblock = copies[0].of(generation).ok_or_else(missing)?;
@@ -292,8 +297,8 @@ fn assemble_newest(
             let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
             if is_there && !is_whole {
                 tracing::warn!(
-                    "generation {lost} was begun, and {} samples of it are not there: what is \
-                     rebuilt is generation {}",
+                    "generation {lost} was begun, and {} samples of it are missing: generation {} \
+                     is rebuilt",
                     newer.selection.lost_samples,
                     known.directory.generation()
                 );
@@ -345,7 +350,7 @@ fn assemble(
         if let (Some(record), Some(committed)) = (&record, committed)
             && record.generation < committed
         {
-            let message = format!("the record of generation {committed} is not there any more");
+            let message = format!("the record of generation {committed} no longer exists");
             return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
         }
         let (usable, selection) =

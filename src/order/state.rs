@@ -48,7 +48,7 @@ impl State {
     pub fn from_json(text: &str) -> Result<State, Error> {
         let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let state: State = serde_json::from_str(text)
-            .map_err(|error| refuse("this is no reading state".into()).source(error))?;
+            .map_err(|error| refuse("this is not a reading state".into()).source(error))?;
         if state.version != VERSION {
             let found = state.version;
             return Err(refuse(format!(
@@ -191,7 +191,7 @@ impl From<Refusal> for Error {
         };
         let hint = match refusal {
             Refusal::Generation { state, open } if state > open => {
-                "dlfs verify tells; dlfs rebuild finds the newest generation"
+                "dlfs verify checks it; dlfs rebuild finds the newest generation"
             }
             _ => "start anew, without the state file",
         };
@@ -285,7 +285,7 @@ mod tests {
     fn text_that_is_no_state_or_of_another_version_is_refused_with_the_reason() {
         let json = state(OrderKind::Global, 0).to_json();
         let refused = |text: &str| State::from_json(text).unwrap_err().report();
-        assert!(refused("").contains("no reading state"));
+        assert!(refused("").contains("not a reading state"));
         assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
         assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
         assert!(refused(&json.replace("\"version\":1", "\"version\":2")).contains("version 2"));

@@ -22,8 +22,9 @@ impl Cpus {
     /// `InvalidArgument`: the list is malformed, or names a processor that this machine does not have or this
     /// process may not use.
     pub fn parse(list: &str) -> Result<Cpus> {
-        let cpus = parse_list(list)
-            .ok_or_else(|| invalid(format!("'{list}' is no list of processors, such as 0,2-5")))?;
+        let cpus = parse_list(list).ok_or_else(|| {
+            invalid(format!("'{list}' is not a list of processors such as 0,2-5"))
+        })?;
         let (online, allowed) = (online(), allowed()?);
         for cpu in &cpus {
             if !online.contains(cpu) {
@@ -194,7 +195,7 @@ mod tests {
         let error = Cpus::parse("0-1000").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("does not exist: there are 0"), "{error}");
-        assert!(Cpus::parse("zero").unwrap_err().to_string().contains("no list of processors"));
+        assert!(Cpus::parse("zero").unwrap_err().to_string().contains("not a list of processors"));
         let error = Cpus::of_node(4000).unwrap_err();
         assert!(error.to_string().contains("NUMA node 4000 does not exist"), "{error}");
     }

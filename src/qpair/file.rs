@@ -151,7 +151,8 @@ impl Device for FileNamespace {
         if self.calls == FileCalls::Auto {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {
                 Ok(pair) => return Ok(Box::new(pair)),
-                Err(error) => tracing::warn!(%error, "no further io_uring; using pread instead"),
+                Err(error) => tracing::warn!(%error, "cannot create another io_uring; using pread \
+                                                      instead"),
             }
         }
         namespace.engine = engine(FileCalls::Pread, files.is_direct());

@@ -343,10 +343,15 @@ impl Poller {
             if !self.make_room(limit, peer, now) {
                 let max = self.peer_limits.value(limit);
                 let why = match limit {
-                    Limit::Peer => "its address has (--max-connections-per-address)",
-                    Limit::All => "there are (--max-connections, or three quarters of the files)",
+                    Limit::Peer => {
+                        format!("its address has {max} connections (--max-connections-per-address)")
+                    }
+                    Limit::All => format!(
+                        "the target has {max} connections (--max-connections, or three quarters of \
+                         the file descriptors)"
+                    ),
                 };
-                self.refuse(from, &format!("{max} connections, the most, {why}"), now);
+                self.refuse(from, &why, now);
                 return self.reduce_load();
             }
         }

@@ -121,10 +121,10 @@ pub enum IndexError {
         found: u32,
     },
     /// The copies belong to another image or generation, or to another division into units.
-    #[error("the copies are of another data set or generation")]
+    #[error("the copies belong to another data set or generation")]
     Other,
     /// The copies belong to a newer generation of this image than the one that is open.
-    #[error("the copies are of generation {found}, which is newer than the open generation")]
+    #[error("the copies belong to generation {found}, which is newer than the open generation")]
     Newer {
         /// Their generation.
         found: Generation,

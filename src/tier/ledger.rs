@@ -21,7 +21,7 @@ pub enum Policy {
 
 /// The text is not the name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no policy: none, first-touch or clairvoyant")]
+#[error("'{0}' is not a policy: none, first-touch or clairvoyant")]
 pub struct NotAPolicy(String);
 
 impl FromStr for Policy {

@@ -103,7 +103,8 @@ pub(super) fn warn_of_other_options(hello: &Hello, options: &TierOptions) {
     if owned != wanted || hello.policy != policy {
         tracing::warn!(
             owner = hello.pid,
-            "the process that has the tiers opened them as {}, policy {}; that holds, not {}, policy {policy}",
+            "the owner of the tiers opened them as {}, policy {}; these options hold, and not {}, \
+             policy {policy}",
             owned.join(" "),
             hello.policy,
             wanted.join(" "),

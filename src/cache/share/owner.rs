@@ -144,7 +144,10 @@ impl Server {
                 }
             };
             if !is_same_user(&stream) || self.attached.len() >= MAX_ATTACHED {
-                tracing::warn!("refused a process of another user, or one too many, at the tiers");
+                tracing::warn!(
+                    "refused to share the tiers with a process: it belongs to another \
+                     user, or is one too many"
+                );
                 continue;
             }
             let files: Vec<_> = self.files.iter().map(OwnedFd::as_fd).collect();

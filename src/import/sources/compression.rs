@@ -110,7 +110,7 @@ const BUFFER_BYTES: usize = 256 * 1024;
 
 /// The error for a source at `path` that only `program` decompresses.
 pub(super) fn packed(path: &Path, program: &str) -> Error {
-    let message = format!("the source is compressed with {program}, which is not read here");
+    let message = format!("the source is compressed with {program}, which dlfs does not read");
     Error::new(ErrorKind::BadSource, message)
         .path(path)
         .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`"))

@@ -336,7 +336,7 @@ fn lists(paths: Vec<PathBuf>) -> Found {
 fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
-            let message = format!("the folder holds {format}s, which are not read here");
+            let message = format!("the folder holds {format}s, which dlfs does not read");
             let mut file_counts = FileCounts::default();
             file_counts.append(survey.file_counts.iter().cloned());
             return Err(Error::new(ErrorKind::BadSource, message)
@@ -356,7 +356,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
         Content::Unread(format) => {
             let article = if format.starts_with('A') { "an" } else { "a" };
             return Err(
-                bad(format!("this is {article} {format}, which is not read here")).hint(UNREAD)
+                bad(format!("this is {article} {format}, which dlfs does not read")).hint(UNREAD)
             );
         }
         Content::Empty => return Err(bad("the source is empty".to_owned())),
@@ -369,7 +369,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
     if let Some(program) = compression.or(compression::foreign(head)) {
-        let message = format!("the source is compressed with {program}, and is no shard inside");
+        let message = format!("the source is compressed with {program} and does not hold a shard");
         return Err(match compression {
             Some(_) => bad(message).hint(SAY_KIND),
             None => compression::packed(path, program),
@@ -379,7 +379,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
         list::TextKind::List => Ok(()),
         list::TextKind::NoFiles(line) => {
             let line = String::from_utf8_lossy(&line).escape_debug().to_string();
-            Err(bad("its lines name no file beneath its folder, so it is no list".to_owned())
+            Err(bad("its lines name no file beneath its folder, so it is not a list".to_owned())
                 .source(io::Error::other(format!("its first line is {line}")))
                 .hint(
                     "a list has path or path<TAB>label on each line; if it is one, say --from list",
@@ -433,7 +433,7 @@ fn as_kind(kind: SourceKind) -> Content {
 }
 
 fn no(kind: SourceKind, path: &Path) -> Error {
-    let message = format!("a source is one kind of thing, and this is no {kind}");
+    let message = format!("a source has one kind, and this is not a {kind}");
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
 

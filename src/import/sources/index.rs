@@ -392,8 +392,10 @@ pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
 }
 
 /// Why a member of a field beyond the limit is rejected.
-pub(super) const TOO_MANY_FIELDS: BadReason =
-    BadReason::Syntax("is of one field too many: an image has 256, and 8 KiB for their names");
+pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
+    "has one field too many: an image has at most 256, with 8 KiB for their \
+     names",
+);
 
 /// Concatenated names.
 #[derive(Debug, Default)]

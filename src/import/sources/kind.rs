@@ -48,7 +48,7 @@ impl FromStr for SourceKind {
             "tfrecord" => SourceKind::TfRecord,
             "list" => SourceKind::List,
             _ => {
-                let message = format!("{text:?} is no kind of source");
+                let message = format!("{text:?} is not a kind of source");
                 return Err(Error::new(ErrorKind::InvalidArgument, message)
                     .hint("one of auto, folder, tar, webdataset, tfrecord, list"));
             }

@@ -84,7 +84,7 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     let (path, label) = split(line);
     let label = match label {
         None => None,
-        Some(text) => Some(number(text).ok_or(BadReason::Syntax("its label is no number"))?),
+        Some(text) => Some(number(text).ok_or(BadReason::Syntax("its label is not a number"))?),
     };
     if path.starts_with(b"/") {
         return Err(BadReason::Name("is not beneath the list's folder"));

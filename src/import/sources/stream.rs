@@ -61,7 +61,7 @@ impl StreamSource {
         fields: Option<Vec<Vec<u8>>>,
     ) -> Result<StreamSource> {
         if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
-            let message = format!("a stream of the kind {kind} is not read as it comes");
+            let message = format!("a stream of the kind {kind} cannot be imported as it comes");
             return Err(Error::new(ErrorKind::BadSource, message)
                 .hint("give it room for a copy with --spool DIR"));
         }
@@ -196,7 +196,7 @@ impl StreamSource {
                 known.push(field.clone());
                 known.len() - 1
             }
-            None => return Err(BadReason::Syntax("is of a field that the first sample has not")),
+            None => return Err(BadReason::Syntax("has a field that the first sample lacks")),
         };
         let open = self.open.get_or_insert_with(|| StreamSample {
             name: key.to_vec(),

@@ -210,7 +210,7 @@ impl<I: Input> Members<I> {
         }
         // Requires the magic: leftover buffer contents after the mark may resemble a v7 header.
         if block[257..262] != *b"ustar" || check_sum(block).is_err() {
-            return Err(syntax("what follows the end mark is no archive"));
+            return Err(syntax("what follows the end mark is not an archive"));
         }
         let from = self.header_at;
         self.appended.get_or_insert(Appended { archives: 0, from }).archives += 1;
@@ -230,8 +230,12 @@ impl<I: Input> Members<I> {
             0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
             // All tools agree on the location of the next header.
             b'M' => (MemberKind::Refused("began in another volume"), true),
-            b'D' => (MemberKind::Refused("is a folder's dump, which some take for a file"), true),
-            b'V' => (MemberKind::Refused("is a volume's label, which some take for a file"), true),
+            b'D' => {
+                (MemberKind::Refused("is a folder's dump, which some tools take for a file"), true)
+            }
+            b'V' => {
+                (MemberKind::Refused("is a volume's label, which some tools take for a file"), true)
+            }
             b'1' => (MemberKind::HardLink(link), false),
             b'2' => (MemberKind::SymLink(link), false),
             b'3' => (MemberKind::Special("character device"), false),
@@ -422,11 +426,12 @@ impl Header {
             // Python's tarfile reads it as a prefix; GNU tar does not, and writes it only in dumps.
             return Err(syntax("a header with a name's prefix, of a format that has none"));
         }
-        let len_bytes = number(&block[124..136]).ok_or_else(|| syntax("a length is no number"))?;
+        let len_bytes =
+            number(&block[124..136]).ok_or_else(|| syntax("a length is not a number"))?;
         // They are unused here, but Python's tarfile ends a listing if one is not a number.
         let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
         if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
-            return Err(syntax("a header with a number that is none"));
+            return Err(syntax("a header with an invalid number"));
         }
         let link = until_nul(&block[157..257]).to_vec();
         Ok(Header { name, len_bytes, kind, link, goes_on: block[482] != 0 })

@@ -179,7 +179,7 @@ impl Found {
             let metadata = match std::fs::metadata(entry.path()) {
                 Ok(metadata) if metadata.is_file() => metadata,
                 _ => {
-                    tracing::warn!(path = %entry.path().display(), "left out: it is no file");
+                    tracing::warn!(path = %entry.path().display(), "left out: it is not a file");
                     continue;
                 }
             };

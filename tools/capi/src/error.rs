@@ -112,7 +112,7 @@ pub(crate) fn guard_long(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
 fn of_panic(panic: &(dyn Any + Send)) -> Failure {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    Failure::new(DLFS_E_INTERNAL, format!("a mistake of the library: {text}"))
+    Failure::new(DLFS_E_INTERNAL, format!("a bug in dlfs: {text}"))
 }
 
 pub(crate) fn remember(text: &str) {

@@ -267,7 +267,10 @@ impl Queue {
         let namespace = group.pair(0).namespace().clone();
         let block_len = namespace.block_len_bytes as usize;
         if count > 0 && (len == 0 || !len.is_multiple_of(block_len)) {
-            let text = format!("buffer_len is {len}, which is not blocks of {block_len} bytes");
+            let text = format!(
+                "buffer_len is {len}, which is not a multiple of the block length, \
+                 {block_len}"
+            );
             return Err(Failure::invalid(text));
         }
         if count > namespace.queue_depth.into() {
@@ -340,7 +343,10 @@ impl Work {
             return Err(Failure::invalid(text));
         }
         let Some(mut buf) = place.take() else {
-            return Err(Failure::invalid(format!("buffer {index} is on its way already")));
+            return Err(Failure::invalid(format!(
+                "an I/O with buffer {index} is outstanding \
+                 already"
+            )));
         };
         let (len, slba) = match op {
             IoOp::Flush => (0, Lba(0)),

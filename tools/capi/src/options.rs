@@ -441,7 +441,7 @@ impl SequenceOptions {
 }
 
 pub(crate) fn unknown(what: &str, value: u32) -> Failure {
-    Failure::invalid(format!("{what} is {value}, which means nothing"))
+    Failure::invalid(format!("{what} is {value}, which has no meaning"))
 }
 
 fn flag(value: u32, what: &str) -> Result<bool, Failure> {
@@ -474,7 +474,12 @@ fn set_pairs(pairs: &mut usize, value: u32) -> Result<(), Failure> {
 fn set_window(window: &mut usize, bytes: u64) -> Result<(), Failure> {
     if bytes != 0 {
         let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
-        *window = fits.ok_or_else(|| Failure::invalid("window_bytes is no size of memory"))?;
+        *window = fits.ok_or_else(|| {
+            Failure::invalid(
+                "window_bytes is more than this machine can \
+                 address",
+            )
+        })?;
     }
     Ok(())
 }

@@ -214,7 +214,7 @@ fn stop_and_go_on(epoch: &Program, address: &str, state: &Path) {
     fs::write(state, "{}").unwrap();
     let refused = epoch.command(&arguments).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("no reading state"), "{said}");
+    assert!(!refused.status.success() && said.contains("not a reading state"), "{said}");
     fs::remove_file(state).unwrap();
 }
 

@@ -148,6 +148,9 @@ pub(crate) fn peer_lines(stats: &PeerStats) -> Vec<String> {
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let of_ip = |ip: IpAddr| SocketAddr::new(ip, 0);
     text.parse().or_else(|_| text.parse().map(of_ip)).map_err(|_| {
-        format!("{text:?} is no IP address, with or without a port, as 10.0.0.7 or 10.0.0.7:4421")
+        format!(
+            "{text:?} is not an IP address, with or without a port, as 10.0.0.7 or \
+             10.0.0.7:4421"
+        )
     })
 }

@@ -148,7 +148,7 @@ fn it_needs_tiers_and_keeps_what_is_read_first() {
     let image = dir.arg("train.dlfs");
     run(&["cached", &image]).code(2).complains_of(&["--tier ram:20G"]);
     let planned = ["cached", &image, "--tier", "ram:1M", "--policy", "clairvoyant"];
-    run(&planned).code(2).complains_of(&["clairvoyant", "no job"]);
+    run(&planned).code(2).complains_of(&["clairvoyant", "not a job"]);
     let missing = ["cached", &dir.arg("missing"), "--tier", "ram:1M"];
     run(&missing).code(1).complains_of(&["missing"]);
 }

@@ -124,7 +124,7 @@ impl Copied {
         if rises && self.ids.len() == self.ends.len() && labels == self.ends.len() {
             return Ok(self);
         }
-        Err(raise_invalid(py, "this is no pickled batch: its parts do not fit together".into()))
+        Err(raise_invalid(py, "this is not a pickled batch: its parts do not fit together".into()))
     }
 }
 

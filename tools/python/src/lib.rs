@@ -68,7 +68,12 @@ mod _dlfs {
         let held = super::batch::held_of(parts.py(), parts.extract()?)?;
         match held.len() {
             1 => Sample::of(parts.py(), &held, 0),
-            _ => Err(super::error::raise_invalid(parts.py(), "this is no pickled sample".into())),
+            _ => Err(super::error::raise_invalid(
+                parts.py(),
+                "this is not a pickled \
+                 sample"
+                    .into(),
+            )),
         }
     }
 

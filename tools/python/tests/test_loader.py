@@ -220,7 +220,7 @@ def test_a_state_of_something_else_is_refused_with_the_reason(ds, equal):
         "generation": {**before, "generation": 7},
         "consumed": {**before, "consumed": 10**6},
         "version": {**before, "version": 99},
-        "no reading state": {"epoch": 1},
+        "not a reading state": {"epoch": 1},
     }
     for reason, state in wrong.items():
         with pytest.raises(dlfs.Error, match=reason) as error:

@@ -122,7 +122,7 @@ pub enum Sharing {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// A quantity that is negative, not finite, or too large to count in bytes.
-    #[error("{what} is {value}; it has to be {range}")]
+    #[error("{what} is {value}; it must be {range}")]
     Number {
         /// The quantity.
         what: String,

@@ -298,7 +298,7 @@ static void of_states(dlfs_fs *fs, const char *other, const char *folder) {
     options.seed = 4;
     CHECK(dlfs_sequence(fs, &options, &rest) == 0);
     FAILS(DLFS_E_INVALID, dlfs_state_load(rest, path), "seed is 3");
-    FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "{}"), "no reading state");
+    FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "{}"), "not a reading state");
     FAILS(DLFS_E_INVALID, dlfs_state_set(rest, "\xff"), "not UTF-8");
     FAILS(DLFS_E_INVALID, dlfs_state_set(rest, NULL), "json is NULL");
     FAILS(DLFS_E_INVALID, dlfs_set_epoch(rest, 2), "no epoch 2");

@@ -66,7 +66,7 @@ static void used_wrong(dlfs_ns *ns, const char *address) {
     FAILS(DLFS_E_INVALID, dlfs_ns_poll(ns, NULL, 1, 0), "done is NULL");
     two[0] = two[1];
     CHECK(dlfs_ns_submit(ns, two, 2) == 1); // the same buffer twice: the first is submitted
-    FAILS(DLFS_E_INVALID, dlfs_ns_submit(ns, two, 1), "on its way");
+    FAILS(DLFS_E_INVALID, dlfs_ns_submit(ns, two, 1), "outstanding already");
     CHECK(dlfs_ns_poll(ns, &done, 1, 10000) == 1 && done.status == DLFS_OK && done.buffer == 0);
     uint64_t past[] = {TOTAL, UINT64_MAX - 4095};
     for (int i = 0; i < 2; i++) { // only the queue pair knows the end of the namespace

@@ -59,7 +59,7 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
         return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
     }
     if options.policy == Policy::Clairvoyant {
-        let text = "--policy clairvoyant plans a job's order, and this is no job: leave it out";
+        let text = "--policy clairvoyant plans a job's order, and this is not a job: leave it out";
         return Err(Failure::Usage(text.to_owned()));
     }
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;

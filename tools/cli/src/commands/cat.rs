@@ -87,7 +87,7 @@ pub(crate) fn find(directory: &Directory, name: &[u8], is_id: bool) -> Result<Sa
     }
     let number = std::str::from_utf8(name).ok().and_then(|text| text.parse().ok());
     let id = number.map(SampleId).ok_or_else(|| {
-        Failure::Usage(format!("{} is no id: ids are numbers from 0", safe_name(name)))
+        Failure::Usage(format!("{} is not an id: ids are numbers from 0", safe_name(name)))
     })?;
     if !directory.is_live(id) {
         let text = format!("there is no sample {id}");

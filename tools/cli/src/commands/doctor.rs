@@ -180,36 +180,36 @@ fn findings(machine: &Machine) -> Vec<Finding> {
             cfg!(feature = "spdk"),
             if cfg!(feature = "spdk") { "SPDK is compiled in" } else { "built without SPDK" }
                 .to_owned(),
-            "would bring spdk: addresses: build with --features spdk where SPDK is installed",
+            "for spdk: addresses, build with --features spdk where SPDK is installed",
         ),
         finding(
             "huge pages",
             free >= MIN_HUGE_PAGES,
             format!("{free} of {all} pages of 2 MiB are free"),
-            "would bring drives through SPDK, which TCP and vfio-user go without: as root, sysctl \
+            "for drives through SPDK (not for TCP and vfio-user), as root: sysctl \
              vm.nr_hugepages=512",
         ),
         finding(
             "hugetlbfs",
             machine.hugetlbfs.is_some(),
             machine.hugetlbfs.clone().unwrap_or_else(|| "not mounted".to_owned()),
-            "would bring SPDK's nvmf_tgt, dlfs does not use it: mkdir -p /dev/hugepages && mount -t hugetlbfs \
-             nodev /dev/hugepages",
+            "for SPDK's nvmf_tgt (dlfs does not use it): mkdir -p /dev/hugepages && mount -t \
+             hugetlbfs nodev /dev/hugepages",
         ),
         finding(
             "locked memory",
             machine.memlock_bytes.is_none_or(|bytes| bytes >= MIN_MEMLOCK),
             memlock,
-            "more would bring VFIO and RDMA, which pin memory: raise memlock for this user in \
+            "for VFIO and RDMA, which pin memory: raise memlock for this user in \
              /etc/security/limits.conf, or ulimit -l",
         ),
         finding(
             "IOMMU",
             machine.iommu_groups > 0 || machine.has_noiommu,
             format!("{} groups", machine.iommu_groups),
-            "would bring drives to a user who is not root: switch it on in the firmware and boot with \
-             intel_iommu=on or amd_iommu=on; without one, as \
-             root, VFIO's enable_unsafe_noiommu_mode or uio_pci_generic",
+            "for drives as a user who is not root: switch it on in the firmware and boot with \
+             intel_iommu=on or amd_iommu=on; without one, as root: VFIO's \
+             enable_unsafe_noiommu_mode or uio_pci_generic",
         ),
         finding(
             "VFIO or uio",
@@ -219,7 +219,7 @@ fn findings(machine: &Machine) -> Vec<Finding> {
                 (false, true) => "uio_pci_generic".to_owned(),
                 (false, false) => "neither module is loaded".to_owned(),
             },
-            "would bring drives through SPDK: as root, modprobe vfio-pci",
+            "for drives through SPDK, as root: modprobe vfio-pci",
         ),
         finding(
             "permissions",
@@ -228,16 +228,15 @@ fn findings(machine: &Machine) -> Vec<Finding> {
                 true => "root".to_owned(),
                 false => format!("{} VFIO groups can be opened", machine.vfio_usable),
             },
-            "would bring drives to this user: as root, chown the group's file in /dev/vfio to them, or run \
+            "for drives as this user: as root, chown the group's file in /dev/vfio to them, or run \
              as root",
         ),
         finding(
             "drives",
             machine.drives.iter().any(|(_, driver)| user_level(driver)),
             if drives.is_empty() { "no NVMe drive on PCI".to_owned() } else { drives.join(", ") },
-            "would bring a drive past the kernel: give one that holds nothing to vfio-pci: driverctl \
-             set-override ADDRESS vfio-pci, or \
-             SPDK's scripts/setup.sh; the kernel lets go of it",
+            "for a drive without the kernel: bind one that holds no data to vfio-pci with \
+             driverctl set-override ADDRESS vfio-pci, or with SPDK's scripts/setup.sh",
         ),
     ]
 }
@@ -297,7 +296,7 @@ mod tests {
         let text = lines.join("\n");
         assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
         let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
-        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("would bring")));
+        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("for ")));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) struct ProbeArgs {
 
 pub(crate) fn run(args: ProbeArgs) -> Result<Outcome, Failure> {
     if !args.threads.is_sorted_by(|a, b| a < b) {
-        return Err(Failure::Usage("--threads has to rise".to_owned()));
+        return Err(Failure::Usage("the numbers of --threads must rise".to_owned()));
     }
     let mut tiers = args.tier;
     if tiers.is_empty() {

@@ -305,7 +305,7 @@ fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
         return Err(Failure::Usage(format!("--listen {listen:?} is not HOST:PORT")));
     };
     if port.parse::<u16>().is_err() {
-        return Err(Failure::Usage(format!("--listen {listen:?}: {port:?} is no port")));
+        return Err(Failure::Usage(format!("--listen {listen:?}: {port:?} is not a port")));
     }
     let mut found = listen.to_socket_addrs().map_err(refuse)?;
     found
