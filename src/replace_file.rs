@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_never_replaced() {
+    fn only_a_regular_file_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (null, loops) = (folder.path().join("null"), folder.path().join("loop"));
         symlink("/dev/null", &null).unwrap();

@@ -37,7 +37,7 @@ fn pool(num_slots: usize) -> Pool {
 }
 
 #[test]
-fn the_counter_counts() {
+fn the_allocation_counter_counts() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     assert_eq!(allocations_during(|| Box::new(7)).0, 1);
     assert_eq!(allocations_during(|| 7).0, 0);
@@ -111,7 +111,7 @@ fn a_warm_loader_goes_from_epoch_to_epoch_without_allocating() {
 
 /// An allocator keeps large blocks of varying lengths: without reuse, 12 epochs grew by 170 MiB.
 #[test]
-fn what_does_not_fit_a_window_is_not_asked_of_the_allocator() {
+fn what_exceeds_the_window_is_not_allocated_elsewhere() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let address = image(temp.path(), 200, 60_000, 512 << 10);

@@ -140,7 +140,7 @@ impl Watch for EndsCall {
 }
 
 #[test]
-fn what_is_known_of_a_data_set_needs_no_reading() {
+fn metadata_of_a_data_set_is_known_without_reading_samples() {
     let source = Source::new(1);
     let dataset = source.open();
     assert_eq!(dataset.len(), 180);
@@ -160,7 +160,7 @@ fn what_is_known_of_a_data_set_needs_no_reading() {
 }
 
 #[test]
-fn samples_are_read_by_id_and_by_name_in_the_order_of_asking() {
+fn samples_are_read_by_id_and_by_name_in_the_order_of_the_request() {
     let source = Source::new(2);
     let dataset = source.open();
     let read = dataset.read(Query::Ids(&ids(&[170, 3, 3, 60])), OnError::Raise, &mut ()).unwrap();
@@ -176,7 +176,7 @@ fn samples_are_read_by_id_and_by_name_in_the_order_of_asking() {
 }
 
 #[test]
-fn a_sample_that_is_not_there_costs_what_the_caller_says_and_is_named() {
+fn a_missing_sample_is_named_and_handled_as_the_caller_says() {
     let source = Source::new(3);
     let dataset = source.open();
     let wanted = ids(&[5, 999, 6, u64::MAX]);
@@ -202,7 +202,7 @@ fn a_sample_that_is_not_there_costs_what_the_caller_says_and_is_named() {
 }
 
 #[test]
-fn a_damaged_sample_is_an_error_or_left_out_or_blank_and_the_loader_starts_anew_on_request() {
+fn a_damaged_sample_is_an_error_left_out_or_blank_and_the_loader_restarts_on_request() {
     let source = Source::new(17);
     let path = source.temp.path().join("train.dlfs");
     let bad = (0..180).find(|&id| source.samples[id].len() > 100).unwrap() as u64;
@@ -357,7 +357,7 @@ fn a_state_file_is_replaced_as_a_whole_and_nothing_stays_beside_it() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused_before_anything_is_read() {
+fn impossible_options_are_refused_before_anything_is_read() {
     let dataset = Source::new(10).open();
     let refused = |change: &dyn Fn(&mut LoaderOptions)| {
         let mut options = options(GLOBAL, 10, 1);
@@ -446,7 +446,7 @@ fn a_batch_outlives_loader_data_set_and_target() {
 }
 
 #[test]
-fn a_wait_for_a_target_that_says_nothing_asks_its_watch_and_ends_when_told() {
+fn a_wait_for_a_silent_target_asks_its_watch_and_ends_when_told() {
     let source = Source::new(14);
     let target = source.serve();
     let dataset = source.open_remote(&target);
@@ -475,7 +475,7 @@ fn a_wait_for_a_target_that_says_nothing_asks_its_watch_and_ends_when_told() {
 
 /// `Duration::MAX` is how a program says "for ever": no sum of it and a clock may overflow.
 #[test]
-fn limits_that_never_end_are_waits_that_never_end_and_no_panic() {
+fn infinite_limits_are_infinite_waits_and_no_panic() {
     let source = Source::new(31);
     let target = source.serve();
     let mut options = Options::default();
@@ -645,7 +645,7 @@ fn a_loader_that_was_closed_leaves_its_tiers_to_others_while_its_batches_stay() 
 }
 
 #[test]
-fn children_of_forks_read_on_by_themselves_while_the_parent_reads_too() {
+fn forked_children_and_their_parent_read_at_the_same_time() {
     let source = Source::new(16);
     let target = source.serve();
     for dataset in [source.open(), source.open_remote(&target)] {

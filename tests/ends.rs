@@ -278,7 +278,7 @@ fn a_target_whose_poller_meets_a_broken_engine_says_so_and_its_hosts_get_errors(
 }
 
 #[test]
-fn an_end_is_an_end_however_often_it_is_asked_for() {
+fn a_run_that_ended_stays_ended_however_often_it_is_asked() {
     let image = Image::from_devices(vec![medium()], &OpenOptions::default()).unwrap();
     let grouped = OrderKind::Grouped { lanes: 2, group: 2 };
     for copy_threads in [None, Some(0), Some(1), Some(3)] {

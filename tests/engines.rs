@@ -194,7 +194,7 @@ fn a_file_is_created_at_its_length_and_kept_when_it_is_longer() {
 }
 
 #[test]
-fn what_is_no_medium_is_refused_by_name() {
+fn a_path_that_is_no_file_or_device_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     let (directory, mode) = (File::open(folder.path()).unwrap(), rustix::fs::Mode::RWXU);

@@ -135,7 +135,7 @@ fn a_block_that_cannot_be_read_costs_the_samples_in_it_and_no_other() {
 }
 
 #[test]
-fn an_error_that_comes_once_costs_nothing() {
+fn a_single_transient_error_loses_nothing() {
     let fixture = fixture(Pack::Tight, 4096);
     let retry = Status { sct: 0, sc: 0x22, dnr: false, crd: 0, more: false };
     for fault in [Fault::Os(EIO), Fault::Status(retry), Fault::Short] {
@@ -238,7 +238,7 @@ fn a_target_that_fails_a_read_loses_the_samples_that_it_cannot_read() {
 }
 
 #[test]
-fn a_file_that_is_gone_costs_one_sample() {
+fn a_missing_file_costs_one_sample() {
     let folder = tempfile::tempdir().unwrap();
     let lens = [5000, 1, 300, 0, 4096, 70_000];
     let source: Vec<Sample> = (0..300)
@@ -345,7 +345,7 @@ fn an_image_that_has_moved_on_is_stale_and_not_damaged_in_every_way_of_reading()
 }
 
 #[test]
-fn a_call_that_fails_and_fails_ends_at_its_deadline() {
+fn a_call_that_keeps_failing_ends_at_its_deadline() {
     let fixture = fixture_of_pieces();
     let deadline = Duration::from_millis(300);
     let mut reader =

@@ -398,7 +398,7 @@ fn run(world: &World, seed: u64, tally: &Mutex<Tally>) {
 }
 
 #[test]
-fn work_over_a_network_that_does_harm_is_right_or_ends_with_an_error() {
+fn work_over_a_faulty_network_is_right_or_ends_with_an_error() {
     let number = |name, default| match std::env::var(name) {
         Ok(text) => text.parse().expect("a number"),
         Err(_) => default,

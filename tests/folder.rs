@@ -246,7 +246,7 @@ fn another_listing_is_another_image_and_the_same_one_is_the_same() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_read_and_an_empty_one() {
+fn an_unreadable_folder_is_an_error_and_an_empty_one_a_data_set_of_none() {
     let error = Image::open(&[Address::from_path("/nonexistent/folder")], &OpenOptions::default());
     assert_eq!(error.err().unwrap().kind(), ErrorKind::NotFound);
     let folder = tempfile::tempdir().unwrap();

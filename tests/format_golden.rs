@@ -64,7 +64,7 @@ fn from_hex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_today_is_the_golden_image() {
+fn the_image_written_today_equals_the_golden_image() {
     let image = golden_image();
     let written = hex(&image.namespaces[0]);
     if written != GOLDEN {
@@ -75,7 +75,7 @@ fn what_is_written_today_is_the_golden_image() {
 }
 
 #[test]
-fn the_golden_image_reads_as_what_it_was_made_of() {
+fn the_golden_image_reads_back_as_its_source() {
     let mut image = Image::new(1, Pack::Aligned);
     image.namespaces[0] = from_hex(GOLDEN);
     let (directory, superblock) = image.open();

@@ -245,7 +245,7 @@ fn a_file_that_changes_while_it_is_imported_is_refused_or_left_out() {
 }
 
 #[test]
-fn a_target_that_holds_something_is_not_touched_without_being_told_to() {
+fn an_import_overwrites_nothing_without_force() {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(dir.path(), 20, 100, 1);
     for at in [0, 4096, 512 << 10, (1 << 20) - 1] {
@@ -271,7 +271,7 @@ fn a_target_that_holds_something_is_not_touched_without_being_told_to() {
 }
 
 #[test]
-fn an_import_that_has_ended_is_found_to_have_ended_and_another_source_does_not_go_on() {
+fn a_completed_import_does_not_resume_and_neither_does_another_source() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 20, 100, 1);
     let disks = Disks::new(1, 2 << 20);
@@ -462,7 +462,7 @@ fn the_image_itself_is_no_sample_of_the_folder_that_it_lies_in() {
 }
 
 #[test]
-fn two_importers_of_a_namespace_without_a_lock_do_not_meet() {
+fn two_importers_of_a_namespace_without_a_lock_exclude_each_other() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 100, 9000, 1);
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
@@ -623,7 +623,7 @@ fn a_saved_snapshot_opens_the_image_until_the_image_moves_on() {
 }
 
 #[test]
-fn an_append_that_stopped_before_its_journal_leaves_nothing_to_go_on_with() {
+fn an_append_that_stopped_before_its_journal_leaves_nothing_to_resume() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
     let files = tree(&first, 30, 2000, 1);

@@ -44,7 +44,7 @@ fn import_to(
 }
 
 #[test]
-fn an_import_that_is_gone_on_with_does_not_wait_for_a_write_that_has_ended() {
+fn a_resumed_import_does_not_wait_for_a_write_that_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(dir.path(), 100, 9000, 1);
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
@@ -107,7 +107,7 @@ fn one_flipped_bit_while_connecting_or_opening_does_not_end_a_command() {
 }
 
 #[test]
-fn an_import_does_with_the_queues_that_a_target_grants() {
+fn an_import_works_with_the_queues_that_a_target_grants() {
     let dir = tempfile::tempdir().unwrap();
     let files = tree(dir.path(), 120, 9000, 1);
     let more = tempfile::tempdir().unwrap();
@@ -293,13 +293,13 @@ fn archive_of(dir: &Path, files: &BTreeMap<Vec<u8>, Vec<u8>>) -> PathBuf {
 }
 
 #[test]
-fn one_flipped_bit_is_seen_by_digests_and_mended() {
+fn one_flipped_bit_is_detected_by_digests_and_repaired() {
     let ended_well = import_over_flipped_bits(1, false, false);
     assert!(ended_well >= 20, "only {ended_well} of 24 went on");
 }
 
 #[test]
-fn what_no_digest_covers_is_read_back_and_mended_before_the_commit() {
+fn writes_without_a_digest_are_read_back_and_repaired_before_the_commit() {
     let ended_well = import_over_flipped_bits(2, true, false);
     assert!(ended_well >= 20, "only {ended_well} of 24 went on");
 }
@@ -345,7 +345,7 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
 
 /// Long: set `DLFS_LONG_TESTS`.
 #[test]
-fn a_network_that_never_goes_on_ends_an_import_within_the_time_of_one_call() {
+fn a_network_that_hangs_for_good_ends_an_import_within_the_time_of_one_call() {
     if std::env::var_os("DLFS_LONG_TESTS").is_none() {
         return;
     }

@@ -115,7 +115,7 @@ fn a_target_that_dies_under_samples_larger_than_a_chunk_does_not_end_an_import()
 }
 
 #[test]
-fn a_stream_over_a_socket_arrives_whole_and_is_gone_on_with() {
+fn a_stream_over_a_socket_arrives_whole_and_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let files = mixed_tree(&dir.path().join("files"));
     let archive = dir.path().join("a.tar.gz");

@@ -207,7 +207,7 @@ fn shards_in_folders_of_their_own_are_taken_together_only_on_request() {
 }
 
 #[test]
-fn one_shard_among_a_folder_s_samples_is_found() {
+fn one_shard_among_the_samples_of_a_folder_is_found() {
     let mut files = Vec::new();
     for number in 0..300 {
         files.push((format!("c{}/{number:03}.jpg", number % 3), b"jpeg".to_vec()));
@@ -273,7 +273,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn text_that_names_no_files_is_no_list() {
+fn text_that_names_no_files_is_not_a_list() {
     let lines = b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n".to_vec();
     let dir = folder(&[
         ("train.jsonl", lines.clone()),
@@ -385,7 +385,7 @@ fn a_sparse_member_is_named_with_its_archive_and_what_follows_it_is_there() {
 }
 
 #[test]
-fn members_that_no_tool_takes_for_files_lose_nothing_but_themselves() {
+fn special_tar_members_are_left_out_and_the_rest_is_imported() {
     let dir = tempfile::tempdir().unwrap();
     for kind in [b'V', b'M', b'D'] {
         let path = archive(dir.path(), "a.tar", &[member("odd", kind, "", b"x"), file("behind")]);

@@ -199,7 +199,7 @@ fn links_inside_the_source_are_files_and_all_others_are_named() {
 }
 
 #[test]
-fn things_that_are_no_files_and_files_that_are_too_large_are_named() {
+fn special_files_and_too_large_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), b"c/file", b"x");
     let at = |name: &str| dir.path().join("c").join(name);
@@ -259,7 +259,7 @@ fn unreadable_files_and_folders_are_named() {
 }
 
 #[test]
-fn a_file_that_changes_after_it_was_indexed_is_told() {
+fn a_file_that_changes_after_it_was_indexed_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["shrunk", "grown", "touched", "replaced", "gone", "fifo", "same"] {
         write(dir.path(), format!("c/{name}").as_bytes(), b"12345");
@@ -301,7 +301,7 @@ fn an_empty_folder_is_refused() {
 }
 
 #[test]
-fn several_folders_share_their_classes_and_a_name_that_both_have_is_told() {
+fn several_folders_share_their_classes_and_a_common_name_is_reported() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write(one.path(), b"cat/1", b"x");
     write(two.path(), b"ant/2", b"y");
@@ -315,7 +315,7 @@ fn several_folders_share_their_classes_and_a_name_that_both_have_is_told() {
 }
 
 #[test]
-fn a_list_gives_order_and_labels_and_its_bad_lines_are_told() {
+fn a_list_gives_order_and_labels_and_its_bad_lines_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["sub/b", "a", "c d"] {
         write(dir.path(), name.as_bytes(), name.as_bytes());
@@ -590,7 +590,7 @@ fn special_members_of_a_tar_are_named_and_links_lead_to_members() {
 }
 
 #[test]
-fn a_tar_cut_off_anywhere_is_told_and_what_is_whole_is_kept() {
+fn a_tar_cut_off_anywhere_is_reported_and_whole_members_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = archive(
         dir.path(),
@@ -682,7 +682,7 @@ fn tfrecords_are_named_by_shard_and_number_and_their_checksums_are_checked() {
 }
 
 #[test]
-fn a_tfrecord_cut_off_anywhere_is_told() {
+fn a_tfrecord_cut_off_anywhere_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.tfrecord");
     let records = [record(b"first"), record(b"second")];
@@ -704,7 +704,7 @@ fn a_tfrecord_cut_off_anywhere_is_told() {
 }
 
 #[test]
-fn a_shard_that_changes_after_it_was_indexed_is_told() {
+fn a_shard_that_changes_after_it_was_indexed_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = archive(dir.path(), "a.tar", &[member("one", b'0', "", b"12345")]);
     let source = open_tar(&path).unwrap();

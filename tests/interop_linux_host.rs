@@ -141,7 +141,7 @@ fn linux_sees_that_a_namespace_is_write_protected() {
 
 /// Without keep alive the target cannot tell whether an idle host still exists.
 #[test]
-fn linux_without_a_keep_alive_is_left_alone_until_its_place_is_wanted_and_comes_back() {
+fn linux_without_a_keep_alive_is_evicted_only_for_another_host_and_reconnects() {
     if !linux_is_there() {
         return;
     }

@@ -146,7 +146,7 @@ fn long_timeouts() -> ConnectOptions {
 }
 
 #[test]
-fn linux_keeps_what_we_write_and_gives_it_back_with_and_without_digests() {
+fn what_we_write_to_linux_reads_back_with_and_without_digests() {
     let Some(linux) = Linux::boot(1) else { return };
     let seed = 5;
     let mut random = Random::new(seed);

@@ -240,7 +240,7 @@ fn a_chunk_whose_header_names_another_sample_at_a_slot_is_found_by_verify() {
 }
 
 #[test]
-fn no_namespaces_are_no_image() {
+fn an_image_of_no_namespaces_is_refused() {
     assert!(Opened::from_devices(Vec::new(), &OpenOptions::default()).is_err());
     assert!(delete_on(&[], &[b"a".to_vec()]).is_err());
     assert!(purge_on(&[], &mut ()).is_err());

@@ -53,7 +53,7 @@ fn cells() -> impl Iterator<Item = &'static (Setting, Outcome)> {
 }
 
 #[test]
-fn throughput_is_what_was_reviewed() {
+fn throughput_equals_the_reviewed_snapshot() {
     let text = table::text(lines());
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/netsim.txt");
     if std::env::var_os("DLFS_UPDATE_GOLDEN").is_some_and(|value| value == "1") {
@@ -76,7 +76,7 @@ fn throughput_is_what_was_reviewed() {
 }
 
 #[test]
-fn nothing_is_faster_than_its_link_and_depth_allow() {
+fn throughput_never_exceeds_link_and_depth() {
     for (setting, outcome) in cells() {
         assert!(outcome.took >= outcome.least, "{setting:?}: {outcome:?}");
     }
@@ -107,7 +107,7 @@ fn more_depth_is_never_slower() {
 }
 
 #[test]
-fn a_run_is_the_same_again() {
+fn a_simulation_is_repeatable() {
     let (setting, outcome) = cells().nth(30).expect("there are more");
     let again = setting.run();
     assert_eq!((again.took, again.scratch_bytes), (outcome.took, outcome.scratch_bytes));

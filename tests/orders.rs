@@ -80,7 +80,7 @@ impl Population for Chunks {
 }
 
 #[test]
-fn an_epoch_without_samples_takes_none_whatever_is_asked_of_it() {
+fn an_epoch_without_samples_yields_none() {
     let nobody = Chunks::new(vec![0, 0], vec![1, 1]);
     for kind in [
         OrderKind::Global,
@@ -195,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn a_position_has_the_same_sample_whichever_way_it_is_reached(
+    fn a_position_has_the_same_sample_however_it_is_reached(
         kind in any_kind(), chunks in any_chunks(), seed: u64, epoch in 0..4_u64,
         jumps in proptest::collection::vec(any::<proptest::sample::Index>(), 50),
     ) {

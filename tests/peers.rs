@@ -337,7 +337,7 @@ fn local_shares_without_peers_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_node_that_ends_is_no_error_of_anybodys_batch() {
+fn a_node_that_ends_fails_no_batch_of_others() {
     let origin = Origin::new(32, 1_500, 20_000);
     let mut nodes = nodes(&origin, 4, 1.3);
     let last = nodes.pop().unwrap();
@@ -363,7 +363,7 @@ fn a_node_that_ends_is_no_error_of_anybodys_batch() {
 }
 
 #[test]
-fn wrong_bytes_of_a_peer_are_never_delivered() {
+fn wrong_bytes_from_a_peer_are_never_delivered() {
     let origin = Origin::new(33, 1_000, 20_000);
     let nodes = nodes(&origin, 3, 3.);
     read_all(&origin, &nodes, 0..1);

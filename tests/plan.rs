@@ -69,7 +69,7 @@ fn a_plan_of_another_data_set_or_generation_is_refused() {
 }
 
 #[test]
-fn inputs_that_cannot_be_planned_with_are_refused_before_any_work() {
+fn impossible_inputs_are_refused_before_planning() {
     let directory = image(1).add(&images::folder(1, 10), 7, 10, &[]);
     let refuse = |change: fn(&mut Inputs)| {
         let mut inputs = inputs(&directory);
@@ -86,7 +86,7 @@ fn inputs_that_cannot_be_planned_with_are_refused_before_any_work() {
 }
 
 #[test]
-fn every_rank_computes_the_same_plan_of_what_all_have_told_and_no_two_copies_overlap() {
+fn every_rank_computes_the_same_plan_from_all_inputs_and_no_copies_overlap() {
     let directory = image(1).add(&images::folder(4, 60), 7, 240, &[]);
     let known = inputs(&directory);
     // Each rank puts its own tiers into the rendezvous, and plans with what it finds there.

@@ -318,7 +318,7 @@ fn an_image_file_holds_the_generation_before_or_the_new_one_and_keeps_its_name()
 /// Two folders with the same names and lengths: a tier that mixes them up returns wrong bytes, since a
 /// folder has no checksums of its own.
 #[test]
-fn a_tier_is_used_again_without_a_word_and_never_hands_out_copies_of_another_data_set() {
+fn a_tier_is_reused_silently_and_never_returns_copies_of_another_data_set() {
     let mut trial = Trial::new();
     let first = tree(&trial.root().join("first"), 16, 12_000, 1);
     let mut second = BTreeMap::new();

@@ -156,7 +156,7 @@ fn equal_samples_of_whole_blocks_come_as_one_array() {
 }
 
 #[test]
-fn an_id_that_is_not_there_or_deleted_is_named_and_nothing_is_read() {
+fn a_missing_or_deleted_id_is_named_and_nothing_is_read() {
     let fixture = fixture_deleted(folder(1, 10), 1, 4096, &[4]);
     fixture.faulty[0].take_seen();
     let mut reader = fixture.reader();
@@ -264,7 +264,7 @@ fn every_order_delivers_every_live_sample_once_an_epoch_and_right() {
 }
 
 #[test]
-fn how_batches_are_brought_in_does_not_change_what_they_are() {
+fn the_batching_mode_does_not_change_the_batches() {
     let fixture = fixture(folder(5, 90), 2, 512);
     for kind in [GROUPED, OrderKind::Sequential { by: SequentialBy::Slot }] {
         let mut sequences = Vec::new();
@@ -368,7 +368,7 @@ fn large_samples_that_the_page_cache_holds_are_read_one_by_one_also_in_grouped_o
 }
 
 #[test]
-fn a_first_batch_that_would_wait_for_many_chunks_is_read_by_itself_and_stays_the_same() {
+fn a_first_batch_that_would_wait_for_many_chunks_is_read_alone_and_unchanged() {
     let source = (0..1200).map(|i| sample(&format!("{i:04}"), None, 20_000 - i % 7)).collect();
     let fixture = fixture(source, 1, 4096);
     let chunks = u64::from(fixture.image.directory().num_chunks());
@@ -481,7 +481,7 @@ fn ranks_together_read_each_chunk_once_where_lanes_are_a_multiple_of_them() {
 }
 
 #[test]
-fn ranks_that_lanes_cannot_be_shared_out_to_are_told_what_it_costs_and_read_less_by_chunks() {
+fn ranks_that_do_not_divide_the_lanes_are_warned_and_read_less_by_chunks() {
     let source = (0..1800).map(|i| sample(&format!("{i:04}"), None, 3000 + i * 37 % 400)).collect();
     let fixture = fixture(source, 1, 4096);
     let kind = OrderKind::Grouped { lanes: 8, group: 2 };
@@ -574,7 +574,7 @@ fn drop_last_and_pad_give_every_rank_as_many() {
 }
 
 #[test]
-fn a_window_smaller_than_the_need_is_exceeded_for_what_comes_next_alone() {
+fn a_too_small_window_is_exceeded_only_for_the_next_batch() {
     let mut source = folder(2, 40);
     source.push(sample("large", None, 600_000));
     let fixture = fixture(source, 1, 4096);
@@ -588,7 +588,7 @@ fn a_window_smaller_than_the_need_is_exceeded_for_what_comes_next_alone() {
 }
 
 #[test]
-fn a_window_that_cannot_hold_what_a_grouped_order_has_open_is_told_what_it_needs() {
+fn a_window_smaller_than_the_working_set_is_reported_with_the_size_it_needs() {
     let fixture = fixture(folder(4, 400), 1, 4096);
     let directory = fixture.image.directory();
     let (lanes, group) = (4, 2);
@@ -650,7 +650,7 @@ fn cost_of_single_reads(fixture: &Fixture) -> f64 {
 }
 
 #[test]
-fn a_window_that_is_too_small_costs_a_little_and_not_a_thousandfold() {
+fn a_too_small_window_reads_a_little_more_and_not_a_thousandfold() {
     for (len, batch_size) in [(100, 256), (1000, 256), (2500, 256), (5000, 7)] {
         let samples = (0..16_000_000 / len).map(|i| sample(&format!("{i:06}"), None, len - i % 3));
         let fixture = fixture(samples.collect(), 1, 4096);
@@ -680,7 +680,7 @@ fn a_window_that_is_too_small_costs_a_little_and_not_a_thousandfold() {
 }
 
 #[test]
-fn what_comes_in_several_passes_is_the_same_when_media_fail_and_consumers_keep_batches() {
+fn several_passes_deliver_the_same_when_media_fail_and_consumers_keep_batches() {
     let samples = (0..20_000).map(|i| sample(&format!("{i:05}"), None, i % 5 * 60));
     let fixture = fixture_deleted(samples.collect(), 2, 4096, &[3, 4, 700]);
     let kind = OrderKind::Grouped { lanes: 4, group: 3 };
@@ -841,7 +841,7 @@ fn write_through_alias(at: &[u8], bytes: &[u8]) {
 }
 
 #[test]
-fn what_a_reader_writes_into_kept_memory_is_never_a_sample_of_a_later_epoch() {
+fn bytes_that_a_caller_writes_into_kept_memory_are_never_delivered_later() {
     const EPOCHS: u64 = 4;
     for (copy_threads, num_samples) in [(None, 400), (Some(1), 400), (None, 40)] {
         let fixture = fixture(folder(4, num_samples / 4), 2, 512);
@@ -872,7 +872,7 @@ fn what_a_reader_writes_into_kept_memory_is_never_a_sample_of_a_later_epoch() {
 }
 
 #[test]
-fn chunks_that_nobody_writes_to_are_kept_and_verified_without_another_read() {
+fn unchanged_kept_chunks_are_verified_without_another_read() {
     let fixture = fixture(folder(4, 100), 2, 512);
     let commands = |epochs: u64| {
         let mut loader = fixture.loader(GROUPED, |options| {

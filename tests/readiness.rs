@@ -51,7 +51,7 @@ fn total(devices: &[Arc<TcpNamespace>]) -> TcpStats {
 
 /// Without an epoll set, 32 namespaces were checked 7.3 times for each time that bytes arrived.
 #[test]
-fn a_socket_is_asked_only_when_it_has_something() {
+fn a_socket_is_read_only_when_it_is_readable() {
     let (_targets, devices) = striped(4, 4);
     let dyn_devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
     let image = Image::from_devices(dyn_devices, &OpenOptions::default()).unwrap();

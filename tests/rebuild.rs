@@ -166,7 +166,7 @@ fn a_purge_keeps_ids_and_a_rebuild_takes_its_chunks_and_not_those_that_it_replac
 }
 
 #[test]
-fn an_import_that_was_given_up_leaves_nothing_that_a_rebuild_would_take() {
+fn a_rebuild_takes_nothing_of_an_abandoned_import() {
     let mut image = Image::new(1, Pack::Aligned);
     image.add(&folder(2, 30), 1, 60, &[]);
     // Generation 2 is written but not committed; then another, shorter generation 2 is written.

@@ -108,7 +108,7 @@ fn block_faults() -> [Fault; 5] {
 }
 
 #[test]
-fn a_copy_that_cannot_be_read_stops_nobody_who_reads_or_rebuilds() {
+fn an_unreadable_copy_stops_neither_reading_nor_rebuilding() {
     let scene = Scene::new(1);
     for fault in block_faults() {
         for (copy, expected) in [(0, 1), (1, 2)] {
@@ -132,7 +132,7 @@ fn a_copy_that_cannot_be_read_stops_nobody_who_reads_or_rebuilds() {
 }
 
 #[test]
-fn a_copy_that_is_bad_once_is_read_again_and_nothing_is_said() {
+fn a_copy_that_is_bad_once_is_read_again_silently() {
     let scene = Scene::new(1);
     for fault in block_faults() {
         let (faulty, devices) = faulty(&Disks::holding(&scene.images[1]));
@@ -198,7 +198,7 @@ fn refused(result: Result<()>) -> Error {
 }
 
 #[test]
-fn nobody_writes_over_what_may_be_a_newer_generation_without_being_told_to() {
+fn a_possibly_newer_generation_is_not_overwritten_without_consent() {
     let scene = Scene::new(1);
     let disks = scene.flipped(0, 0);
     let (before, devices) = (disks.contents(), disks.devices());
@@ -331,7 +331,7 @@ fn a_delete_whose_commit_was_torn_is_ended_by_a_rebuild_and_not_lost_to_a_resume
 }
 
 #[test]
-fn with_several_namespaces_only_namespace_0_decides_and_the_others_vouch_for_it() {
+fn with_several_namespaces_namespace_0_decides_and_the_others_confirm_it() {
     let scene = Scene::new(2);
     // The copy of generation 2 on namespace 1: namespace 0 has the same facts.
     let disks = scene.flipped(1, 0);

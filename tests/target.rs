@@ -143,7 +143,7 @@ fn writes_in_the_capsule_and_by_r2t_reach_the_namespace() {
 }
 
 #[test]
-fn the_misbehaving_target_is_right_until_it_is_told_otherwise() {
+fn the_hostile_target_behaves_until_it_is_told_otherwise() {
     let hostile = HostileTarget::start((0..1 << 20).map(|i: u32| (i >> 9) as u8).collect());
     let read = Sqe::read(0, NSID, Lba(5), 2, 1024);
     for digests in [NO_DIGESTS, BOTH_DIGESTS] {
@@ -366,7 +366,7 @@ fn discovered(target: &Target, hostnqn: Nqn) -> Vec<Nqn> {
 }
 
 #[test]
-fn who_connects_to_a_subsystem_that_is_not_there_or_not_for_it_is_told_to_discover() {
+fn a_host_that_connects_to_a_wrong_subsystem_is_referred_to_discovery() {
     let friend = Nqn::new("nqn.2026-11.io.dlfs:friend").unwrap();
     let (target, _) = serve(|options| options.allow_hosts = vec![friend.clone()]);
     let port = target.local_addr().port();
@@ -387,7 +387,7 @@ fn who_connects_to_a_subsystem_that_is_not_there_or_not_for_it_is_told_to_discov
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_a_sentence() {
+fn devices_that_cannot_be_served_are_refused_with_a_reason() {
     let (target, _) = serve(|_| {});
     let bind = |change: &dyn Fn(&mut TargetOptions)| {
         let mut options = TargetOptions::new(nqn());
@@ -466,7 +466,7 @@ fn a_controller_that_is_disabled_loses_its_queues_and_can_be_enabled_again() {
 }
 
 #[test]
-fn a_target_on_ipv6_is_reached_by_the_address_that_it_tells() {
+fn a_target_on_ipv6_is_reached_by_the_address_that_it_reports() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         println!("SKIPPED: this machine has no IPv6 loopback");
         return;

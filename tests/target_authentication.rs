@@ -89,7 +89,7 @@ fn a_host_with_its_key_reads_with_every_hash_and_group_one_way_and_both_ways() {
 }
 
 #[test]
-fn a_wrong_key_a_missing_key_and_a_wrong_controller_are_refused_with_a_sentence() {
+fn a_wrong_key_a_missing_key_and_a_wrong_controller_are_refused_with_a_reason() {
     let target = serve(|_| {});
     let refused = |name, secret, ctrl| {
         let error =
@@ -111,7 +111,7 @@ fn a_wrong_key_a_missing_key_and_a_wrong_controller_are_refused_with_a_sentence(
 }
 
 #[test]
-fn a_host_that_is_only_on_the_list_needs_no_key_and_a_prover_is_needed_where_asked_for() {
+fn a_host_on_the_list_needs_no_key_and_a_host_with_keys_must_use_them() {
     let target = serve(|options| {
         options.allow_hosts = vec![host("bob")];
         options.host_keys.extend(keys(&[("carol", &[4], None)]));

@@ -222,7 +222,7 @@ fn data_that_nobody_asked_for_end_only_their_own_connection() {
 }
 
 #[test]
-fn lengths_that_lie_are_refused_without_memory_for_them() {
+fn false_lengths_are_refused_without_allocating_for_them() {
     let mut siege = Siege::begin(|options| options.writable = true);
     // PLEN, PDO and HLEN of a capsule, on a live queue.
     for (at, bytes) in [
@@ -327,7 +327,7 @@ fn half_open_connections_make_room_for_new_ones() {
 }
 
 #[test]
-fn a_full_house_is_busy_for_newcomers_and_serves_those_inside() {
+fn a_full_target_refuses_new_hosts_as_busy_and_serves_the_others() {
     let mut siege = Siege::begin(|options| options.max_controllers = 2);
     let (second, _) = RawHost::admin(siege.target.local_addr(), &nqn(), NONE);
     let mut third = siege.initialised(NONE);
@@ -350,7 +350,7 @@ fn a_full_house_is_busy_for_newcomers_and_serves_those_inside() {
 }
 
 #[test]
-fn slow_connections_and_silent_hosts_are_given_up() {
+fn slow_connections_and_silent_hosts_are_closed() {
     let siege = Siege::begin(|options| options.connect_timeout = Duration::from_millis(300));
     let mut silent = siege.open();
     let mut half = siege.initialised(NONE);
@@ -369,7 +369,7 @@ fn slow_connections_and_silent_hosts_are_given_up() {
 }
 
 #[test]
-fn a_host_that_reads_no_answers_is_given_up_and_holds_up_nobody() {
+fn a_host_that_reads_no_answers_is_closed_and_delays_nobody() {
     let mut siege = Siege::begin(|options| {
         options.buffer_bytes = 4 << 20;
         options.send_timeout = Duration::from_millis(500);
@@ -538,7 +538,7 @@ fn every_opcode_on_either_queue_is_answered_and_changes_nothing() {
 }
 
 #[test]
-fn blocks_that_are_not_there_and_namespaces_that_are_not_are_refused() {
+fn missing_blocks_and_missing_namespaces_are_refused() {
     let siege = Siege::begin(|options| options.writable = true);
     let (mut admin, mut io) = siege.io_queue(NONE);
     for (slba, num_blocks) in [

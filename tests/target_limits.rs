@@ -80,7 +80,7 @@ fn wait_for(target: &Target, what: &str, is_so: impl Fn(TargetStats) -> bool) {
 }
 
 #[test]
-fn a_host_that_asks_on_without_reading_is_ended_when_its_queue_is_full_of_answers() {
+fn a_host_that_sends_commands_without_reading_is_closed_when_its_queue_is_full() {
     let target = serve(|options| {
         options.allow_hosts = vec![Nqn::new("nqn.2026-11.io.dlfs:somebody-else").unwrap()];
     });

@@ -101,7 +101,7 @@ fn a_connection_before_its_connect_holds_little_memory() {
 }
 
 #[test]
-fn hosts_that_ask_and_never_read_make_the_target_hold_no_more_than_its_buffers() {
+fn hosts_that_never_read_cost_the_target_no_more_than_its_buffers() {
     let _alone = alone();
     let device = MemNamespace::new(1 << 20, 512).unwrap();
     let mut options = TargetOptions::new(nqn());

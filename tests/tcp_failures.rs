@@ -69,7 +69,7 @@ fn an_absent_target_is_refused_by_name() {
 }
 
 #[test]
-fn a_host_name_that_stands_for_nothing_is_not_found() {
+fn a_host_name_that_does_not_resolve_is_not_found() {
     let address: Address = "nvme-tcp://no-such-host.invalid/nqn.2026-11.io:x".parse().unwrap();
     let error = refusal(&address, &short_timeouts());
     assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut), "{error:?}");
@@ -315,7 +315,7 @@ fn with_small_transfers(bytes: Vec<u8>, mdts: u8) -> HostileTarget {
 }
 
 #[test]
-fn what_was_cut_for_one_path_is_cut_again_for_one_that_takes_less_at_once() {
+fn reads_split_for_one_path_are_split_again_for_one_with_a_smaller_limit() {
     let expected = bytes(15);
     let large = HostileTarget::start(expected.clone());
     let small = with_small_transfers(expected.clone(), 2);
@@ -380,7 +380,7 @@ fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
 }
 
 #[test]
-fn statuses_are_retried_or_told_as_they_ask() {
+fn statuses_are_retried_or_reported_as_they_demand() {
     let expected = bytes(9);
     let target = HostileTarget::start(expected.clone());
     let device = open(&target.address(), &short_timeouts()).unwrap();
@@ -494,7 +494,7 @@ fn no_more_queue_pairs_than_were_granted() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_it_is_sent() {
+fn impossible_ios_are_refused_before_they_are_sent() {
     let target = HostileTarget::start(bytes(1));
     let options = ConnectOptions { writable: false, ..short_timeouts() };
     let device = open(&target.address(), &options).unwrap();

@@ -65,7 +65,7 @@ fn lies() -> Vec<Misbehaviour> {
 }
 
 #[test]
-fn a_lie_told_once_costs_a_connection_and_no_read() {
+fn a_single_protocol_violation_costs_a_connection_and_no_read() {
     for options in [short_timeouts(), with_digests()] {
         for len in [4096, 64 << 10] {
             for misbehaviour in lies() {
@@ -95,7 +95,7 @@ fn a_lie_told_once_costs_a_connection_and_no_read() {
 }
 
 #[test]
-fn a_target_that_always_lies_is_never_believed_and_never_waited_for() {
+fn a_target_that_always_violates_the_protocol_is_an_error_in_bounded_time() {
     // Concurrently, since a host backs off from a target that fails.
     std::thread::scope(|scope| {
         for misbehaviour in
@@ -163,7 +163,7 @@ fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
 }
 
 #[test]
-fn a_stream_of_single_bytes_is_read_as_any_other() {
+fn a_stream_of_single_bytes_is_read_like_any_other() {
     let expected = bytes(5);
     let target = HostileTarget::start(expected.clone());
     let device = open(&target.address(), &with_digests()).unwrap();
@@ -177,7 +177,7 @@ fn a_stream_of_single_bytes_is_read_as_any_other() {
 }
 
 #[test]
-fn r2ts_that_lie_get_no_data_and_the_write_is_not_issued_again() {
+fn false_r2ts_get_no_data_and_the_write_is_not_issued_again() {
     let lies = [
         Misbehaviour::R2t { offset: 0, len: 0 },
         Misbehaviour::R2t { offset: 512, len: 512 },
@@ -202,7 +202,7 @@ fn r2ts_that_lie_get_no_data_and_the_write_is_not_issued_again() {
 }
 
 #[test]
-fn every_ic_resp_that_cannot_be_is_refused_with_the_reason() {
+fn every_invalid_ic_resp_is_refused_with_the_reason() {
     let good = IcResp::new(Digests::default(), 131_072);
     let spoil = |edit: fn(&mut IcResp)| {
         let mut resp = good;
@@ -271,7 +271,7 @@ fn garbage_at_any_step_of_connecting_is_refused() {
 }
 
 #[test]
-fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
+fn every_impossible_identify_page_is_refused_and_odd_ones_are_not() {
     let controller = |edit: fn(&mut IdentifyController)| {
         let mut id = identify_controller();
         edit(&mut id);
@@ -335,7 +335,7 @@ fn every_identify_page_that_cannot_be_is_refused_and_odd_ones_are_not() {
 }
 
 #[test]
-fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
+fn bytes_sent_together_with_icresp_cost_a_connection_and_nothing_else() {
     let resp = IcResp::new(Digests::default(), 128 << 10).as_bytes().to_vec();
     let mut term = Vec::new();
     put_term_req(&mut term, false, 2, 8, &[]);
@@ -378,7 +378,7 @@ fn what_comes_with_icresp_in_one_segment_costs_a_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_discovery_log_that_cannot_be_is_refused_within_bounds() {
+fn an_impossible_discovery_log_is_refused_in_bounded_time() {
     let ask = |target: &HostileTarget| {
         let address = target.local_addr();
         discover(&address.ip().to_string(), address.port(), &short_timeouts())
@@ -401,7 +401,7 @@ fn a_discovery_log_that_cannot_be_is_refused_within_bounds() {
 }
 
 #[test]
-fn events_without_end_disturb_nothing_and_a_namespace_that_shrinks_is_given_up() {
+fn endless_events_disturb_nothing_and_a_shrunken_namespace_is_refused() {
     const NAMESPACE_CHANGED: u32 = 2 | 4 << 16;
     const ANA_CHANGED: u32 = 2 | 3 << 8 | 0x0C << 16;
     let expected = bytes(13);

@@ -84,7 +84,7 @@ const MAX_LINES: usize = 900;
 const MAX_COLUMNS: usize = 120;
 
 #[test]
-fn a_module_uses_only_what_stands_lower_or_what_its_arrow_names() {
+fn a_module_uses_only_lower_modules_and_those_its_arrow_names() {
     let table: BTreeMap<&str, &str> = LAYERS.iter().copied().collect();
     let re_exported = ["Error", "ErrorKind", "Result"];
     let mut unused: BTreeSet<(&str, &str)> = BTreeSet::new();
@@ -199,7 +199,7 @@ fn every_file_says_first_what_it_is_and_none_grows_too_long_or_too_wide() {
 }
 
 #[test]
-fn nothing_is_left_for_later_and_no_place_of_one_machine_is_named() {
+fn no_unfinished_marks_and_no_paths_of_one_machine_remain() {
     let words = [
         concat!("TO", "DO"),
         concat!("FIX", "ME"),
@@ -221,7 +221,7 @@ fn nothing_is_left_for_later_and_no_place_of_one_machine_is_named() {
 }
 
 #[test]
-fn code_that_users_run_unwraps_nothing_without_a_reason() {
+fn production_code_unwraps_nothing_without_a_reason() {
     let mut wrong = Vec::new();
     for source in rust_files().into_iter().filter(|source| !source.is_test) {
         if source.text.contains(concat!("expect(", "\"\")")) {
@@ -240,7 +240,7 @@ fn code_that_users_run_unwraps_nothing_without_a_reason() {
 
 /// A device around another one that made its own would lose the scope.
 #[test]
-fn no_device_has_a_queue_pair_but_in_a_scope() {
+fn every_queue_pair_belongs_to_a_scope() {
     let own = |source: &Source| source.code.contains(concat!("fn queue_pair", "(&self) -> "));
     let found: Vec<String> = rust_files().into_iter().filter(own).map(|s| s.path).collect();
     assert_eq!(found, ["src/qpair/device.rs"]);

@@ -219,7 +219,7 @@ fn more_data_than_all_tiers_hold_works_and_the_quota_is_kept() {
 }
 
 #[test]
-fn the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile() {
+fn the_first_partial_read_is_served_while_the_whole_unit_is_fetched_once() {
     let origin = MemNamespace::new(8 << 20, 4096).unwrap();
     let mut bytes = vec![0; 8 << 20];
     Random::new(5).fill(&mut bytes);
@@ -446,7 +446,7 @@ fn tiers_of_two_data_sets_in_one_folder_work_side_by_side_within_the_quota() {
 }
 
 #[test]
-fn files_of_others_in_the_folder_of_tiers_stay() {
+fn other_files_in_a_folder_of_tiers_stay() {
     let folder = tempfile::tempdir().unwrap();
     let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", folder.path().display())]);
     read_filled(&filled(1, 1, 1, &tiers), 1);
@@ -541,7 +541,7 @@ fn a_full_disk_switches_the_tier_off_and_reads_go_on() {
 }
 
 #[test]
-fn a_tier_larger_than_what_is_free_says_so_and_counts_what_is_there() {
+fn a_tier_larger_than_the_free_space_warns_and_uses_the_free_space() {
     let data = Data::new();
     let Some(disk) = SmallDisk::new(6 << 20) else { return };
     let ballast = disk.path().join("ballast");

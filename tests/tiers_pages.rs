@@ -194,7 +194,7 @@ fn a_corrupt_page_is_fetched_again_and_its_neighbours_stay() {
 }
 
 #[test]
-fn who_wants_a_page_that_is_under_way_waits_for_its_copy() {
+fn readers_of_a_page_that_is_being_copied_wait_for_the_copy() {
     let data = Small::new(4);
     let cache = data.open("ram:64M");
     let mut pairs = [(); 3].map(|()| cache.devices()[0].queue_pair().unwrap());
@@ -226,7 +226,7 @@ fn who_wants_a_page_that_is_under_way_waits_for_its_copy() {
 }
 
 #[test]
-fn what_a_process_that_was_killed_had_claimed_is_read_by_others() {
+fn pages_claimed_by_a_killed_process_are_read_by_others() {
     let data = Small::new(5);
     let folder = tempfile::tempdir().unwrap();
     let tier = file(folder.path(), "64M");

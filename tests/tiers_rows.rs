@@ -45,7 +45,7 @@ const ROWS: &[(&str, &str, &str)] = &[
         "a_planned_sample_that_is_not_there_yet_is_kept_by_the_read_that_needs_it",
     ),
     // Configuration: capacity, threads, bandwidth tables, two backends.
-    ("N10", "src/cache/config.rs", "hdmlps_notions_read_from_toml_and_write_back"),
+    ("N10", "src/cache/config.rs", "hdmlps_settings_are_read_from_toml_and_written_back"),
     ("N10", "src/cache/hdmlp.rs", "hdmlps_own_configuration_describes_tiers_and_origin"),
     (
         "N10",
@@ -82,12 +82,12 @@ const ROWS: &[(&str, &str, &str)] = &[
     (
         "M4",
         "tests/tiers.rs",
-        "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
+        "the_first_partial_read_is_served_while_the_whole_unit_is_fetched_once",
     ),
     (
         "M5",
         "tests/tiers.rs",
-        "the_first_partial_read_has_the_whole_fetched_once_and_is_served_meanwhile",
+        "the_first_partial_read_is_served_while_the_whole_unit_is_fetched_once",
     ),
     ("M5", "tests/tiers.rs", "pieces_read_in_sequence_come_from_the_origin_in_large_reads"),
     // The switch is atomic; bytes are equal before, during and after.

@@ -135,7 +135,7 @@ fn the_second_opener_attaches_and_finds_and_adds_copies() {
 }
 
 #[test]
-fn what_only_an_attached_process_reads_is_kept() {
+fn pages_that_only_an_attached_process_reads_are_kept() {
     let origin = origin(2);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
@@ -236,7 +236,7 @@ fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
 }
 
 #[test]
-fn one_of_those_attached_takes_over_and_uses_the_copies_again() {
+fn an_attached_process_takes_over_and_uses_the_copies_again() {
     let origin = origin(7);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
@@ -436,7 +436,7 @@ fn a_child_of_the_owner_follows_a_takeover_and_keeps_neither_lock_nor_name() {
 }
 
 #[test]
-fn other_options_of_an_attached_process_are_warned_of() {
+fn an_attached_process_with_other_options_is_warned() {
     let origin = origin(5);
     let folder = tempfile::tempdir().unwrap();
     let owner = origin.open(folder.path(), "64M");
@@ -487,7 +487,7 @@ fn an_owner_of_another_version_is_named_with_its_process() {
 }
 
 #[test]
-fn a_socket_that_somebody_else_uses_is_named() {
+fn a_socket_in_use_by_another_process_is_named() {
     let origin = origin(12);
     let uuid = unique_uuid();
     let _silent = listen_as_owner(uuid);

@@ -151,7 +151,7 @@ fn two_shuffled_epochs_over_the_socket_deliver_every_sample_right_with_and_witho
 }
 
 #[test]
-fn a_target_that_dies_in_the_middle_of_an_epoch_and_returns_costs_nothing_but_time() {
+fn a_target_that_restarts_in_mid_epoch_costs_only_time() {
     let job = Job::new();
     for kind in ORDERS {
         let target = job.serve();

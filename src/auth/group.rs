@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_give_a_known_secret_are_refused() {
+    fn public_values_that_give_a_known_secret_are_refused() {
         for group in [Group::Ffdhe2048, Group::Ffdhe3072] {
             let prime = group.prime().unwrap();
             let near = |by: i16| {

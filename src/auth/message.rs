@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decoded_is_what_was_encoded_also_with_zeros_behind_it() {
+    fn messages_decode_to_what_was_encoded_also_with_zeros_behind_them() {
         for message in messages() {
             let mut bytes = message.encode();
             assert!(Message::decode(&bytes).unwrap() == message, "{message:?}");
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_cut_off_anywhere_is_refused() {
+    fn a_message_cut_off_at_any_byte_is_refused() {
         for message in messages() {
             let bytes = message.encode();
             for len in 0..bytes.len() {

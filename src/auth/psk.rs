@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libnvme_derived_before_july_2025_is_another_key_of_the_same_text() {
+    fn keys_that_libnvme_derived_before_july_2025_differ() {
         let text = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let configured: ConfiguredPsk = text.parse().unwrap();
         let (host, subsystem) = (Nqn::new("h").unwrap(), Nqn::new("s").unwrap());
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_into_version_0_have_no_key_of_it() {
+    fn names_too_long_for_version_0_have_no_key_of_that_version() {
         let long = Nqn::new("n".repeat(200)).unwrap();
         let configured = ConfiguredPsk::generate(&[7; 64], Hash::Sha256);
         let psk = |version| configured.tls_psk(version, Derivation::Specification, &long, &long);

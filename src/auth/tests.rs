@@ -145,7 +145,7 @@ fn between(
 }
 
 #[test]
-fn two_that_know_each_other_succeed_with_each_hash_and_group_one_way_and_both() {
+fn host_and_controller_with_the_right_secrets_succeed_with_each_hash_and_group() {
     let rng = &mut Rng(1);
     for is_mutual in [false, true] {
         for hash in Hash::ALL {
@@ -160,7 +160,7 @@ fn two_that_know_each_other_succeed_with_each_hash_and_group_one_way_and_both() 
 }
 
 #[test]
-fn a_wrong_secret_on_either_side_is_told_to_both_and_lets_nobody_in() {
+fn a_wrong_secret_on_either_side_is_reported_to_both_and_refused() {
     let rng = &mut Rng(2);
     let (host, controller) = terms(rng, true);
     let wrong = HostTerms { secret: Secret::generate(&rng.bytes(), None), ..host.clone() };
@@ -177,7 +177,7 @@ fn a_wrong_secret_on_either_side_is_told_to_both_and_lets_nobody_in() {
 }
 
 #[test]
-fn a_secret_is_of_its_names() {
+fn a_secret_belongs_to_its_nqns() {
     let rng = &mut Rng(3);
     let secret = Secret::generate(&rng.bytes(), Some(Hash::Sha256));
     let (host, controller) = terms(rng, false);
@@ -204,7 +204,7 @@ fn two_secrets_are_valid_while_one_is_replaced() {
 }
 
 #[test]
-fn what_the_sides_cannot_agree_on_has_its_own_explanation() {
+fn each_failed_agreement_has_its_own_explanation() {
     let rng = &mut Rng(5);
     let (host, controller) = terms(rng, false);
     let told = |rng: &mut Rng, host: HostTerms, controller: ControllerTerms| {
@@ -230,7 +230,7 @@ fn what_the_sides_cannot_agree_on_has_its_own_explanation() {
 }
 
 #[test]
-fn concatenation_gives_both_the_same_key_and_no_other_run_gives_one() {
+fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     let rng = &mut Rng(6);
     let (host, controller) = terms(rng, true);
     let (_, a, b) = between(rng, host.clone(), controller.clone());
@@ -346,7 +346,7 @@ fn no_flipped_bit_lets_anybody_in(group: Group, runs: u64) {
 }
 
 #[test]
-fn no_flipped_bit_of_a_proof_lets_anybody_in() {
+fn a_response_with_a_flipped_bit_is_never_accepted() {
     no_flipped_bit_lets_anybody_in(Group::Null, runs(RUNS));
     no_flipped_bit_lets_anybody_in(Group::Ffdhe2048, runs(RUNS) / 100);
 }
@@ -359,7 +359,7 @@ fn runs(default: u64) -> u64 {
 
 proptest! {
     #[test]
-    fn no_bytes_make_a_side_panic_or_let_anybody_in(
+    fn arbitrary_bytes_neither_panic_nor_authenticate(
         messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..700), 1..6),
         shapes in proptest::collection::vec((0u8..2, 0u8..6, 0u8..3, 0usize..700), 6),
         seed in any::<u64>(),
@@ -395,7 +395,7 @@ proptest! {
 }
 
 #[test]
-fn a_text_that_is_no_key_says_what_is_wrong_and_repeats_nothing_of_it() {
+fn an_invalid_key_is_refused_with_the_reason_and_without_its_text() {
     let good = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
     assert!(good.parse::<Secret>().is_ok());
     assert!(format!("  {good}\n").parse::<Secret>().is_ok(), "as it stands in a file");

@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "9999 and 2 of 10000")]
-    fn a_read_behind_the_end_is_a_bug_of_the_caller() {
+    fn a_read_past_the_end_panics() {
         SharedBytes::new(10_000).unwrap().read(9_999, &mut [0; 2]);
     }
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_machine_has_is_refused_with_both_sizes() {
+    fn more_memory_than_the_machine_has_is_refused_with_both_sizes() {
         for error in [SharedBytes::new(1 << 60), SharedBytes::sparse(1 << 61, 1 << 60)] {
             let error = error.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::OutOfMemory);

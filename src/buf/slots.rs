@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_may_cross_words() {
+    fn a_run_of_slots_may_cross_words() {
         let slots = Slots::new(256);
         assert_eq!(slots.take(60), Some(0));
         assert_eq!(slots.take(140), Some(60));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_taken_by_place_when_all_are_free() {
+    fn slots_at_a_given_position_are_taken_if_all_are_free() {
         let slots = Slots::new(200);
         assert!(slots.take_at(100, 50) && !slots.take_at(149, 2) && !slots.take_at(60, 41));
         assert_eq!((slots.take(101), slots.take(100), slots.num_free()), (None, Some(0), 50));
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not taken")]
-    fn giving_back_twice_is_a_bug() {
+    fn giving_a_slot_back_twice_panics() {
         let slots = Slots::new(8);
         slots.give_back(0, 1);
     }

@@ -55,7 +55,7 @@ fn buffers_join_again_only_in_their_order() {
 }
 
 #[test]
-fn what_was_truncated_cannot_be_joined_over() {
+fn a_truncated_buffer_cannot_be_joined() {
     let mut first = IoBuf::zeroed(8192);
     let second = first.split_off(4096);
     first.truncate(4000);
@@ -73,7 +73,7 @@ fn a_slice_of_a_frozen_buffer_outlives_it() {
 }
 
 #[test]
-fn frozen_bytes_are_written_again_only_when_one_handle_is_left() {
+fn a_frozen_buffer_thaws_only_for_its_last_handle() {
     let frozen = IoBuf::zeroed(4096).freeze();
     let slice = frozen.slice(10..20);
     let frozen = frozen.thaw().expect_err("the slice reads them");
@@ -91,7 +91,7 @@ fn a_slice_past_the_end_panics() {
 }
 
 #[test]
-fn a_pool_refuses_what_it_cannot_be() {
+fn a_pool_refuses_impossible_sizes() {
     let new = |bytes, slot_len_bytes| {
         let huge_pages = HugePages::Off;
         Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages }).unwrap_err().kind()
@@ -104,7 +104,7 @@ fn a_pool_refuses_what_it_cannot_be() {
 }
 
 #[test]
-fn a_pool_rounds_up_to_slots_and_says_none_when_it_is_empty() {
+fn a_pool_rounds_up_to_slots_and_returns_none_when_it_is_empty() {
     let pool = small_pool(4);
     let large = pool.take(2 * 4096 + 1).unwrap();
     assert_eq!((large.len(), pool.free_bytes()), (8193, 4096));
@@ -151,7 +151,7 @@ fn a_window_may_outlive_every_handle_on_its_pool() {
 }
 
 #[test]
-fn a_large_pool_says_which_pages_it_got() {
+fn a_large_pool_reports_its_kind_of_pages() {
     let (bytes, slot_len_bytes) = (8 << 20, 1 << 20);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto });
     let pool = pool.unwrap();
@@ -310,7 +310,7 @@ proptest! {
 }
 
 #[test]
-fn a_large_buffer_is_zero_aligned_and_its_own_to_the_last_window() {
+fn a_large_buffer_is_zeroed_aligned_and_freed_with_its_last_window() {
     for len in [(8 << 20) - 1, 8 << 20, (9 << 20) + 5] {
         let mut buf = IoBuf::zeroed(len);
         assert_eq!((buf.len(), buf.as_ptr() as usize % 4096), (len, 0));
@@ -323,7 +323,7 @@ fn a_large_buffer_is_zero_aligned_and_its_own_to_the_last_window() {
 }
 
 #[test]
-fn a_window_is_taken_by_its_place_while_nobody_has_it() {
+fn a_window_at_a_given_offset_is_taken_while_it_is_free() {
     let pool = small_pool(8);
     let mut buffer = pool.take_at(4096 * 3 + 5, 8192).expect("it is free");
     buffer.fill(1);

@@ -205,7 +205,7 @@ mod tests {
     "#;
 
     #[test]
-    fn hdmlps_notions_read_from_toml_and_write_back() {
+    fn hdmlps_settings_are_read_from_toml_and_written_back() {
         let environment = Environment::parse(TEXT).unwrap();
         let options = environment.options().unwrap();
         assert_eq!((options.policy, options.stop), (Policy::Clairvoyant, Stop::Never));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_and_values_that_cannot_be_are_refused_by_name() {
+    fn impossible_tables_and_values_are_refused_by_name() {
         let refuse = |from: &str, to: &str, word: &str| {
             assert!(TEXT.contains(from), "{from}");
             let error = Environment::parse(&TEXT.replacen(from, to, 1)).unwrap_err();

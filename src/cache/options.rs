@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiers_read_from_their_text_and_anything_else_is_refused_with_examples() {
+    fn tiers_are_parsed_from_text_and_other_text_is_refused_with_examples() {
         let tier: TierSpec = "ram:4G".parse().unwrap();
         assert_eq!(tier, TierSpec { kind: TierKind::Ram, quota_bytes: 4 << 30, overwrite: false });
         let tier: TierSpec = "file:/a:b:20M".parse().unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_that_cannot_be_are_refused_by_name() {
+    fn impossible_tiers_are_refused_by_name() {
         let refuse = |tiers: &[&str], bandwidth_bytes_per_s| {
             let tiers = tiers.iter().map(|tier| tier.parse().unwrap()).collect();
             let options = TierOptions { tiers, bandwidth_bytes_per_s, ..TierOptions::default() };

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_probed_is_a_table_that_can_be_used_fastest_tier_first() {
+    fn a_probe_returns_usable_tables_with_the_fastest_tier_first() {
         let folder = tempfile::tempdir().unwrap();
         let file = format!("file:{}:8M", folder.path().display());
         let tiers: Vec<TierSpec> = [&*file, "ram:8M"].map(|text| text.parse().unwrap()).into();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_that_is_not_there_cannot_be_probed() {
+    fn a_missing_tier_cannot_be_probed() {
         let tiers = ["file:/nonexistent/tier:8M".parse().unwrap()];
         assert!(probe(&tiers, &[], &Probe::default()).is_err());
     }

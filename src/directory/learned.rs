@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_reader_says_what_the_checksum_is_and_later_ones_are_held_to_it() {
+    fn the_first_read_sets_the_checksum_and_later_reads_must_match_it() {
         let learned = Learned::new(70);
         assert_eq!((learned.get(SampleId(69)), learned.count()), (None, 0));
         assert!(learned.accepts(SampleId(69), 5) && learned.accepts(SampleId(69), 5));

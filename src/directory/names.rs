@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_comes_before_all_else() {
+    fn a_slash_sorts_before_all_other_bytes() {
         let mut names = ["a-b/x", "a", "a/z", "a/b/c", "a\u{1}", "", "a/b"].map(str::as_bytes);
         names.sort_by(|a, b| compare(a, b));
         assert_eq!(names, ["", "a", "a/b", "a/b/c", "a/z", "a\u{1}", "a-b/x"].map(str::as_bytes));

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_buffer_held_before_does_not_reach_the_media() {
+    fn old_bytes_of_the_buffer_do_not_reach_the_media() {
         let mut chunk = builder(Vec::new()).unwrap();
         for (id, len) in [(0, 4000), (1, 900), (2, 5000), (3, 0), (4, 7)] {
             assert_eq!(chunk.push(&meta(id, b"name"), &vec![1; len]).unwrap(), Fit::Here);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_labels_that_cannot_be_are_refused_and_leave_the_chunk_as_it_was() {
+    fn impossible_names_and_labels_are_refused_and_leave_the_chunk_unchanged() {
         let mut chunk = builder(Vec::new()).unwrap();
         assert!(chunk.push(&meta(0, b"nul\0"), b"x").is_err());
         assert!(chunk.push(&meta(0, &[b'n'; 4097]), b"x").is_err());

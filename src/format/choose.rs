@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_subsystem_those_namespaces_are_taken_that_hold_the_image() {
+    fn of_a_subsystem_the_namespaces_that_hold_the_image_are_taken() {
         assert_eq!(choose(&[blank(), unnamed(1, 1), blank(), unnamed(1, 0)]), Ok(vec![1, 3]));
         assert_eq!(choose(&[blank(), blank()]), Ok(vec![]));
         assert_eq!(choose(&[]), Ok(vec![]));
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_is_taken_whatever_it_holds() {
+    fn a_named_namespace_is_taken_whatever_it_holds() {
         let named = of(&[0; SUPERBLOCK_BYTES], true);
         assert_eq!(choose(&[named, unnamed(1, 0), unnamed(1, 1)]), Ok(vec![0, 1, 2]));
     }
 
     #[test]
-    fn a_damaged_one_is_taken_only_where_the_image_is_not_complete_without() {
+    fn a_damaged_namespace_is_taken_only_if_the_image_is_incomplete_without_it() {
         assert_eq!(choose(&[damaged(), unnamed(1, 0), unnamed(1, 1)]), Ok(vec![1, 2]));
         assert_eq!(choose(&[damaged(), unnamed(1, 0), blank()]), Ok(vec![0, 1]));
         assert_eq!(choose(&[damaged(), blank()]), Ok(vec![0]));

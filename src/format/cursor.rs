@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_reads_back_and_longer_forms_of_it_do_not() {
+    fn every_number_reads_back_and_longer_encodings_are_refused() {
         for value in (0..64).map(|bit| 1u64 << bit).chain([0, 127, 128, 300, u64::MAX]) {
             let mut bytes = Vec::new();
             put_number(&mut bytes, value);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_come_out_as_they_went_in_absent_and_empty_ones_too() {
+    fn fields_read_back_unchanged_also_absent_and_empty_ones() {
         let lens = [Some(3), None, Some(0), Some(2)];
         let mut record = vec![0; record_len(&lens).unwrap() as usize];
         let ranges = put_table(&lens, &mut record);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn one_field_has_no_table() {
+    fn a_record_of_one_field_has_no_table() {
         assert_eq!(record_len(&[Some(5)]), Ok(5));
         assert_eq!(put_table(&[Some(5)], &mut [0; 5])[0], 0..5);
         assert_eq!(split(b"hello", 1).unwrap(), [Some(0..5)]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_lies_is_refused() {
+    fn a_false_table_of_fields_is_refused() {
         let mut record = b"\x01\0\0\0\x01\0\0\0xy".to_vec();
         let is_refused = |record: &[u8], num_fields| {
             let refused = split(record, num_fields).is_err();

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_slots_are_each_others_inverse_in_every_kind_of_part() {
+    fn id_to_slot_and_slot_to_id_are_inverse_in_every_kind_of_part() {
         for (count, window) in [(0, 0), (1, 1), (1000, 0), (1000, 1000), (1000, 96), (10, 1 << 40)]
         {
             check_is_a_bijection(Part { first: 77, count, seed: 5, window });

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_fits_nowhere_is_refused_however_long() {
+    fn a_run_that_fits_nowhere_is_refused_whatever_its_length() {
         let mut space = space(&[10]);
         assert_eq!(space.allocate(0, 10), None);
         assert_eq!(space.allocate(0, u64::MAX), None);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_runs_are_those_that_are_gone() {
+    fn freed_runs_are_those_that_the_new_generation_lacks() {
         let range = |cell, cells| CellRange { namespace: 0, cell, cells };
         let old = [range(1, 1), range(2, 2), range(9, 1), range(4, 1)];
         assert_eq!(freed(old, [range(9, 1), range(20, 4)]), [range(1, 4)]);

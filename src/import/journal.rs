@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_reads_back_and_knows_its_like() {
+    fn a_journal_reads_back_and_matches_only_its_own_import() {
         let bytes = journal().encode();
         assert_eq!(Journal::parse(&bytes), Ok(journal()));
         let other = Journal { namespace: 0, ..journal() };

@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_reads_back_and_one_of_before_has_no_time_to_wait() {
+    fn a_block_reads_back_and_an_older_form_has_no_waiting_time() {
         let block = Block { owner: 7 << 40, count: 3, wait: Some(Duration::from_millis(41_500)) };
         assert_eq!(Block::parse(&block.encode()), Some(block));
         let before = Block { wait: None, ..block };

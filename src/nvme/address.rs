@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_reason() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         use AddressError::*;
         let parse = |text: &str| text.parse::<Address>().unwrap_err();
         assert_eq!(parse(""), Empty);

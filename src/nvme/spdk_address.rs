@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_transport_has_is_refused_with_the_reason() {
+    fn fields_that_no_transport_has_are_refused_with_the_reason() {
         for traddr in ["5e:00.0", "0000:5e:00", "0000:5e:00.0.1", "0000:5g:00.0", "x"] {
             let error = parse(&format!("trtype:PCIE traddr:{traddr}")).unwrap_err();
             assert!(matches!(error, AddressError::Value { key: "traddr", .. }), "{error}");

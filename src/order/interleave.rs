@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_take_turns_and_drop_out_as_a_walk_through_them_does() {
+    fn lanes_interleave_as_a_walk_through_them_does() {
         let cases: [&[u64]; 8] =
             [&[5], &[3, 3, 3], &[1, 4, 2], &[0, 3, 0, 1], &[7, 0], &[2, 2, 9, 2], &[], &[0, 0]];
         let mut interleave = Interleave::default();

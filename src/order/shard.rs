@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_state_says_was_consumed_there_is_nothing_to_take_past_the_end() {
+    fn any_consumed_count_of_a_state_takes_nothing_past_the_end() {
         for tail in [Tail::Keep, Tail::DropLast, Tail::Pad] {
             for consumed in [1000, 1001, u64::MAX - 1, u64::MAX] {
                 let shard = Shard::new(3, 4, tail).unwrap().after(consumed);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_nobody_gave_follow_the_world_size_and_stay_a_multiple_of_it() {
+    fn default_lanes_are_a_multiple_of_the_world_size() {
         let open = OrderSpec { kind: OrderKind::Grouped { lanes: 0, group: 4 }, seed: 3 };
         let lanes = |world_size| open.started(world_size).kind.lanes_and_group().unwrap().0;
         assert_eq!([1, 3, 64].map(lanes), [8, 24, 512]);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_in_the_order_of_its_state_where_that_is_what_was_asked_for() {
+    fn a_run_resumes_in_the_order_of_its_state_if_the_options_match() {
         let grouped = |lanes, group| OrderKind::Grouped { lanes, group };
         let earlier = |lanes, group| OrderKind::GroupedV1 { lanes, group };
         for (state, asked, goes_on) in [
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_past_the_last_is_refused_and_costs_nothing() {
+    fn an_epoch_past_the_last_is_refused_at_once() {
         let check = |kind, epoch| OrderSpec { kind, seed: 0 }.check_epoch(Epoch(epoch));
         let partial = OrderKind::Partial { q: 0.5, world_size: 2 };
         assert_eq!(check(partial, 65_535), Ok(()));

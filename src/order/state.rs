@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_an_epoch_that_no_run_comes_to_is_refused() {
+    fn a_state_of_an_impossible_epoch_is_refused() {
         for kind in [OrderKind::Global, OrderKind::Partial { q: 0.5, world_size: 2 }] {
             let state = State { epoch: Epoch(u64::MAX), ..state(kind, 5) };
             let error = State::from_json(&state.to_json()).unwrap_err();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_state_or_of_another_version_is_refused_with_the_reason() {
+    fn invalid_states_and_other_versions_are_refused_with_the_reason() {
         let json = state(OrderKind::Global, 0).to_json();
         let refused = |text: &str| State::from_json(text).unwrap_err().report();
         assert!(refused("").contains("not a reading state"));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_on_with_any_world_size_where_the_order_does_not_depend_on_it() {
+    fn a_state_resumes_with_any_world_size_if_the_order_does_not_depend_on_it() {
         for kind in [OrderKind::Global, OrderKind::Sequential { by: SequentialBy::Slot }] {
             for world_size in [1, 3, 64] {
                 let check =

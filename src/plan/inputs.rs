@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_length_that_there_is_not_are_refused() {
+    fn an_impossible_block_length_is_refused() {
         let curve = Curve::flat(Rate(1));
         let stage = Stage { threads: 1, read: curve.clone(), write: curve.clone() };
         let model = Model {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_tells_comes_back_and_stays_within_1_kib_with_as_many_tiers_as_there_can_be() {
+    fn inputs_of_a_rank_read_back_and_fit_1_kib_with_the_most_tiers() {
         let tier = TierInputs { num_blocks: MAX_BLOCKS, read: Rate(u64::MAX) };
         let rank = RankInputs { tiers: vec![tier; MAX_TIERS] };
         let bytes = rank.to_bytes().unwrap();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_inputs_is_refused() {
+    fn invalid_inputs_are_refused() {
         let refuse = |text: &str| RankInputs::from_bytes(text.as_bytes()).unwrap_err().to_string();
         assert!(refuse("").contains("cannot be read"));
         assert!(refuse(r#"{"tiers":[{"num_blocks":-1,"read":1}]}"#).contains("cannot be read"));

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_none_is_not_deserialized_either() {
+    fn an_invalid_table_is_not_deserialized() {
         let json = serde_json::to_string(&thesis()).unwrap();
         assert_eq!(serde_json::from_str::<Model>(&json).unwrap(), thesis());
         let table = serde_json::to_string(&thesis().origin).unwrap();

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_address_cannot_name_is_refused() {
+    fn tiers_and_blocks_that_an_address_cannot_name_are_refused() {
         let (population, lengths) = (Samples(10), [1; 10]);
         let run = TrainingRun::new(&population, GLOBAL, 0..2, 1, Tail::Keep).unwrap();
         for len_bytes in [0, 256, 1_000, 8_192] {

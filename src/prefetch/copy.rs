@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_comes_behind_the_last_batch_of_whichever_thread() {
+    fn the_end_comes_after_the_last_batch_of_any_thread() {
         for threads in [None, Some(0), Some(1), Some(2), Some(3)] {
             for batches in 0..7 {
                 let shared = shared();
@@ -147,7 +147,7 @@ mod tests {
 
     /// Like `start_thread`, but the thread dies at its second batch.
     #[test]
-    fn a_copying_thread_that_dies_is_no_end_but_an_error_that_names_it() {
+    fn the_death_of_a_copying_thread_is_an_error_that_names_it() {
         let shared = shared();
         let (line, work) = bounded(4);
         let (done, ready) = bounded(4);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_outside_the_window_while_it_is_held_by_thread_in() {
+    fn nothing_is_read_outside_the_window_while_its_memory_is_faulted_in() {
         for (faulted, outside) in [(1 << 20, false), (usize::MAX, true)] {
             let mut memory = Memory::new(Arc::new(Window::with_faulted(8 << 20, 1 << 20, faulted)));
             let held_by_thread = memory.pool().take_at(4 << 20, 1 << 20);

@@ -169,7 +169,7 @@ mod tests {
     use crate::qpair::group::PollGroup;
 
     #[test]
-    fn all_memory_is_faulted_in_and_the_poller_is_woken_for_them() {
+    fn all_memory_is_faulted_in_and_the_poller_is_woken() {
         let mut group = PollGroup::new().unwrap();
         let window = Window::new(32 << 20, 1 << 20, usize::MAX, None).unwrap();
         let held = window.pool().take(1 << 20);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_one_has_a_value_once_the_process_creates_it() {
+    fn an_empty_value_is_filled_once_the_process_creates_it() {
         static EMPTY: Forked<u32> = Forked::empty();
         assert_eq!((EMPTY.get(), EMPTY.inherited(), EMPTY.is_ours()), (None, None, false));
         assert_eq!(EMPTY.get_or_init(|| 3), &3);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_and_nodes_that_do_not_exist_are_named() {
+    fn missing_processors_and_nodes_are_named() {
         let error = Cpus::parse("0-1000").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("does not exist: there are 0"), "{error}");

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_engine_is_named_once_and_those_that_are_missing_say_what_they_want() {
+    fn every_engine_is_listed_once_and_missing_ones_say_what_they_need() {
         let found = engines();
         let names: Vec<&str> = found.iter().map(|engine| engine.name).collect();
         assert_eq!(names, ["file", "folder", "tcp", "spdk"]);

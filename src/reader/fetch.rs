@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_one_block_are_read_once() {
+    fn samples_in_one_block_are_read_together() {
         let fetches = plan(&[(0, 5000, 100), (0, 4096, 200)], Merge::Neighbours);
         assert_eq!(fetches.len(), 1);
         assert_eq!(

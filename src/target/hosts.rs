@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_take_all_they_may_leave_something_for_the_next() {
+    fn hosts_at_their_memory_limit_leave_some_for_the_next() {
         let mut hosts = Hosts::default();
         let mut free = 64 << 10;
         for number in 0..8 {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_left_makes_room_and_comes_back_with_nothing() {
+    fn a_host_that_left_frees_its_memory_and_returns_with_none() {
         let mut hosts = Hosts::default();
         let first = hosts.enter(&nqn("a"));
         hosts.change(first, 0, 10);

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_survives_its_number() {
+    fn a_tag_reads_back_from_its_number() {
         for kind in [Kind::Read, Kind::Write, Kind::DurableWrite, Kind::Flush] {
             for (connection, generation, id) in
                 [(0, 0, 0), (0xFFFF, GENERATION_MASK, 0xFFFF), (3, 7, 9)]

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn one_peer_has_a_limit_and_the_greediest_gives_way_to_one_that_has_few() {
+    fn one_peer_has_a_limit_and_the_largest_is_evicted_for_a_small_one() {
         let (one, two, three) = (peer("192.0.2.1"), peer("192.0.2.2"), peer("192.0.2.3"));
         let mut peer_limits = PeerLimits::new(10, 6);
         (0..6).for_each(|_| peer_limits.add(one));

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thousand_causes_are_one_line_and_a_count_with_the_next() {
+    fn a_thousand_warnings_are_one_line_and_a_count_in_the_next() {
         let start = Instant::now();
         let warnings = Warnings::new(start);
         let after = |number| start + Duration::from_millis(number);

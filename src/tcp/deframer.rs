@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_data_digest_is_told_and_the_stream_goes_on() {
+    fn a_wrong_data_digest_is_reported_and_the_stream_continues() {
         let form = Form { digests: BOTH, pda: 0 };
         let mut bytes = Vec::new();
         form.put(&mut bytes, &C2HData::new(3, 0, 4, FLAG_LAST_PDU, form));
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn data_lengths_that_lie_are_refused() {
+    fn false_data_lengths_are_refused() {
         let form = Form::default();
         for (datal, error) in [
             (0, ProtocolError::NoData { pdu_type: PduType::C2HData, cid: 9 }),
@@ -716,7 +716,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic_and_no_cut_changes_what_it_says(
+        fn arbitrary_bytes_never_panic_and_cuts_do_not_change_the_result(
             mut flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4),
             cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..8),
             noise in proptest::collection::vec(any::<u8>(), 0..40),

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn evictions_and_room_are_apart_from_the_units() {
+    fn evictions_and_free_pages_are_counted_apart_from_units() {
         let table = CopyTable::new(2);
         let room = Room { pages: 9, contiguous: 4 };
         table.set_room(room);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_threads_one_claims() {
+    fn of_many_threads_one_gets_the_claim() {
         let table = CopyTable::new(1);
         let won: u32 = std::thread::scope(|scope| {
             let claim = || table.claim(0, PageSet(1 << 40)).len();

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_as_often_stays() {
+    fn copies_that_are_read_equally_often_stay() {
         let present = copies(&[(0, 4, 3), (1, 4, 3)]);
         assert_eq!(copies_to_evict(present, copies(&[(5, 4, 3), (6, 4, 3)]), 0), [0_u32; 0]);
     }

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_entered_is_found_again_and_damaged_entries_are_not() {
+    fn index_entries_read_back_and_damaged_ones_do_not() {
         let (uuid, generation, units) = (Uuid([7; 16]), Generation(3), units());
         let mut index = Index::new(uuid, generation, &units);
         let border = Kept { unit: 299, first: 1, page: 0, pages: PageSet(0b10), sum: u32::MAX };

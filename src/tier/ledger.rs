@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_that_is_off_or_full_of_what_it_kept_gives_no_room() {
+    fn a_tier_that_is_off_or_full_takes_no_copy() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
         assert!(ledger.restore(0, 4..9, 5) && !ledger.restore(0, 8..10, 2));
         assert!(!ledger.restore(1, 3..6, 3));

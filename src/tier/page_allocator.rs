@@ -77,7 +77,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_given_back_is_given_out_again_as_one_piece() {
+    fn freed_pages_are_allocated_again_as_one_range() {
         let mut room = PageAllocator::new(10);
         assert_eq!([3, 3, 4, 1].map(|pages| room.take(pages)), [Some(0), Some(3), Some(6), None]);
         room.give_back(0..3);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_at_a_place_must_be_free() {
+    fn pages_taken_at_a_position_must_be_free() {
         let mut room = PageAllocator::new(10);
         assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
         assert!(room.take_at(0..4) && room.take_at(9..10));
@@ -97,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_page_is_given_out_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
+        fn no_page_is_allocated_twice(steps in prop::collection::vec((1_u64..9, any::<bool>()), 0..80)) {
             let (mut room, mut taken) = (PageAllocator::new(40), Vec::<Range<u64>>::new());
             for (pages, gives_back) in steps {
                 if gives_back && !taken.is_empty() {

@@ -334,7 +334,7 @@ mod tests {
     /// A sample inside another sample's chunk: the units still do not overlap, and a sample may find
     /// none.
     #[test]
-    fn samples_of_chunks_that_overlap_have_some_unit_or_none() {
+    fn samples_of_overlapping_chunks_have_one_unit_or_none() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();
         for cells in [[1, 1], [1, 2], [2, 1], [3, 3]] {
             let mut builder = DirectoryBuilder::new(layout);

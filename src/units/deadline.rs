@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_without_an_end_is_a_deadline_that_does_not_come() {
+    fn an_infinite_limit_is_a_deadline_that_never_comes() {
         let now = Instant::now();
         assert_eq!(deadline(now, Duration::from_secs(5)) - now, Duration::from_secs(5));
         assert_eq!(deadline(now, Duration::MAX) - now, FOREVER);

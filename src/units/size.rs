@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn binary_and_decimal_units_are_dd_s() {
+    fn binary_and_decimal_units_follow_dd() {
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_size("4M"), Ok(4 << 20));
         assert_eq!(parse_size("256MiB"), Ok(256 << 20));
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_examples() {
+    fn an_invalid_size_is_refused_with_examples() {
         for text in ["", "M", "4X", "4MBs", "-1", "1.5G", "4é", "0x10"] {
             assert!(parse_size(text).unwrap_err().contains("256MiB"), "{text}");
         }

@@ -88,7 +88,7 @@ fn a_seed_gives_the_same_run_each_time() {
 }
 
 #[test]
-fn what_happens_to_sessions_is_what_was_reviewed() {
+fn events_of_sessions_equal_the_reviewed_snapshot() {
     let mut text = String::from(
         "What a host does when sessions are lost, in simulated time: the session machines of the library over a\n\
          simulated network, I/O and faults as written down in tests/netsim/sessions.rs. Limits: connecting 1 s,\n\

@@ -204,7 +204,7 @@ fn every_block_of_code_runs_or_says_why_not() {
 }
 
 #[test]
-fn a_result_comes_before_those_that_there_were() {
+fn a_new_result_comes_before_older_ones() {
     let printed = ["4 KiB", "| a | b |", "|---|---|", "done"].map(str::to_owned);
     let added = results::section(
         "2026-11-22, commit abc",

@@ -163,7 +163,7 @@ fn paths(code: &str) -> Vec<Path> {
 const MAX_HOPS: usize = 8;
 
 #[test]
-fn a_circle_is_seen_through_what_a_parent_hands_on() {
+fn a_cycle_through_a_re_export_is_found() {
     let source = |path: &str, text: &str| Source {
         path: path.to_owned(),
         text: text.to_owned(),

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written_and_wait_for_their_end() {
+    fn messages_are_read_as_written_once_they_are_complete() {
         let data = vec![7; 8192];
         let pages = PageSet(0b1100);
         let piece = Frame::Piece { unit: 1, pages, bytes: &data };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_units_is_malformed() {
+    fn messages_that_do_not_fit_the_units_are_malformed() {
         let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[] };
         let wrong = [
             Frame::Expect(2, PageSet(1)),

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_leave_dangle_or_turn_in_circles_are_told_apart() {
+    fn links_that_leave_dangle_or_loop_are_distinguished() {
         let (_dir, root) = tree();
         let at = |name: &str| root.path().join(name);
         for (name, target, reason) in [

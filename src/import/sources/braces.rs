@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn braces_stand_for_numbers_as_wide_as_written_and_for_words() {
+    fn braces_expand_to_zero_padded_numbers_and_to_words() {
         let expand = |text: &str| {
             let names = braces(text.as_bytes()).unwrap();
             names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect::<Vec<_>>()

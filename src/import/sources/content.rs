@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_claim_shards_in_any_case_and_compression() {
+    fn shard_extensions_are_recognised_in_any_case_and_compression() {
         for tar in ["a.tar", "A.TAR", "x.tgz", "x.tar.zst", "x.TAR.XZ"] {
             let claim = claim(tar.to_ascii_lowercase().as_bytes()).map(|claim| claim(None));
             assert_eq!(claim, Some(Content::Tar(None)), "{tar}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn side_files_are_what_describes_shards() {
+    fn side_files_are_recognised_by_name() {
         let side = ["README", "d/Readme.txt", "a.md", "_SUCCESS", ".git/HEAD", "dataset_info.json"];
         for name in side.into_iter().chain(["a.tar.idx", "MD5SUMS", "label.labels.txt"]) {
             assert!(is_side_file(name.as_bytes()), "{name}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn json_lines_are_told_from_one_object_and_from_lists() {
+    fn json_lines_are_distinguished_from_one_object_and_from_lists() {
         assert!(is_json_lines(b"{\"a\": 1}\n{\"a\": 2}\n", b"x"));
         assert!(is_json_lines(b"{\"a\": 1}\n", b"x.jsonl"));
         assert!(!is_json_lines(b"{\"a\": 1}\n", b"x.json"));

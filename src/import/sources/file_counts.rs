@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_counted_by_what_they_are_and_what_became_of_them() {
+    fn files_are_counted_by_kind_and_by_outcome() {
         let mut file_counts = FileCounts::default();
         file_counts.add("tar archive", Role::Shard, 10, b"a.tar");
         file_counts.add("tar archive in gzip", Role::Shard, 5, b"b.tgz");

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_taken_twice_is_found_wherever_it_stands() {
+    fn a_name_used_twice_is_found_wherever_it_stands() {
         let mut index = Index::default();
         for name in ["x", "b", "x", "a", "x"] {
             index.push(name.as_bytes(), None);

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_told_from_other_text() {
+    fn a_list_is_distinguished_from_other_text() {
         for yes in ["a/b.jpg\t3\nc.jpg\t4\n", "a.jpg\n", "a\tb.jpg\t-1\r\n"] {
             assert!(may_be(yes.as_bytes()), "{yes:?}");
         }

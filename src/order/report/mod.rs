@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_of_no_or_few_samples_is_no_news() {
+    fn an_epoch_of_few_or_no_samples_gives_no_verdict() {
         for n in 0..3 {
             let report = report(4, 0..n);
             assert_eq!(report.chunks_per_batch, None, "there is no whole batch");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_none_are_batches_of_one() {
+    fn a_batch_size_of_0_counts_as_1() {
         assert_eq!(report(0, 0..9), report(1, 0..9));
     }
 

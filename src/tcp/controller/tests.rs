@@ -104,7 +104,7 @@ fn initialisation_answers_with_the_golden_bytes() {
 }
 
 #[test]
-fn parameters_that_cannot_be_are_refused_and_digests_only_granted_when_asked() {
+fn impossible_parameters_are_refused_and_digests_granted_only_on_request() {
     for (at, value, ok) in
         [(8, 1, false), (9, 1, false), (10, 31, true), (10, 32, false), (11, 0xFC, true)]
     {
@@ -310,7 +310,7 @@ fn a_wrong_data_digest_fails_its_command_once_and_nothing_else() {
 }
 
 #[test]
-fn descriptors_that_cannot_be_are_refused_and_the_stream_goes_on() {
+fn impossible_descriptors_are_refused_and_the_stream_continues() {
     let mut connection = connected(NONE);
     let next = capsule(&Sqe::keep_alive(9), &[], NONE);
     let mut check = |sqe: &Sqe, data: &[u8], expected: Status| {

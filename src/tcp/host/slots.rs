@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_comes_once_in_their_order_however_often_its_slot_was_used() {
+    fn a_read_is_listed_once_however_often_its_slot_was_used() {
         let mut slots = Slots::new(64);
         let read = || Outstanding::new((), Transfer::In, 4096, false, false);
         for _ in 0..100 {

@@ -363,7 +363,7 @@ fn a_plan_grows_while_receives_fill_it_and_shrinks_when_they_do_not() {
 }
 
 #[test]
-fn answers_out_of_order_are_sorted_out_whatever_was_guessed() {
+fn answers_out_of_order_are_assigned_correctly_whatever_was_guessed() {
     let data = pattern(64 << 10);
     for cut in [1, 100, 5000, 70_000, usize::MAX] {
         for digests in [NONE, BOTH] {
@@ -494,7 +494,7 @@ fn a_cid_is_not_used_again_with_the_same_generation() {
 }
 
 #[test]
-fn room_is_what_was_asked_for_and_comes_back() {
+fn room_for_commands_is_the_queue_depth_and_returns() {
     let mut peer = Peer::new(NONE);
     let cids: Vec<u16> = (0..8).map(|_| peer.read(512)).collect();
     assert!(!peer.host.has_room());
@@ -514,7 +514,7 @@ fn nothing_can_be_submitted_before_ic_resp() {
 }
 
 #[test]
-fn every_ic_resp_that_cannot_be_is_refused() {
+fn every_invalid_ic_resp_is_refused() {
     let unsupported = |offset, value| ProtocolError::UnsupportedParameter { offset, value };
     let check = |digests, edit: &dyn Fn(&mut IcResp), error: Option<ProtocolError>| {
         let peer = Peer::unanswered(digests);
@@ -566,7 +566,7 @@ fn a_second_ic_resp_and_anything_before_the_first_are_out_of_sequence() {
 }
 
 #[test]
-fn every_answer_to_what_is_not_outstanding_is_refused() {
+fn every_answer_to_a_command_that_is_not_outstanding_is_refused() {
     let unknown = |pdu_type, cid| ProtocolError::UnknownCid { pdu_type, cid };
     for cid in [1, 7, 8, 0x0FFE, 0x0FFF, 0x1000, 0xF000, 0xFFFF] {
         for digests in [NONE, BOTH] {
@@ -699,7 +699,7 @@ fn success_with_fewer_bytes_of_every_length_fails_the_read_and_the_connection() 
 }
 
 #[test]
-fn success_of_a_write_whose_data_were_not_asked_for_is_a_short_transfer() {
+fn success_of_a_write_before_all_its_data_is_a_short_transfer() {
     for asked in [0, 512] {
         let mut peer = Peer::new(NONE);
         let cid = peer.write(1024);
@@ -772,7 +772,7 @@ fn r2ts_at_a_wrong_place_of_no_length_or_too_many_send_nothing() {
 }
 
 #[test]
-fn every_status_word_reaches_the_caller_as_it_was() {
+fn every_status_word_reaches_the_caller_unchanged() {
     for word in (0..=u16::MAX).step_by(2) {
         let mut peer = Peer::new(NONE);
         peer.submit(Sqe::flush(0, Nsid(1)), Transfer::None, Vec::new());

@@ -74,7 +74,7 @@ fn a_depth_beyond_the_queue_is_refused() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_known_before_the_work() {
+fn unwritable_output_is_reported_before_the_work() {
     let job = ["--name=a", "--ioengine=null", "--size=1m"];
     let with = |more: &[&str]| run(&[&job[..], more].concat()).code(1);
     with(&["--output=/nonexistent/out"]).complains_of(&["/nonexistent/out"]);
@@ -109,7 +109,7 @@ fn values_out_of_range_and_wrong_names_are_refused() {
 }
 
 #[test]
-fn what_only_fio_does_is_refused_by_name_and_says_where_fio_does_it() {
+fn options_of_fio_alone_are_refused_by_name_with_a_pointer_to_fio() {
     let pointer = ["ioengine=external:dlfs-fio.so", "tools/bench/README.md"];
     for line in [
         "steadystate=iops:5%",
@@ -139,7 +139,7 @@ fn what_only_fio_does_is_refused_by_name_and_says_where_fio_does_it() {
 }
 
 #[test]
-fn a_target_that_nobody_serves_is_named() {
+fn a_missing_target_is_named() {
     let out =
         run(&["--name=a", "--filename=nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x", "--rw=read"]);
     out.code(1).complains_of(&["127.0.0.1:1"]);
@@ -228,7 +228,7 @@ fn a_file_that_the_disk_has_no_room_for_is_not_begun() {
 }
 
 #[test]
-fn numbers_beyond_all_bounds_are_refused_or_do_no_harm() {
+fn huge_numbers_are_refused_or_harmless() {
     let times = ["18446744073709551615", "99999999999999999999999", "36526d"];
     let keys = ["runtime", "ramp_time", "startdelay", "thinktime"];
     for (key, time) in keys.iter().flat_map(|key| times.map(|time| (key, time))) {

@@ -265,7 +265,7 @@ fn unlink_removes_files_and_no_node_of_a_block_device() {
 }
 
 #[test]
-fn what_holds_anyway_may_be_said_and_help_explains_all() {
+fn options_that_hold_anyway_are_accepted_and_help_explains_all() {
     let out = run(&[
         "--name=w",
         "--ioengine=null",

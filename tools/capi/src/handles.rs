@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_a_handle_is_none() {
+    fn an_invented_handle_is_refused() {
         let mut table = Table::new();
         let good = table.insert(object()).unwrap().addr();
         for number in [0, 1, 7, good + 1, good + 16, good ^ 1 << 32, usize::MAX, good >> 4] {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_whose_generations_are_used_up_is_left_alone() {
+    fn a_slot_whose_generations_are_used_up_is_not_reused() {
         let mut table = Table::new();
         let first = table.insert(object()).unwrap();
         table.slots[0].generation = u32::MAX;

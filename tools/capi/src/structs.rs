@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_given_whole_or_not_at_all() {
+    fn a_text_is_returned_whole_or_not_at_all() {
         let mut out = [1 as c_char; 4];
         let mut needed = 0;
         // SAFETY: `out` has as many bytes as it says.

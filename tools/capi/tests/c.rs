@@ -22,7 +22,7 @@ use dlfs::units::{Nsid, SampleId};
 use common::{How, Program, Source, has, here, prefix, run};
 
 #[test]
-fn every_function_is_right_used_right_and_an_error_used_wrong() {
+fn every_function_works_when_used_right_and_fails_when_used_wrong() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     fs::create_dir(source.path("other")).unwrap();
@@ -83,7 +83,7 @@ fn a_damaged_sample_costs_what_the_caller_says() {
 }
 
 #[test]
-fn warnings_are_told_to_who_wants_them() {
+fn warnings_reach_the_log_callback() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let bad = source.path("bad.dlfs");

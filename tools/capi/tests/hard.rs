@@ -13,7 +13,7 @@ use dlfs::units::Nsid;
 use common::{How, Program, Source, here, prefix, run};
 
 #[test]
-fn whatever_is_asked_wrongly_is_an_error_and_nothing_worse() {
+fn every_wrong_call_is_an_error_and_nothing_worse() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let target = source.serve();
@@ -27,7 +27,7 @@ fn whatever_is_asked_wrongly_is_an_error_and_nothing_worse() {
 }
 
 #[test]
-fn calls_by_chance_are_right_or_say_why_not() {
+fn random_calls_succeed_or_fail_with_a_reason() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let target = source.serve();
@@ -119,7 +119,7 @@ fn signals_that_interrupt_every_call_change_nothing() {
 }
 
 #[test]
-fn what_the_system_does_not_give_is_an_error() {
+fn refusals_of_the_system_are_errors() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
     let target = source.serve();
@@ -134,7 +134,7 @@ fn what_the_system_does_not_give_is_an_error() {
 }
 
 #[test]
-fn a_target_that_says_nothing_is_given_up() {
+fn a_silent_target_is_given_up() {
     let Some(prefix) = prefix() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap(); // connects by the kernel, and nobody accepts
     let address = format!("nvme-tcp://{}/nqn.2026-11.io.dlfs:x", listener.local_addr().unwrap());

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn making_ends_when_it_is_told_to() {
+    fn making_demo_data_stops_on_request() {
         let root = tempfile::tempdir().unwrap();
         let data = DemoData { seed: 1, pictures: 5, tiny: 5 };
         let made = data.make(root.path(), |files, _| files < 3).unwrap();

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_says_the_same_in_characters_that_harm_no_terminal() {
+    fn json_escapes_characters_that_could_harm_a_terminal() {
         let names = ["a\u{7f}b", "\u{9b}31m", "x\u{202e}gpj", "\u{e0041}", "größe\n\u{1b}", ""];
         for name in names {
             let mut written = Vec::new();

@@ -76,7 +76,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_one_job_brought_into_memory_serves_the_next() {
+fn copies_of_one_job_in_memory_serve_the_next() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     let tier = ["--tier", "ram:64M"];
@@ -100,7 +100,7 @@ fn what_one_job_brought_into_memory_serves_the_next() {
 }
 
 #[test]
-fn what_it_kept_in_a_file_is_there_when_it_starts_again() {
+fn copies_in_a_file_survive_a_restart() {
     let dir = TestDir::with_image();
     let (image, folder) = (dir.arg("train.dlfs"), dir.arg("cache"));
     fs::create_dir(&folder).unwrap();
@@ -121,7 +121,7 @@ fn what_it_kept_in_a_file_is_there_when_it_starts_again() {
 }
 
 #[test]
-fn where_a_job_has_the_tiers_it_says_who_or_waits_for_its_end() {
+fn if_a_job_owns_the_tiers_it_is_named_or_waited_for() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     let tier = ["--tier", "ram:64M"];
@@ -143,7 +143,7 @@ fn where_a_job_has_the_tiers_it_says_who_or_waits_for_its_end() {
 }
 
 #[test]
-fn it_needs_tiers_and_keeps_what_is_read_first() {
+fn cached_needs_tiers_and_keeps_what_is_read_first() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     run(&["cached", &image]).code(2).complains_of(&["--tier ram:20G"]);

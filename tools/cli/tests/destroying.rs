@@ -59,7 +59,7 @@ fn a_tier_takes_over_no_image_and_no_file_of_another_kind() {
 }
 
 #[test]
-fn a_tier_is_never_the_data_set_itself_whatever_the_user_says() {
+fn a_tier_is_never_the_data_set_itself_even_with_overwrite() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     symlink("train.dlfs", dir.path("link")).unwrap();

@@ -130,7 +130,7 @@ fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
 }
 
 #[test]
-fn a_newer_generation_that_may_be_lost_is_told_of_and_not_written_over() {
+fn a_newer_generation_that_may_be_lost_is_reported_and_not_overwritten() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     dir.make_source("more");

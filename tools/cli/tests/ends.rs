@@ -54,7 +54,7 @@ fn reading_and_exporting_end_with_the_error_and_never_say_verified() {
 }
 
 #[test]
-fn eio_ends_a_read_and_an_export_leaves_nothing_out_in_silence() {
+fn eio_ends_a_read_and_an_export_with_an_error() {
     let dir = TestDir::with_image();
     let (image, folder) = (dir.arg("train.dlfs"), dir.arg("out"));
     let ran = run_broken("fails:1:dlfs-poller", &["read", &image]);

@@ -31,7 +31,7 @@ fn a_tar_comes_out_to_a_file_and_to_standard_output() {
 }
 
 #[test]
-fn nothing_that_exists_is_written_over() {
+fn no_existing_file_is_overwritten() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     fs::create_dir(dir.path("mine")).unwrap();
@@ -171,7 +171,7 @@ fn a_damaged_sample_is_left_out_with_exit_code_3() {
 }
 
 #[test]
-fn a_pipe_that_closes_ends_an_export_to_it_without_a_word() {
+fn a_closed_pipe_ends_an_export_silently() {
     use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Stdio;

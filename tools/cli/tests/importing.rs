@@ -75,7 +75,7 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
 }
 
 #[test]
-fn an_import_that_takes_nothing_is_no_success_whatever_is_left_out() {
+fn an_import_of_nothing_is_an_error_whatever_is_left_out() {
     let dir = TestDir::new();
     fs::create_dir_all(dir.path("source/cat")).unwrap();
     symlink("/nowhere/at/all", dir.path("source/cat/dangling")).unwrap();
@@ -119,7 +119,7 @@ fn sources_and_images_that_are_not_there_are_named() {
 }
 
 #[test]
-fn two_namespaces_of_different_images_are_no_image() {
+fn namespaces_of_different_images_are_refused() {
     let dir = TestDir::with_image();
     run(&["import", &dir.arg("source"), &dir.arg("other.dlfs")]).code(0);
     let both = format!("{},{}", dir.arg("train.dlfs"), dir.arg("other.dlfs"));

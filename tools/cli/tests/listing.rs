@@ -209,7 +209,7 @@ fn flip(dir: &TestDir, at: u64) {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_a_listing_without_a_word() {
+fn a_closed_pipe_ends_a_listing_silently() {
     use std::io::Read;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Stdio;

@@ -95,7 +95,7 @@ fn has_time(line: &str) {
 }
 
 #[test]
-fn the_access_log_has_who_came_who_was_refused_who_left_why_and_when() {
+fn the_access_log_has_connects_refusals_and_ends_with_host_reason_and_time() {
     let served = Logged::start(&["-v", "--allow-host", GOOD]);
     run(&["ls", &served.address, "--hostnqn", GOOD]).code(0);
     for _ in 0..3 {
@@ -151,7 +151,7 @@ fn sighup_is_survived_and_sigusr1_writes_statistics() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_no_host() {
+fn a_log_that_nobody_reads_delays_no_host() {
     let dir = TestDir::with_image();
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut filler = Command::new("cat");

@@ -214,7 +214,7 @@ fn a_run_that_is_over_stays_over_and_a_foreign_state_is_refused() {
 }
 
 #[test]
-fn a_run_in_which_a_rank_reads_nothing_of_a_data_set_is_no_success() {
+fn a_run_in_which_a_rank_reads_nothing_is_not_a_success() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     let last = ["read", &image, "--json", "--world-size", "301", "--rank", "300"];
@@ -228,7 +228,7 @@ fn a_run_in_which_a_rank_reads_nothing_of_a_data_set_is_no_success() {
 
 /// Every byte of every sample is wrong, and all metadata are right.
 #[test]
-fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
+fn a_run_that_delivers_no_sample_is_not_a_success() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     let opened = Image::open(&[Address::from_path(&image)], &OpenOptions::default()).unwrap();
@@ -256,7 +256,7 @@ fn where_no_sample_can_be_delivered_nothing_ends_as_a_success() {
 }
 
 #[test]
-fn a_run_goes_on_with_other_ranks_in_the_lanes_of_its_state_and_is_told_what_that_reads() {
+fn a_run_resumes_with_other_ranks_in_the_lanes_of_its_state_and_is_told_the_cost() {
     let dir = TestDir::with_image();
     let (image, state) = (dir.arg("train.dlfs"), dir.arg("state.json"));
     let options = ["read", &image, "--order", "grouped", "--batch", "10", "--state", &state];
@@ -416,7 +416,7 @@ fn a_signal_ends_a_run_whose_target_has_frozen_and_its_state_is_kept() {
 }
 
 #[test]
-fn a_state_that_cannot_be_kept_is_known_before_the_work() {
+fn an_unwritable_state_file_is_reported_before_the_work() {
     let dir = TestDir::with_image();
     let ran = run(&["read", &dir.arg("train.dlfs"), "--state", &dir.arg("no/such/folder")]);
     ran.code(1).complains_of(&["cannot write the file", "no/such/folder"]);

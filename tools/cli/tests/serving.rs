@@ -111,7 +111,7 @@ fn processors_and_nodes_that_are_not_there_are_told_at_once() {
 }
 
 #[test]
-fn a_port_in_use_is_said_plainly() {
+fn a_port_in_use_is_named_in_the_error() {
     let dir = TestDir::with_image();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
@@ -121,7 +121,7 @@ fn a_port_in_use_is_said_plainly() {
 }
 
 #[test]
-fn the_rest_of_the_network_gets_nothing_unless_it_is_said_who_may_connect() {
+fn other_machines_get_nothing_unless_hosts_are_allowed() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     run(&["serve", &image, "--listen", "0.0.0.0:0"]).code(2).complains_of(&["--allow-host"]);

@@ -66,7 +66,7 @@ fn info_and_doctor_know_the_engine() {
 }
 
 #[test]
-fn what_spdk_does_not_reach_is_said_in_one_report() {
+fn unreachable_spdk_addresses_are_explained_in_one_report() {
     let _alone = ONE_AT_A_TIME.lock();
     let cases = [
         ("trtype:PCIE traddr:0000:ff:1f.7", "0000:ff:1f.7"),

@@ -132,7 +132,7 @@ fn copies_of_a_killed_process_are_whole_or_not_there() {
 }
 
 #[test]
-fn what_probe_writes_is_read_as_it_is_and_as_edited() {
+fn a_probe_file_is_read_unchanged_and_edited() {
     let dir = TestDir::with_image();
     let (image, cache, toml) = (dir.arg("train.dlfs"), dir.arg("cache"), dir.arg("t.toml"));
     fs::create_dir(&cache).unwrap();
@@ -157,7 +157,7 @@ fn what_probe_writes_is_read_as_it_is_and_as_edited() {
 }
 
 #[test]
-fn a_run_says_what_each_tier_brought_and_how_long_it_was_waited_for() {
+fn a_run_reports_hits_and_waiting_time_of_each_tier() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
     let json = read(&image, &["--tier", "ram:64M"]);

@@ -34,7 +34,7 @@ def test_a_wrong_address(address, kind, text):
 @pytest.mark.parametrize(
     "says, kind", [(None, dlfs.TimedOut), (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, dlfs.Corrupt)]
 )
-def test_somebody_else_who_listens_there(says, kind):
+def test_another_service_at_the_address(says, kind):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -94,7 +94,7 @@ def test_a_wrong_option_of_open(image, options):
         dlfs.open(image, **options)
 
 
-def test_limits_that_no_clock_can_tell_are_as_good_as_none(image):
+def test_limits_beyond_the_clock_count_as_none(image):
     times = ["deadline", "connect_timeout", "io_timeout", "keep_alive_tmo", "ctrl_loss_tmo"]
     with dlfs.open(image, window_bytes=1, **dict.fromkeys(times, 1e19)) as ds:
         assert bytes(ds[0]) == bytes(next(iter(dlfs.Loader(ds, 1, "sequential", deadline=1e19)))[0])
@@ -173,7 +173,7 @@ def test_ids_of_another_type(ds, ids):
         ds.read_batch(ids)
 
 
-def test_ids_that_cannot_be(ds):
+def test_impossible_ids(ds):
     huge = np.array([3, 2**64 - 1], dtype=np.uint64)
     for ids in ([-1], [400], [2**40], [2**62], [2**63], [2**70], [-(2**70)], np.array([3, 400]), huge):
         with pytest.raises(dlfs.NotFound):

@@ -146,7 +146,7 @@ def test_it_is_pickled_as_a_copy(ds, source, protocol):
     assert pickle.loads(pickle.dumps(ds.read_batch([]), protocol)).tolist() == []
 
 
-def test_a_pickle_that_lies_is_refused_and_it_is_not_made_by_hand(ds):
+def test_a_forged_pickle_is_refused_and_a_batch_cannot_be_constructed(ds):
     make, parts = ds.read_batch([0, 1]).__reduce__()
     assert make(*parts).tobytes() == ds.read_batch([0, 1]).tobytes()
     for at, wrong in [(1, [0, 10**9]), (1, [5, 3]), (1, []), (2, [1]), (3, [1]), (5, ((b"a",), 3))]:

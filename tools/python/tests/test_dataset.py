@@ -275,7 +275,7 @@ def test_it_is_pickled_by_what_it_was_opened_by(address, source):
         again.close()
 
 
-def test_a_view_is_good_after_everything_else_is_gone(image, source):
+def test_a_view_is_valid_after_everything_else_is_gone(image, source):
     ds = dlfs.open(image)
     batch = ds.read_batch([5, 6])
     view, array, labels = batch[0], np.frombuffer(batch[1], dtype=np.uint8), ds.labels

@@ -22,7 +22,7 @@ def test_warnings_go_to_the_logger_dlfs(image, source, tmp_path, caplog):
         assert record.levelno == logging.WARNING and name in record.getMessage()
 
 
-def test_a_target_that_is_away_is_told_of_while_a_call_waits(image, caplog):
+def test_an_unreachable_target_is_reported_while_a_call_waits(image, caplog):
     with target(image) as (child, address), dlfs.open(address, ctrl_loss_tmo=1, io_timeout=1) as ds:
         child.kill()
         child.wait()
@@ -34,7 +34,7 @@ def test_a_target_that_is_away_is_told_of_while_a_call_waits(image, caplog):
         assert any("127.0.0.1" in text and "reconnecting" in text for text in told), told
 
 
-def test_a_bad_copy_of_the_superblock_is_warned_of_while_the_other_is_read(
+def test_a_bad_superblock_copy_gives_a_warning_while_the_other_is_read(
     image, source, tmp_path, caplog
 ):
     data = bytearray(open(image, "rb").read())

@@ -384,7 +384,7 @@ def ids_list(batch):
     return batch.ids.tolist()
 
 
-def test_wrong_use_is_refused_where_it_is_made(ds):
+def test_wrong_use_is_refused_at_construction(ds):
     with pytest.raises(dlfs.InvalidArgument):
         dlfs.torch.IterableDataset(ds, 0)
     with pytest.raises(dlfs.InvalidArgument):
@@ -569,7 +569,7 @@ def test_a_rank_without_a_share_of_the_rest_loses_no_batch_of_the_next_epoch(ds)
 
 
 @pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True), (3, True)])
-def test_what_an_iterator_left_is_no_epoch(ds, workers, persistent):
+def test_the_rest_of_an_abandoned_iterator_is_not_an_epoch(ds, workers, persistent):
     data = dlfs.torch.IterableDataset(ds, 16, seed=3, transform=ids_and_epoch)
     loader = DataLoader(
         data, batch_size=None, num_workers=workers, persistent_workers=persistent,

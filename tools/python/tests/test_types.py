@@ -21,7 +21,7 @@ STUBTEST = [
 
 
 @pytest.mark.parametrize("tool", [MYPY, STUBTEST], ids=["mypy", "stubtest"])
-def test_types_are_strict_and_stubs_are_true(tool):
+def test_types_are_strict_and_stubs_match_the_module(tool):
     pytest.importorskip("mypy", reason="mypy is not installed")
     run = subprocess.run(
         [sys.executable, "-m", *tool], capture_output=True, text=True, timeout=300, cwd=HERE
@@ -50,7 +50,7 @@ for epoch in range(2):
 """
 
 
-def test_a_program_that_is_right_is_right_by_its_types(tmp_path):
+def test_a_correct_program_passes_the_type_checker(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
     (tmp_path / "program.py").write_text(PROGRAM)
     strict = ["--strict", "--warn-unreachable", "--enable-error-code", "redundant-expr"]

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn data_sets_that_cannot_be_are_refused() {
+    fn impossible_data_sets_are_refused() {
         let dataset = Dataset { samples: 10, mean_mb: 1.0, deviation_mb: 0.1 };
         let refuse = |dataset: Dataset| dataset.sizes(0).unwrap_err().to_string();
         assert!(refuse(Dataset { samples: 0, ..dataset }).contains("at least one"));

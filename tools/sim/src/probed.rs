@@ -83,7 +83,7 @@ mod tests {
     "#;
 
     #[test]
-    fn what_was_probed_takes_the_place_of_tiers_and_origin() {
+    fn probed_rates_replace_those_of_tiers_and_origin() {
         let probed = Probed::parse(PROBED).unwrap();
         let environment = Environment { nodes: 3, ..thesis::environment() };
         let environment = environment.with_probed(&probed).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_were_edited_into_nonsense_are_refused_by_name() {
+    fn nonsensical_tables_are_refused_by_name() {
         for (from, to, says) in [
             ("threads = 4, mb_per_s = 20000", "threads = 1, mb_per_s = 1", "not sorted"),
             ("mb_per_s = 500 }", "mb_per_s = -500 }", "-500 MB/s"),

@@ -178,7 +178,7 @@ fn a_configuration_with_an_impossible_value_is_refused_by_name() {
 }
 
 #[test]
-fn arguments_that_cannot_be_are_refused() {
+fn impossible_arguments_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = config(folder.path(), "samples = 10000", "samples = 500");
     assert!(refused(&["thesis", "--scenario", "7"]).contains("scenarios 1 to 4"));

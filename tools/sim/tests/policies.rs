@@ -76,7 +76,7 @@ fn no_policy_beats_the_lower_bound_and_none_is_slower_than_naive_under_any_schem
 }
 
 #[test]
-fn what_is_staged_comes_from_somewhere_once() {
+fn every_staged_sample_comes_from_one_source() {
     let config = config();
     let simulation = Simulation::new(&config).unwrap();
     let all = simulation.total_bytes() * 3;

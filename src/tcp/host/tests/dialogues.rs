@@ -34,7 +34,7 @@ fn a_move() -> impl Strategy<Value = Move> {
 
 proptest! {
     #[test]
-    fn no_dialogue_makes_it_panic_or_lose_a_payload(
+    fn no_dialogue_causes_a_panic_or_loses_a_payload(
         moves in proptest::collection::vec(a_move(), 1..40),
         cuts in proptest::collection::vec(1..5000usize, 1..6),
         bits in 0..4u8,

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_lacks_its_value_is_refused_with_the_nearest_name() {
+    fn unknown_options_and_missing_values_are_refused_with_the_nearest_name() {
         assert!(request(&["--nmae=a"]).unwrap_err().contains("'name'"));
         assert!(request(&["--name=a", "--outptu=x"]).unwrap_err().contains("'output'"));
         assert!(request(&["--name=a", "--bs", "--rw=read"]).unwrap_err().contains("lacks"));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_job_file_is_refused_with_its_line() {
+    fn an_invalid_job_file_is_refused_with_its_line() {
         for (text, line) in [("rw=read", "x.fio:1"), ("\n[]", "x.fio:2"), ("[a", "x.fio:1")] {
             assert!(parsed(text).unwrap_err().starts_with(line), "{text}");
         }

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_holds_anyway_is_taken_and_all_else_is_refused_with_where_to_go() {
+    fn options_that_hold_anyway_are_accepted_and_others_refused_with_a_pointer() {
         assert!(holds("thread", "") && holds("thread", "1") && holds("disk_util", "no"));
         assert!(!holds("thread", "0") && !holds("steadystate", "iops:5%") && !holds("bs", "1"));
         for name in names() {

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_lies_inside_its_frame_and_none_is_told_of() {
+    fn a_line_stays_inside_its_frame_and_a_missing_one_is_reported() {
         for scale in [Scale::Linear, Scale::Logarithmic] {
             let svg = chart(scale, vec![(1.0, 0.0), (100.0, 50.0)]);
             let line = svg.split("<polyline").find(|line| line.contains("stroke-width=\"2\""));

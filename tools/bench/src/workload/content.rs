@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stamped_is_accepted_and_any_change_is_found() {
+    fn stamped_blocks_are_accepted_and_any_change_is_found() {
         for (verify, smallest) in
             [(Verify::Crc32c, 8192), (Verify::Crc32c, 1024), (Verify::Pattern, 8192)]
         {

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_go_as_the_limit_says() {
+    fn the_limit_of_ios_is_kept() {
         let job = Job { rate_iops: [Some(1000), None], ..Job::default() };
         assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 1000);
         assert!(Pace::new(&job, 1).is_none());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direction_that_is_held_back_makes_way_for_the_other() {
+    fn a_direction_that_is_held_back_lets_the_other_go_on() {
         let job = |rates, rwmixread| {
             let mut job = Job { rate_iops: rates, rwmixread, ..Job::default() };
             (job.pattern.reads, job.pattern.writes) = (true, true);

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_a_host_and_perhaps_a_port() {
+    fn an_address_is_a_host_and_an_optional_port() {
         let place = |text| parse_place(text).unwrap();
         assert_eq!(place("node1"), ("node1".to_owned(), 8009));
         assert_eq!(place("127.0.0.1:4420"), ("127.0.0.1".to_owned(), 4420));

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_any_of_it_is_healthy_and_told_what_each_would_bring() {
+    fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
         let empty = tempfile::tempdir().unwrap();
         let found = findings(&Machine::at(empty.path()));
         let lines = report(&found);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_there_comes_with_what_to_do_about_it() {
+    fn every_missing_part_comes_with_what_to_do() {
         let empty = tempfile::tempdir().unwrap();
         write(
             empty.path(),

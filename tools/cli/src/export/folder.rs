@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_over_and_files_and_folders_do_not_mix() {
+    fn nothing_is_overwritten_and_files_and_folders_do_not_mix() {
         let (_outer, root, mut sink) = sink();
         sink.write(b"a", b"1").unwrap();
         assert!(matches!(sink.write(b"a", b"2"), Err(SinkError::Conflict(_))));
