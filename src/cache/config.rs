@@ -92,6 +92,7 @@ impl Environment {
             bandwidth_bytes_per_s: bandwidth
                 .map_err(|why| refuse(format!("copy_bandwidth: {why}")))?,
             rates: self.rates()?,
+            node: None,
         };
         options.check()?;
         Ok(options)

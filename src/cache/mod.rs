@@ -193,6 +193,11 @@ impl Cache {
         self.tiers.latest().attached_to
     }
 
+    /// The name of the node that the tiers are on, if its user has named it.
+    pub fn node(&self) -> Option<&str> {
+        self.tiers.opening.options.node.as_deref()
+    }
+
     /// The namespaces of the data set, with the tiers in front of them.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices

@@ -24,6 +24,9 @@ pub struct TierOptions {
     /// The rates of the tiers and of the origin, as far as they are known. They decide which copies are worth
     /// reading, and how much is in flight at a tier.
     pub rates: SourceRates,
+    /// The name of this node, where several run on one machine: processes on nodes of other names do not share
+    /// tiers in memory.
+    pub node: Option<String>,
 }
 
 /// One tier: its storage and its quota.

@@ -70,6 +70,7 @@ pub use crate::reader::{OnError, Watch};
 pub use image::Image;
 pub use loader::Loader;
 pub use open::OpenOptions;
+pub use peers::{Place, PlaceKind, Places};
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
@@ -296,6 +297,11 @@ impl Dataset {
     /// What came from other nodes so far; `None` if the image is not read through their caches.
     pub fn peer_stats(&self) -> Option<PeerStats> {
         self.image().peers().map(Peers::stats)
+    }
+
+    /// Where the bytes came from so far; `None` without tiers.
+    pub fn places(&self) -> Option<Places> {
+        self.image().places()
     }
 
     /// A loader of batches along an order. It reads ahead from the first request on.

@@ -161,6 +161,12 @@ pub const OPENING: &[SharedOption] = &[
         "Stop adding copies for good once a sample fits in no tier",
     ),
     row(
+        "node",
+        ["node", "node", "node"],
+        Open,
+        "The name of this node, if several run on one machine",
+    ),
+    row(
         "field",
         ["", "field", "fields"],
         Open,
@@ -222,6 +228,31 @@ pub const LOADING: &[SharedOption] = &[
     ),
     row("queue_pairs", ["", "queue_pairs", "queue_pairs"], Number(1), "Queue pairs per namespace"),
     row("busy_poll", ["busy-poll", "busy_poll", "busy_poll"], Off, "Spin instead of sleeping"),
+    row(
+        "peers",
+        ["peers", "peers", "peers"],
+        Open,
+        "Where the ranks find each other, in order to share the tiers of all nodes of the job",
+    ),
+    row("round", ["round", "round", "round"], Open, "A name for this start of the job"),
+    row(
+        "peer_address",
+        ["peer-address", "peer_address", "peer_address"],
+        Open,
+        "Where peers reach this rank",
+    ),
+    row(
+        "rendezvous_port",
+        ["rendezvous-port", "rendezvous_port", "rendezvous_port"],
+        Open,
+        "The port on which rank 0 gathers the addresses of all ranks",
+    ),
+    row(
+        "peer_timeout",
+        ["peer-timeout", "peer_timeout_ms", "peer_timeout"],
+        Seconds(60),
+        "How long to wait for all ranks",
+    ),
 ];
 
 /// Chunks of one lane that a grouped order shuffles together by default.
@@ -259,6 +290,7 @@ mod tests {
     use super::*;
     use crate::dataset::Options;
     use crate::order::{OrderKind, OrderSpec};
+    use crate::peers::rendezvous::DEFAULT_TIMEOUT;
     use crate::prefetch::LoaderOptions;
 
     #[test]
@@ -283,6 +315,7 @@ mod tests {
             ("world_size", Number(loader.world_size.into())),
             ("queue_pairs", number(loader.queue_pairs)),
             ("deadline", seconds(loader.deadline)),
+            ("peer_timeout", seconds(DEFAULT_TIMEOUT)),
         ];
         for (options, library) in [(OPENING, &opening[..]), (LOADING, &loading[..])] {
             for (name, expected) in library {

@@ -1,49 +1,64 @@
 //! Reads an image through the caches of the job's other nodes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
-use crate::peers::{PeerOptions, Peers, Served};
+use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served};
 use crate::prefetch::LoaderOptions;
+use crate::qpair::ConnectOptions;
+use crate::reader::{Watch, interrupted};
 use crate::tier::PAGE_BYTES;
 
-use super::Image;
+use super::{Dataset, Image};
 
 impl Image {
     /// The same image, read through the caches of all nodes of a round: each serves its tiers to the others.
     /// Waits until all ranks have joined. Other clones of this handle are unchanged.
     ///
-    /// `run` are the options by which this rank will read: ranks that differ in more than their number are
-    /// refused. With local shares, no node holds much more than its ranks read
+    /// `run` are the options by which this rank will read, if they are known: ranks that differ in more than
+    /// their number are refused. With local shares, no node holds much more than its ranks read
     /// ([`PeerOptions::keep_shares`]).
     ///
     /// # Errors
     /// `InvalidArgument`: the image has no tiers, so that there is nothing to serve. Those of
     /// [`Peers::join`].
-    pub fn with_peers(
+    pub fn with_peers<'a>(
         mut self,
         options: &PeerOptions,
-        run: &LoaderOptions,
+        run: impl Into<Option<&'a LoaderOptions>>,
         rendezvous: &mut dyn Rendezvous,
     ) -> Result<Image> {
-        let Some(cache) = self.tiers() else {
-            let text = "peers serve each other what their tiers hold, and there is no tier";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
+        let run = run.into();
+        let served = self.served(run)?;
+        // Ranks that share tiers are one node.
+        let node = self.tiers().and_then(Cache::node).map(str::to_owned);
+        let is_local = run.is_some_and(|run| run.sharding == Sharding::Local);
+        let options = PeerOptions {
+            node: options.node.clone().or(node),
+            keep_shares: options.keep_shares || is_local,
+            ..options.clone()
         };
-        let pages: u64 = cache.capacities().iter().sum();
-        let served = Served {
-            directory: &self.directory,
-            cache: cache.devices(),
-            room_bytes: pages * PAGE_BYTES,
-            order: hash_of(run),
-        };
-        let keep_shares = options.keep_shares || run.sharding == Sharding::Local;
-        let options = PeerOptions { keep_shares, ..options.clone() };
         let peers = Peers::join(&served, &options, rendezvous)?;
+        self.devices = peers.devices().to_vec();
+        self.peers = Some(Arc::new(peers));
+        Ok(self)
+    }
+
+    /// As [`Image::with_peers`], for a process beside the one that has joined as this rank: it reads through
+    /// the same peers and serves nothing. `pass` is that of the other process.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the image has no tiers. Those of [`Peers::attach`].
+    pub fn attach_to_peers(mut self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
+        let peers = Peers::attach(&self.served(None)?, pass, connect)?;
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
         Ok(self)
@@ -70,6 +85,189 @@ impl Image {
     pub fn peers(&self) -> Option<&Peers> {
         self.peers.as_deref()
     }
+
+    /// Where the bytes came from so far; `None` without tiers.
+    pub fn places(&self) -> Option<Places> {
+        let cache = self.tiers()?;
+        let stats = cache.stats();
+        let mut places = Vec::new();
+        for tier in &stats.tiers {
+            let is_memory = tier.name.starts_with("ram:");
+            let place = if is_memory { PlaceKind::Memory } else { PlaceKind::Drive };
+            let (reads, bytes, read_s) = (tier.hits, tier.hit_bytes, tier.hit_s);
+            places.push(Place { place, name: tier.name.clone(), reads, bytes, read_s });
+        }
+        let mut all = Places::default();
+        if let Some(peers) = self.peers() {
+            let of_peers = peers.stats();
+            let nodes = (0..).zip(peers.round().nodes()).zip(&of_peers.nodes);
+            for ((index, node), stats) in nodes {
+                if index != peers.own_node() {
+                    let (name, place) = (node.host.clone(), PlaceKind::Peer);
+                    let (reads, bytes, read_s) = (stats.reads, stats.bytes, stats.read_s);
+                    places.push(Place { place, name, reads, bytes, read_s });
+                }
+            }
+            all.not_there_bytes = of_peers.not_there_bytes;
+            all.rerouted_bytes = of_peers.rerouted_bytes;
+            all.mismatched_bytes = of_peers.mismatched_bytes;
+        }
+        let origin = stats.origin;
+        places.push(Place {
+            place: PlaceKind::Origin,
+            name: String::new(),
+            reads: origin.reads + origin.copier_reads,
+            bytes: origin.bytes + origin.copier_bytes,
+            read_s: origin.read_s,
+        });
+        Some(Places { places, ..all })
+    }
+
+    fn served(&self, run: Option<&LoaderOptions>) -> Result<Served<'_>> {
+        let Some(cache) = self.tiers() else {
+            let text = "peers serve each other what their tiers hold, and there is no tier";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
+        };
+        let pages: u64 = cache.capacities().iter().sum();
+        Ok(Served {
+            directory: &self.directory,
+            cache: cache.devices(),
+            room_bytes: pages * PAGE_BYTES,
+            order: run.map_or(0, hash_of),
+        })
+    }
+}
+
+impl Dataset {
+    /// The same data set, read through the tiers of all nodes of the job. Waits until all ranks have joined, on
+    /// the calling thread.
+    ///
+    /// `run` is as for [`Image::with_peers`]. `object` is where the ranks meet if
+    /// [`Means::Object`](crate::peers::Means::Object) says so. A process that joins several times must do so in the
+    /// same order as all others, or name each round.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` ended the wait. Those of [`Meeting::rendezvous`] and [`Image::with_peers`].
+    pub fn with_peers(
+        &self,
+        meeting: &Meeting,
+        run: Option<&LoaderOptions>,
+        connect: &ConnectOptions,
+        object: Option<&mut dyn Rendezvous>,
+        watch: &mut dyn Watch,
+    ) -> Result<Dataset> {
+        // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
+        self.image().served(run)?;
+        let mut meeting = meeting.clone();
+        if !meeting.is_named {
+            match JOINED.fetch_add(1, Ordering::Relaxed) {
+                0 => {}
+                // The records of an earlier round may still be there.
+                nth => meeting.round = format!("{}/{nth}", meeting.round),
+            }
+        }
+        let mut own = meeting.rendezvous(connect)?;
+        let rendezvous: &mut dyn Rendezvous = match (&mut own, object) {
+            (Some(own), _) => &mut **own,
+            (None, Some(object)) => object,
+            (None, None) => {
+                let text = "the ranks meet in an object of the program, and there is none";
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        };
+        let mut watched = Watched { rendezvous, watch };
+        let image = self.image().clone();
+        let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
+        Ok(Dataset::from_image(image, self.0.options.clone()))
+    }
+
+    /// As [`Image::attach_to_peers`].
+    ///
+    /// # Errors
+    /// As [`Image::attach_to_peers`].
+    pub fn attach_to_peers(&self, pass: Pass, connect: &ConnectOptions) -> Result<Dataset> {
+        let image = self.image().clone().attach_to_peers(pass, connect)?;
+        Ok(Dataset::from_image(image, self.0.options.clone()))
+    }
+}
+
+/// Where the bytes came from so far: the same in `dlfs read --json`, Python and C.
+///
+/// A tier and the origin count what this process read there, for itself and for its peers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Places {
+    /// This node's tiers, fastest first; the other nodes; the data set.
+    pub places: Vec<Place>,
+    /// Bytes that a peer was asked for and did not deliver.
+    pub not_there_bytes: u64,
+    /// Bytes that were read elsewhere after a peer had failed.
+    pub rerouted_bytes: u64,
+    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
+    pub mismatched_bytes: u64,
+}
+
+impl Places {
+    /// The counters as one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and names always become JSON")
+    }
+}
+
+/// One place, and what came from it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Place {
+    /// Its kind.
+    pub place: PlaceKind,
+    /// The tier as its user wrote it, or the node's name; empty for the origin.
+    pub name: String,
+    /// Reads, or pieces of reads.
+    pub reads: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Total time of the reads, in seconds; for the origin, of those that somebody waited for.
+    pub read_s: f64,
+}
+
+/// The kind of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlaceKind {
+    /// A tier in this node's memory.
+    Memory,
+    /// A tier in a file or drive of this node.
+    Drive,
+    /// Another node.
+    Peer,
+    /// The namespaces of the data set.
+    Origin,
+}
+
+/// A rendezvous that a watch can end.
+struct Watched<'a> {
+    rendezvous: &'a mut dyn Rendezvous,
+    watch: &'a mut dyn Watch,
+}
+
+impl Rendezvous for Watched<'_> {
+    fn set(&mut self, rank: u32, record: &[u8]) -> Result<()> {
+        self.rendezvous.set(rank, record)
+    }
+
+    fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
+        if self.watch.goes_on() {
+            self.rendezvous.get(world_size, deadline)
+        } else {
+            Err(interrupted())
+        }
+    }
+
+    fn leave(&mut self, rank: u32, deadline: Instant) -> Result<()> {
+        self.rendezvous.leave(rank, deadline)
+    }
+
+    fn describe(&self) -> String {
+        self.rendezvous.describe()
+    }
 }
 
 /// A hash of what the ranks of a job must have in common.
@@ -79,3 +277,6 @@ fn hash_of(run: &LoaderOptions) -> u64 {
     let json = serde_json::to_vec(&common).expect("numbers and names always become JSON");
     xxh3_64(&json)
 }
+
+/// How often this process has joined peers without a name: the ranks of a job join in the same order.
+static JOINED: AtomicU32 = AtomicU32::new(0);

@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::chunk_map::{ChunkMap, live_page_bytes};
 use super::identity::{nguid_of, nqn_of};
 use super::links::{Links, Reached};
@@ -21,6 +23,7 @@ use crate::order::{ImageId, Locality};
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
 use crate::target::{Target, TargetOptions};
+use crate::units::Generation;
 
 /// How a rank joins its round.
 #[derive(Debug, Clone)]
@@ -56,14 +59,41 @@ pub struct Served<'a> {
     pub order: u64,
 }
 
+/// What another process of this rank needs in order to read through the peers that this one has joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    records: Vec<Record>,
+    rank: u32,
+    keep_shares: bool,
+}
+
+impl Pass {
+    /// As text.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and strings always become JSON")
+    }
+
+    /// From its text.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is none.
+    pub fn from_json(text: &str) -> Result<Pass> {
+        serde_json::from_str(text).map_err(|error| {
+            let what = "this is no text that says how to reach the peers of another process";
+            Error::new(ErrorKind::InvalidArgument, what).source(error)
+        })
+    }
+}
+
 /// This rank among its peers: serves its cache to them, and reads through theirs. When it is dropped, peers
 /// read elsewhere.
 pub struct Peers {
     shared: Arc<Shared>,
     devices: Vec<Arc<dyn Device>>,
     round: Round,
-    rank: u32,
-    target: Target,
+    pass: Pass,
+    /// Serves the cache, unless another process of this rank does.
+    _target: Option<Target>,
 }
 
 impl Peers {
@@ -77,8 +107,7 @@ impl Peers {
         options: &PeerOptions,
         rendezvous: &mut dyn Rendezvous,
     ) -> Result<Peers> {
-        let image = ImageId(served.directory.uuid().0);
-        let generation = served.directory.generation();
+        let (image, generation) = identity_of(served.directory);
         let own_host = hostnqn(&options.connect);
         let nqn = nqn_of(image, generation);
         let views = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
@@ -112,28 +141,53 @@ impl Peers {
         };
         let deadline = Instant::now() + options.timeout;
         let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
-        let round = Round::new(records, options.rank)?;
-        target.set_allowed_hosts(hosts_of(&round)?);
-        let holders = round.holders(&live_page_bytes(served.directory), options.keep_shares)?;
+        let pass = Pass { records, rank: options.rank, keep_shares: options.keep_shares };
+        let peers = Peers::through(served, pass, &options.connect)?;
+        target.set_allowed_hosts(hosts_of(&peers.round)?);
+        Ok(Peers { _target: Some(target), ..peers })
+    }
+
+    /// Reads through the peers of a round that another process of this rank has joined, and still serves.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the pass is damaged. `Stale`: it is for another image or generation.
+    pub fn attach(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
+        let ranks = pass.records.iter().map(|record| record.rank);
+        if pass.rank as usize >= pass.records.len() || !ranks.eq(0..pass.records.len() as u32) {
+            let text = "these are not the records of all ranks of a round";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let (image, generation) = identity_of(served.directory);
+        let Record { image: joined, generation: of, .. } = pass.records[pass.rank as usize];
+        if (joined, of) != (image, generation) {
+            let text = format!(
+                "its peers serve image {joined}, generation {of}, and this is {image}, generation {generation}"
+            );
+            return Err(Error::new(ErrorKind::Stale, text).hint("join the peers again"));
+        }
+        Peers::through(served, pass, connect)
+    }
+
+    /// The state of a rank that knows the records of all.
+    fn through(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
+        let (image, generation) = identity_of(served.directory);
+        let round = Round::new(pass.records.clone(), pass.rank)?;
+        let holders = round.holders(&live_page_bytes(served.directory), pass.keep_shares)?;
         let lens = served.cache.iter().map(|cache| cache.namespace().len_bytes()).collect();
-        let links = Links::new(
-            reached(&round, options.rank),
-            (image, generation),
-            lens,
-            &nqn,
-            &options.connect,
-        );
+        let nqn = nqn_of(image, generation);
+        let links =
+            Links::new(reached(&round, pass.rank), (image, generation), lens, &nqn, connect);
         let shared = Arc::new(Shared {
             links: Arc::new(links),
             map: ChunkMap::new(served.directory, holders),
-            own: round.node_of(options.rank),
+            own: round.node_of(pass.rank),
             counters: Counters::new(round.nodes().len()),
         });
         let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
             let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
             Arc::new(PeersDevice { shared, cache, number })
         });
-        Ok(Peers { devices: devices.collect(), shared, round, rank: options.rank, target })
+        Ok(Peers { devices: devices.collect(), shared, round, pass, _target: None })
     }
 
     /// The namespaces of the image, read through the peers.
@@ -165,7 +219,7 @@ impl Peers {
     /// # Errors
     /// `TimedOut`: ranks are missing; the message names them. Those of the rendezvous.
     pub fn wait_for_end(&self, rendezvous: &mut dyn Rendezvous, timeout: Duration) -> Result<()> {
-        let own = &self.round.records()[self.rank as usize];
+        let own = &self.round.records()[self.pass.rank as usize];
         rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
     }
 
@@ -174,15 +228,25 @@ impl Peers {
         self.shared.counters.read()
     }
 
-    /// The address at which peers reach this rank.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.target.local_addr()
+    /// This rank, and the number of ranks.
+    pub fn place(&self) -> (u32, u32) {
+        (self.pass.rank, self.pass.records.len() as u32)
+    }
+
+    /// What another process of this rank needs in order to read through the same peers.
+    pub fn pass(&self) -> &Pass {
+        &self.pass
+    }
+
+    /// The index of this rank's node.
+    pub fn own_node(&self) -> u16 {
+        self.shared.own
     }
 }
 
 impl std::fmt::Debug for Peers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Peers({} nodes, on {})", self.round.nodes().len(), self.local_addr())
+        write!(f, "Peers(rank {} of {} nodes)", self.pass.rank, self.round.nodes().len())
     }
 }
 
@@ -206,6 +270,10 @@ pub fn address_towards(master: &(String, u16)) -> Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).map_err(unreachable)?;
     socket.connect(address).map_err(unreachable)?;
     Ok(socket.local_addr().map_err(unreachable)?.ip())
+}
+
+fn identity_of(directory: &Directory) -> (ImageId, Generation) {
+    (ImageId(directory.uuid().0), directory.generation())
 }
 
 fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {

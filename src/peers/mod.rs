@@ -12,14 +12,15 @@
 //! A peer that is dead, slow or wrong is never an error of a read: the next node in the chunk's order
 //! serves it, and finally the reader's own origin.
 //!
-//! Read `launcher.rs` (the launcher's variables), `record.rs`, `round.rs`, `rendezvous/`, `join.rs`, then
-//! `pair.rs` (the path of a read).
+//! Read `launcher.rs` (the launcher's variables), `meeting.rs` (what a user says), `record.rs`, `round.rs`,
+//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read).
 
 mod chunk_map;
 mod identity;
 mod join;
 mod launcher;
 mod links;
+mod meeting;
 mod node;
 mod pair;
 mod record;
@@ -29,8 +30,9 @@ mod stats;
 mod view;
 
 pub use chunk_map::{ChunkMap, Span, live_page_bytes};
-pub use join::{PeerOptions, Peers, Served, address_towards};
+pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
 pub use launcher::Launched;
+pub use meeting::{JoinOptions, Means, Meeting};
 pub use record::{MAX_RECORD_BYTES, Record};
 pub use round::{Node, Round};
 pub use stats::{NodeStats, PeerStats};

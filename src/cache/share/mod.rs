@@ -12,9 +12,9 @@
 //! reads.
 //!
 //! The socket has an abstract name made of the user, and the device and inode of the first tier in a file;
-//! where all tiers are in memory, of the image and its generation. So there is nothing to remove after a kill,
-//! and no path can be too long or not writable. Both sides check that the other one belongs to the
-//! same user. Without a file to lock, whoever has the name owns the tiers.
+//! where all tiers are in memory, of the image and its generation, and of the node's name if it has one. So
+//! there is nothing to remove after a kill, and no path can be too long or not writable. Both sides check
+//! that the other one belongs to the same user. Without a file to lock, whoever has the name owns the tiers.
 //!
 //! Under the policy *clairvoyant* each process sends the owner what it plans to keep, and the owner keeps by all
 //! plans together (`TierPlan::merge`).
@@ -33,6 +33,8 @@ mod owner;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::Link;
@@ -65,7 +67,8 @@ pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Optio
     }
     let user = rustix::process::geteuid().as_raw();
     let Identity { uuid, generation } = identity;
-    Some(format!("dlfs-ram-{user}-{uuid}-g{generation}").into_bytes())
+    let node = options.node.as_ref().map(|node| format!("-{:016x}", xxh3_64(node.as_bytes())));
+    Some(format!("dlfs-ram-{user}-{uuid}-g{generation}{}", node.unwrap_or_default()).into_bytes())
 }
 
 /// The file or device of the first tier that has one.

@@ -1,12 +1,13 @@
 //! How the ranks of a round find each other: each sets one record, and gets all with one batched call.
 //!
 //! The means depends on the launcher: an object of the caller with `set` and a batched `get`, such as the
-//! store of torch.distributed or a communicator of mpi4py ([`Rendezvous`] is the trait to implement), or a
-//! folder on a shared file system ([`Folder`]).
+//! store of torch.distributed or a communicator of mpi4py ([`Rendezvous`] is the trait to implement), a
+//! folder on a shared file system ([`Folder`]), or a port of rank 0 ([`Blocks`]).
 //!
 //! Nothing is pairwise: torchelastic's barrier took 373 s at 4,000 hosts while it was, and 10 s when it was
 //! linear (PyTorch, pull request 124982).
 
+mod blocks;
 mod folder;
 
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 
+pub use blocks::Blocks;
 pub use folder::Folder;
 
 /// Where records are set and gathered.
@@ -29,6 +31,16 @@ pub trait Rendezvous {
     /// # Errors
     /// The means failed.
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>>;
+
+    /// `rank` has the records of all ranks and calls no more. Whoever keeps records for the others may wait for
+    /// them, until `deadline` at most.
+    ///
+    /// # Errors
+    /// The means failed.
+    fn leave(&mut self, rank: u32, deadline: Instant) -> Result<()> {
+        let _ = (rank, deadline); // nobody waits for this rank, unless the means says otherwise
+        Ok(())
+    }
 
     /// Its description, for messages, such as "the folder /shared/rendezvous".
     fn describe(&self) -> String;
@@ -57,6 +69,7 @@ pub fn gather(
             .map(|(rank, _)| rank)
             .collect();
         if missing.is_empty() {
+            rendezvous.leave(own.rank, deadline)?;
             return Ok(records.into_iter().flatten().collect());
         }
         let now = Instant::now();
@@ -131,7 +144,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
