@@ -11,7 +11,7 @@
 //   dlfs_sequence, dlfs_bread, dlfs_release      a training loop: shuffled batches, epoch after epoch,
 //                                                read ahead while the current one is used
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
-//   dlfs_stats, dlfs_sequence_stats              counters of what was read
+//   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
 //   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for benchmarks
@@ -40,8 +40,9 @@
 // Threads: every function may be called from any thread at any time, also with the same handle; if threads
 // then share something, the function documents it. The text of dlfs_last_error belongs to its thread.
 //
-// Functions of the caller (should_stop, visit, arrived) run on the thread that made the call. They may call
-// the library. They must return: no longjmp, and no C++ exception. dlfs_log has its own rules.
+// Functions of the caller (should_stop, visit, arrived, peer_set, peer_get) run on the thread that made the
+// call. They may call the library. They must return: no longjmp, and no C++ exception. dlfs_log has its own
+// rules.
 //
 // Forks: a child may use every handle of its parent, except for blocks. It opens its own connections when
 // first needed, without disturbing the parent. Batches delivered before the fork belong to both, and each
@@ -200,6 +201,9 @@
 // Tiers keep nothing.
 #define DLFS_POLICY_NONE 2
 
+// The most bytes of a rank's record.
+#define DLFS_PEER_RECORD 1024
+
 // The length of the longest name with its NUL, in bytes.
 #define DLFS_NAME_MAX 4097
 
@@ -329,6 +333,9 @@ typedef struct {
     // The subsystem's key, with which the target must authenticate itself, too; a file or the key;
     // NULL: it need not.
     const char *dhchap_ctrl_secret;
+    // The name of this node, if several run on one machine: processes on nodes of other names do
+    // not share tiers in memory; or NULL.
+    const char *node;
 } dlfs_mount_options;
 
 // Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -457,6 +464,24 @@ typedef struct {
     void *handle;
 } dlfs_batch;
 
+// Stores the `len` bytes at `record` where all ranks get them, under `round` and `rank`: at most
+// DLFS_PEER_RECORD bytes, without a zero. A value other than zero ends the call with DLFS_E_IO.
+typedef int (*dlfs_peer_set)(void *user,
+                             const char *round,
+                             uint32_t rank,
+                             const void *record,
+                             size_t len);
+
+// Copies the records of all `world_size` ranks that are there under `round`: rank r's to `records` +
+// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing ones, for
+// `wait_ms` at most; it is called again until all are there. A value other than zero ends the call
+// with DLFS_E_IO.
+typedef int (*dlfs_peer_get)(void *user,
+                             const char *round,
+                             uint32_t world_size,
+                             void *records,
+                             uint32_t wait_ms);
+
 // Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size`, and set
 // all fields without a value to zero. The call copies it.
 typedef struct {
@@ -510,6 +535,26 @@ typedef struct {
     uint32_t shard;
     // Zero.
     uint32_t reserved;
+    // Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
+    // (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
+    // see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount
+    // needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    const char *peers;
+    // A name for this start of the job, not used before; NULL: the launcher's.
+    const char *round;
+    // Where peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which MASTER_ADDR is
+    // reached, any port.
+    const char *peer_address;
+    // The port on which rank 0 gathers the addresses of all ranks; 0: MASTER_PORT + 1.
+    uint32_t rendezvous_port;
+    // How long to wait for all ranks, in ms; default 60,000.
+    uint32_t peer_timeout_ms;
+    // With `peer_get`, instead of `peers`: where the ranks find each other, such as MPI.
+    dlfs_peer_set peer_set;
+    // With `peer_set`.
+    dlfs_peer_get peer_get;
+    // Passed to `peer_set` and `peer_get`.
+    void *peer_user;
 } dlfs_sequence_options;
 
 // Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
@@ -706,6 +751,12 @@ int dlfs_read_batch(const dlfs_fs *fs, const dlfs_read_request *request, dlfs_ba
 
 // Creates a sequence of batches along an order, and stores its handle in `*seq`, to be closed with
 // dlfs_sequence_close. Readahead begins with the first dlfs_bread. No I/O. Any thread.
+//
+// With `peers`, or `peer_set` and `peer_get`, the first such sequence of a mount waits until all
+// ranks have joined, and from then on serves the mount's tiers to them, until the mount and its
+// sequences are closed. DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them.
+// DLFS_E_INVALID: a rank is there twice or differs, or the mount has no tier. DLFS_E_BUSY: a port
+// is taken, or another thread is joining.
 int dlfs_sequence(const dlfs_fs *fs, const dlfs_sequence_options *options, dlfs_seq **seq);
 
 // Stores the next batch in `batch`, to be released with dlfs_release; waits until it is ready.
@@ -767,6 +818,16 @@ int dlfs_release(dlfs_batch *batch);
 
 // Stores the counters of reads by id and name on this mount. Any thread.
 int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
+
+// Copies where the bytes of this mount and of its sequences came from, as one line of JSON and a
+// NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
+//
+// `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
+// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `rerouted_bytes` and
+// `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
+//
+// DLFS_E_NOT_FOUND: the mount has no tiers.
+int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
 
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);

@@ -25,6 +25,7 @@ pub mod mount;
 pub mod names;
 pub mod namespace;
 pub mod options;
+mod peers;
 pub mod read_batch;
 pub mod sequence;
 pub mod stats;

@@ -2,9 +2,11 @@
 
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Mutex;
 
 use dlfs::dataset::Dataset;
 use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 
 use crate::batch::DLFS_NO_LABEL;
@@ -20,6 +22,10 @@ pub struct Fs(());
 /// The object behind a mount handle.
 pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
+    /// The same, read through the tiers of the job's other nodes, once a sequence has joined them.
+    pub(crate) through_peers: Mutex<Option<Dataset>>,
+    /// How to connect, also to peers.
+    pub(crate) connect: ConnectOptions,
     pub(crate) stop: Stop,
     pub(crate) division: Division,
 }
@@ -101,9 +107,12 @@ pub unsafe extern "C" fn dlfs_mount(
             let list = OsStr::from_bytes(text(addresses, "addresses")?);
             let list = Address::parse_list_os(list).map_err(dlfs::Error::from)?;
             let mut stop = given.stop();
-            let dataset = Dataset::open(&list, &given.options()?, &mut stop)?;
+            let options = given.options()?;
+            let dataset = Dataset::open(&list, &options, &mut stop)?;
             let division = Division::of(dataset.fields(), optional_text(given.field))?;
-            let handle = handles::insert(Mount { dataset, stop, division })?;
+            let (connect, through_peers) = (options.open.connect, Mutex::default());
+            let handle =
+                handles::insert(Mount { dataset, through_peers, connect, stop, division })?;
             put(fs, handle.cast::<Fs>(), "fs")?;
         }
         Ok(DLFS_OK)

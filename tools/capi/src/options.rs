@@ -87,6 +87,35 @@ pub const DLFS_POLICY_NONE: u32 = 2;
 /// than zero ends the call with DLFS_E_INTERRUPTED. A call that does not wait may not call it.
 pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
+/// Stores the `len` bytes at `record` where all ranks get them, under `round` and `rank`: at most
+/// DLFS_PEER_RECORD bytes, without a zero. A value other than zero ends the call with DLFS_E_IO.
+pub type PeerSet = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        round: *const c_char,
+        rank: u32,
+        record: *const c_void,
+        len: usize,
+    ) -> c_int,
+>;
+
+/// Copies the records of all `world_size` ranks that are there under `round`: rank r's to `records` +
+/// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing ones, for
+/// `wait_ms` at most; it is called again until all are there. A value other than zero ends the call
+/// with DLFS_E_IO.
+pub type PeerGet = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        round: *const c_char,
+        world_size: u32,
+        records: *mut c_void,
+        wait_ms: u32,
+    ) -> c_int,
+>;
+
+/// The most bytes of a rank's record.
+pub const DLFS_PEER_RECORD: u32 = 1024;
+
 /// Options for mounting a data set. Set `size` to `sizeof(dlfs_mount_options)`, and all fields
 /// without a value to zero. The call copies it.
 #[derive(Debug, Clone, Copy)]
@@ -159,6 +188,9 @@ pub struct MountOptions {
     /// The subsystem's key, with which the target must authenticate itself, too; a file or the key;
     /// NULL: it need not.
     pub dhchap_ctrl_secret: *const c_char,
+    /// The name of this node, if several run on one machine: processes on nodes of other names do
+    /// not share tiers in memory; or NULL.
+    pub node: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -166,6 +198,7 @@ unsafe impl Struct for MountOptions {
     const EARLIER: &[usize] = &[
         std::mem::offset_of!(MountOptions, field),
         std::mem::offset_of!(MountOptions, dhchap_secret),
+        std::mem::offset_of!(MountOptions, node),
     ];
 }
 
@@ -224,11 +257,34 @@ pub struct SequenceOptions {
     pub shard: u32,
     /// Zero.
     pub reserved: u32,
+    /// Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
+    /// (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
+    /// see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount
+    /// needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    pub peers: *const c_char,
+    /// A name for this start of the job, not used before; NULL: the launcher's.
+    pub round: *const c_char,
+    /// Where peers reach this rank: "IP" or "IP:PORT"; NULL: the address from which MASTER_ADDR is
+    /// reached, any port.
+    pub peer_address: *const c_char,
+    /// The port on which rank 0 gathers the addresses of all ranks; 0: MASTER_PORT + 1.
+    pub rendezvous_port: u32,
+    /// How long to wait for all ranks, in ms; default 60,000.
+    pub peer_timeout_ms: u32,
+    /// With `peer_get`, instead of `peers`: where the ranks find each other, such as MPI.
+    pub peer_set: PeerSet,
+    /// With `peer_set`.
+    pub peer_get: PeerGet,
+    /// Passed to `peer_set` and `peer_get`.
+    pub peer_user: *mut c_void,
 }
-// SAFETY: numbers, a pointer and an optional function, for which zero is none; the size first.
+// SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
-    const EARLIER: &[usize] = &[std::mem::offset_of!(SequenceOptions, shard)];
+    const EARLIER: &[usize] = &[
+        std::mem::offset_of!(SequenceOptions, shard),
+        std::mem::offset_of!(SequenceOptions, peers),
+    ];
 }
 
 /// Asks the caller's function whether a call should continue.
@@ -291,6 +347,9 @@ impl MountOptions {
             }
             for &tier in array(self.tiers, self.num_tiers, "tiers")? {
                 options.open.tiers.tiers.push(utf8(tier, "a tier")?.parse()?);
+            }
+            if !self.node.is_null() {
+                options.open.tiers.node = Some(utf8(self.node, "node")?.to_owned());
             }
             if !self.snapshot.is_null() {
                 options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
@@ -368,6 +427,7 @@ impl Default for MountOptions {
             field: std::ptr::null(),
             dhchap_secret: std::ptr::null(),
             dhchap_ctrl_secret: std::ptr::null(),
+            node: std::ptr::null(),
         }
     }
 }
@@ -377,14 +437,17 @@ impl SequenceOptions {
         Stop { should_stop: self.should_stop, user: self.user }
     }
 
-    /// The library's options for this struct.
-    pub(crate) fn options(&self) -> Result<LoaderOptions, Failure> {
-        let world_size = self.world_size.max(1);
+    /// The library's options for this struct. `launched` are rank and world size where the struct has none.
+    pub(crate) fn options(&self, launched: Option<(u32, u32)>) -> Result<LoaderOptions, Failure> {
+        let (rank, world_size) = match (self.world_size, launched) {
+            (0 | 1, Some(place)) => place,
+            (world_size, _) => (self.rank, world_size.max(1)),
+        };
         let order = OrderSpec { kind: self.kind(world_size)?, seed: self.seed };
         let mut options = LoaderOptions::new(order, self.batch_size as usize, 0);
         let count = if self.epochs == 0 { u64::MAX } else { self.epochs };
         options.epochs = self.epoch..self.epoch.saturating_add(count);
-        (options.rank, options.world_size) = (self.rank, world_size);
+        (options.rank, options.world_size) = (rank, world_size);
         options.tail = match self.tail {
             DLFS_TAIL_KEEP => Tail::Keep,
             DLFS_TAIL_DROP => Tail::DropLast,

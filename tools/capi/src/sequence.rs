@@ -52,6 +52,12 @@ pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
 
 /// Creates a sequence of batches along an order, and stores its handle in `*seq`, to be closed with
 /// dlfs_sequence_close. Readahead begins with the first dlfs_bread. No I/O. Any thread.
+///
+/// With `peers`, or `peer_set` and `peer_get`, the first such sequence of a mount waits until all
+/// ranks have joined, and from then on serves the mount's tiers to them, until the mount and its
+/// sequences are closed. DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them.
+/// DLFS_E_INVALID: a rank is there twice or differs, or the mount has no tier. DLFS_E_BUSY: a port
+/// is taken, or another thread is joining.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence(
     fs: *const Fs,
@@ -65,7 +71,8 @@ pub unsafe extern "C" fn dlfs_sequence(
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
             let mount = mount_of(fs)?;
-            let loader = mount.dataset.loader(options.options()?)?;
+            let (dataset, of_loader) = mount.for_sequence(&options)?;
+            let loader = dataset.loader(of_loader)?;
             let (stop, division) = (options.stop(), mount.division);
             let handle = handles::insert(Sequence { loader, stop, division })?;
             put(seq, handle.cast::<Seq>(), "seq")?;

@@ -1,15 +1,15 @@
 //! Counters.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 use dlfs::buf::Pages;
 use dlfs::cache::CacheStats;
 use dlfs::prefetch::LoaderStats;
 
-use crate::error::{DLFS_OK, guard};
+use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
-use crate::structs::{Struct, check_out, give};
+use crate::structs::{Struct, check_out, give, give_text};
 
 /// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
@@ -86,6 +86,32 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
         }
         // SAFETY: `check_out` has passed above.
         unsafe { give(stats, found)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Copies where the bytes of this mount and of its sequences came from, as one line of JSON and a
+/// NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
+///
+/// `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
+/// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `rerouted_bytes` and
+/// `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
+///
+/// DLFS_E_NOT_FOUND: the mount has no tiers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_places(
+    fs: *const Fs,
+    json: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let places = mount_of(fs)?.latest().places();
+        let places =
+            places.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "the mount has no tiers"))?;
+        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(places.to_json().as_bytes(), json, len, needed)? };
         Ok(DLFS_OK)
     })
 }

@@ -6,8 +6,9 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::slice;
 
 use dlfs::dataset::{Dataset, Options};
@@ -142,6 +143,65 @@ fn tiers_of_a_mount_change_where_samples_come_from_and_nothing_else() {
         let program = Program::build(prefix, &here().join("tests/c/tiers.c"), how);
         program.run(&[&source.address(), &tier, file.to_str().unwrap()]);
     }
+}
+
+#[test]
+fn ranks_in_c_read_through_each_others_tiers() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let address = target.address(Nsid(1)).to_string();
+    for (way, how) in How::all().into_iter().enumerate() {
+        let program = Program::build(prefix, &here().join("tests/c/peers.c"), how);
+        // All means once; that of the C interface alone in every way.
+        let means: &[&str] =
+            if way == 0 { &["functions", "folder", "auto"] } else { &["functions"] };
+        for means in means {
+            println!("{how:?} {means}");
+            let folder = source.path(&format!("{how:?}-{means}"));
+            fs::create_dir(&folder).unwrap();
+            let master_port = free_port_before_a_free_one().to_string();
+            let ranks: Vec<_> = (0..2)
+                .map(|rank| {
+                    let node = format!("{how:?}-{means}-{rank}");
+                    let rank = rank.to_string();
+                    let folder = folder.to_str().unwrap();
+                    let mut command = program.command(&[&address, &rank, &node, folder, means]);
+                    command.env("MASTER_PORT", &master_port);
+                    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                    command.spawn().unwrap()
+                })
+                .collect();
+            ends_together(ranks);
+        }
+    }
+}
+
+/// Each rank prints where its bytes came from when it has read all, and ends when all have.
+fn ends_together(mut ranks: Vec<Child>) {
+    let mut read = Vec::new();
+    for rank in &mut ranks {
+        let mut line = String::new();
+        BufReader::new(rank.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        read.push(line);
+    }
+    for (rank, line) in ranks.into_iter().zip(read) {
+        let output = rank.wait_with_output().unwrap(); // closes its input first
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && !line.is_empty(), "{line}{said}");
+        let peer = line.split("\"place\":\"peer\"").nth(1).unwrap_or_default();
+        let bytes = peer.split("\"bytes\":").nth(1).and_then(|rest| rest.split(',').next());
+        assert!(bytes.unwrap().parse::<u64>().unwrap() > 0, "nothing came from the peer: {line}");
+    }
+}
+
+fn free_port_before_a_free_one() -> u16 {
+    (0..1_000)
+        .find_map(|_| {
+            let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            TcpListener::bind(("127.0.0.1", first.checked_add(1)?)).ok().map(|_| first)
+        })
+        .expect("two ports in sequence are free")
 }
 
 #[test]

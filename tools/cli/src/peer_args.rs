@@ -1,49 +1,57 @@
 //! The other nodes of a job, on the command line.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use clap::Args;
 
+use dlfs::ErrorKind;
 use dlfs::dataset::Image;
-use dlfs::peers::rendezvous::{DEFAULT_TIMEOUT, Folder, end_of};
-use dlfs::peers::{Launched, PeerOptions, PeerStats, address_towards};
+use dlfs::peers::rendezvous::DEFAULT_TIMEOUT;
+use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 
 use crate::exit::Failure;
+use crate::help::{loading, opening};
 use crate::text;
 
 /// How to find the job's other nodes, whose tiers are read, too.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Peers")]
 pub(crate) struct PeerArgs {
-    /// Share the tiers of all nodes of the job: each byte comes from the data set once, then from the
-    /// node that holds it. Ranks find each other in DIR, which all nodes see
-    #[arg(long, value_name = "DIR")]
-    peers: Option<PathBuf>,
-    /// A name for this start of the job, the same on all ranks and not used before [default: the
-    /// launcher's]
+    #[arg(long, value_name = "auto|DIR|LIST")]
+    #[arg(help = loading(
+        "peers",
+        ": each byte comes from the data set once, then from the node that holds it. auto: ranks find each \
+         other at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it; DIR: in a folder that all \
+         nodes see; LIST: HOST:PORT,HOST:PORT,... of each rank, or a file with one a line"
+    ))]
+    peers: Option<String>,
     #[arg(long, value_name = "NAME", requires = "peers")]
+    #[arg(help = loading("round", ", the same on all ranks and not used before [default: the launcher's]"))]
     round: Option<String>,
-    /// Where peers reach this rank: IP, or IP:PORT [default: the address from which MASTER_ADDR is
-    /// reached, any port]
     #[arg(long, value_name = "IP[:PORT]", requires = "peers", value_parser = parse_listen)]
+    #[arg(help = loading(
+        "peer_address",
+        ": IP, or IP:PORT [default: the address from which MASTER_ADDR is reached, any port]"
+    ))]
     peer_address: Option<SocketAddr>,
-    /// The name of this node; ranks of one node share their tiers [default: the machine's identity]
+    #[arg(long, value_name = "PORT", requires = "peers", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(help = loading("rendezvous_port", " [default: MASTER_PORT + 1, or the list's first port + 1]"))]
+    rendezvous_port: Option<u16>,
     #[arg(long, value_name = "NAME", requires = "peers")]
+    #[arg(help = opening("node", ": ranks of one node share their tiers [default: the machine's identity]"))]
     node: Option<String>,
-    /// How long to wait for all ranks, at the start and at the end [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "peers")]
+    #[arg(help = loading("peer_timeout", ", at the start and at the end [default: 60]"))]
     peer_timeout: Option<u64>,
 }
 
-/// The folder and the name of the round, to be used once more at its end.
+/// A round that this rank has joined, to be ended together.
 pub(crate) struct Joined {
-    folder: PathBuf,
-    round: String,
-    timeout: Duration,
+    meeting: Meeting,
+    connect: ConnectOptions,
 }
 
 impl PeerArgs {
@@ -52,66 +60,59 @@ impl PeerArgs {
         self.peers.is_some()
     }
 
-    /// The image read through the peers of the round, if `--peers` is given.
-    ///
-    /// # Errors
-    /// `Usage`: nothing names the round or the address. Those of [`Image::with_peers`].
-    pub(crate) fn join(
-        &self,
-        image: Image,
-        connect: ConnectOptions,
-        run: &LoaderOptions,
-        launched: Option<&Launched>,
-    ) -> Result<(Image, Option<Joined>), Failure> {
-        let Some(folder) = &self.peers else { return Ok((image, None)) };
-        let launchers = launched.map(|launched| launched.round.clone());
-        let round = self.round.clone().or(launchers.filter(|round| !round.is_empty()));
-        let round = round.ok_or_else(|| {
-            let text =
-                "nothing names this start of the job: add --round NAME, a new one for each start";
-            Failure::Usage(text.to_owned())
-        })?;
-        let timeout = self.peer_timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs);
-        let options = PeerOptions {
-            round: round.clone(),
-            rank: run.rank,
-            world_size: run.world_size,
-            listen: self.listen(run, launched)?,
-            node: self.node.clone(),
-            keep_shares: false,
-            timeout,
-            connect,
-        };
-        let mut rendezvous = Folder::new(folder, &round)?;
-        let image = image.with_peers(&options, run, &mut rendezvous)?;
-        Ok((image, Some(Joined { folder: folder.clone(), round, timeout })))
+    /// The name of this node, if it has one.
+    pub(crate) fn node(&self) -> Option<String> {
+        self.node.clone()
     }
 
-    fn listen(
-        &self,
-        run: &LoaderOptions,
-        launched: Option<&Launched>,
-    ) -> Result<SocketAddr, Failure> {
-        if let Some(address) = self.peer_address {
-            return Ok(address);
-        }
-        match launched.and_then(|launched| launched.master.as_ref()) {
-            Some(master) => Ok(SocketAddr::new(address_towards(master)?, 0)),
-            None if run.world_size == 1 => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
-            None => {
-                let text = "nothing says where peers reach this rank: add --peer-address IP";
-                Err(Failure::Usage(text.to_owned()))
-            }
-        }
+    /// Where the ranks meet and which of them this is, if `--peers` is given. `place` is what the command line
+    /// says of rank and world size.
+    ///
+    /// # Errors
+    /// `Usage`: as [`JoinOptions::meeting`].
+    pub(crate) fn meeting(&self, place: Option<(u32, u32)>) -> Result<Option<Meeting>, Failure> {
+        let Some(means) = &self.peers else { return Ok(None) };
+        let options = JoinOptions {
+            place,
+            round: self.round.clone(),
+            address: self.peer_address,
+            rendezvous_port: self.rendezvous_port,
+            node: self.node.clone(),
+            timeout: self.peer_timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+            ..JoinOptions::new(Means::of(means)?)
+        };
+        let meeting = options.meeting_here().map_err(|error| match error.kind() {
+            ErrorKind::InvalidArgument => Failure::Usage(error.report()),
+            _ => error.into(),
+        })?;
+        Ok(Some(meeting))
     }
 }
 
 impl Joined {
+    /// Joins the round: the image read through its peers.
+    ///
+    /// # Errors
+    /// Those of [`Image::with_peers`] and of the rendezvous.
+    pub(crate) fn join(
+        meeting: Meeting,
+        image: Image,
+        connect: ConnectOptions,
+        run: &LoaderOptions,
+    ) -> Result<(Image, Joined), Failure> {
+        let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
+        let image = image.with_peers(&meeting.peer_options(&connect), run, &mut *rendezvous)?;
+        Ok((image, Joined { meeting, connect }))
+    }
+
     /// Goes on serving until all ranks have read what they wanted.
     pub(crate) fn wait_for_end(&self, image: &Image) {
         let Some(peers) = image.peers() else { return };
-        let ended = Folder::new(&self.folder, &end_of(&self.round))
-            .and_then(|mut folder| peers.wait_for_end(&mut folder, self.timeout));
+        let Joined { meeting, connect } = self;
+        let ended = meeting.rendezvous_of_end(connect).and_then(|rendezvous| {
+            let mut rendezvous = rendezvous.expect("the command has no object");
+            peers.wait_for_end(&mut *rendezvous, meeting.timeout())
+        });
         if let Err(error) = ended {
             // This rank has all that it wanted; the others go elsewhere.
             eprintln!("dlfs: {}", error.report());

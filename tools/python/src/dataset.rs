@@ -2,11 +2,14 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::nvme::Address;
+use dlfs::peers::Pass;
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -17,7 +20,9 @@ use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
 use crate::held::{Absent, Fields, Held};
 use crate::index::{self, position};
+use crate::loader::json;
 use crate::options::open_options;
+use crate::peers::{Join, KEYWORDS};
 use crate::watch::{detached, try_detached};
 use crate::{log, names, numpy};
 
@@ -38,6 +43,10 @@ pub(crate) struct Dataset {
     fields: Arc<Fields>,
     address: Py<PyAny>,
     options: Py<PyDict>,
+    /// How to connect, also to peers.
+    connect: ConnectOptions,
+    /// Locked while a thread joins peers.
+    joining: Mutex<()>,
 }
 
 #[pymethods]
@@ -54,7 +63,8 @@ impl Dataset {
         let fields = Fields::new(dataset.fields(), chosen.as_deref());
         let fields = Arc::new(fields.map_err(|error| raise(py, &error))?);
         let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
-        Ok(Dataset { dataset, fields, address, options: given.unbind() })
+        let (connect, joining) = (options.open.connect, Mutex::new(()));
+        Ok(Dataset { dataset, fields, address, options: given.unbind(), connect, joining })
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -271,7 +281,8 @@ impl Dataset {
         Ok(self.dataset(py)?.directory().generation().0)
     }
 
-    /// Counters of reads by index, id or name: commands, bytes, repeated, verified.
+    /// Counters of reads by index, id or name: commands, bytes, repeated, verified. With tiers, also
+    /// theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.dataset(py)?.stats();
         let dict = PyDict::new(py);
@@ -291,7 +302,48 @@ impl Dataset {
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
         }
+        if let Some(places) = self.dataset(py)?.places() {
+            dict.set_item("places", json(py)?.call_method1("loads", (places.to_json(),))?)?;
+        }
         Ok(dict)
+    }
+
+    /// Joins the other ranks of the job: from then on, this data set and its loaders read through the
+    /// tiers of all their nodes, and serve their own. Waits until all ranks have joined; a second call
+    /// does nothing. Returns (rank, world size).
+    ///
+    /// `peers` and the options round, peer_address, rendezvous_port and peer_timeout are those of
+    /// dlfs.Loader, which joins by itself; rank and world_size: as the launcher says, if not given.
+    ///
+    /// Raises TimedOut if ranks are missing, and names them; InvalidArgument if a rank is there twice or
+    /// differs, or if the data set has no tiers; Busy if a port is taken.
+    #[pyo3(signature = (peers, **options))]
+    fn join_peers(
+        &self,
+        peers: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<(u32, u32)> {
+        let py = peers.py();
+        let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
+        for key in options.keys() {
+            let key: String = key.extract()?;
+            if !KEYWORDS.contains(&&*key) && key != "rank" && key != "world_size" {
+                return Err(PyTypeError::new_err(format!("join_peers() has no option '{key}'")));
+            }
+        }
+        options.set_item("peers", peers)?;
+        let join = Join::of(&options)?;
+        let join = join.ok_or_else(|| raise_invalid(py, "peers is None: nobody joins".into()))?;
+        self.through_peers(py, &join, |_| Ok(None))
+    }
+
+    /// Reads through the peers that another process of this rank has joined; `text` is from its
+    /// pickled data set.
+    fn _attach_to_peers(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        let pass = Pass::from_json(text).map_err(|error| raise(py, &error))?;
+        let (dataset, connect) = (self.dataset(py)?, &self.connect);
+        let attached = detached(py, |_| dataset.attach_to_peers(pass, connect))?;
+        self.replace(py, attached)
     }
 
     /// Closes the connections. Batches and views stay valid; loaders continue until closed.
@@ -317,7 +369,10 @@ impl Dataset {
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let open = py.import("dlfs")?.getattr("_reopen")?;
-        Ok((open, (&self.address, &self.options)).into_pyobject(py)?.into_any())
+        let dataset = self.dataset(py).ok(); // a closed one can be opened again, too
+        let peers = dataset.as_ref().and_then(|dataset| dataset.image().peers());
+        let pass = peers.map(|peers| peers.pass().to_json());
+        Ok((open, (&self.address, &self.options, pass)).into_pyobject(py)?.into_any())
     }
 
     /// Distinguishes objects, too: fsspec caches file systems by the text of their arguments.
@@ -346,6 +401,39 @@ impl Dataset {
     /// The fields of its samples, and the one that represents the sample.
     pub(crate) fn shown_fields(&self) -> &Arc<Fields> {
         &self.fields
+    }
+
+    /// Joins peers, unless that was done before. `run` are the options of the loader that reads then, for
+    /// a rank and world size. Returns this rank's.
+    pub(crate) fn through_peers(
+        &self,
+        py: Python<'_>,
+        join: &Join,
+        run: impl FnOnce((u32, u32)) -> PyResult<Option<LoaderOptions>>,
+    ) -> PyResult<(u32, u32)> {
+        let Ok(_joining) = self.joining.try_lock() else {
+            let text = "another thread joins the peers of this data set";
+            return Err(raise(py, &dlfs::Error::new(dlfs::ErrorKind::Busy, text)));
+        };
+        let dataset = self.dataset(py)?;
+        if let Some(peers) = dataset.image().peers() {
+            return Ok(peers.place());
+        }
+        let meeting = join.meeting(py)?;
+        let place = (meeting.rank, meeting.world_size);
+        let run = run(place)?;
+        let joined = join.join(py, &dataset, &meeting, run.as_ref(), &self.connect)?;
+        self.replace(py, joined)?;
+        Ok(place)
+    }
+
+    fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {
+        self.dataset(py)?; // it may have been closed meanwhile
+        let mut held = self.dataset.write().unwrap_or_else(|held| held.into_inner());
+        let before = held.replace(dataset);
+        drop(held);
+        py.detach(|| drop(before));
+        Ok(())
     }
 
     /// The open data set.

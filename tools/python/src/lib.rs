@@ -2,9 +2,9 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `index.rs`, `names.rs` and `options.rs` parse arguments from Python; `error.rs` creates
-//! exceptions; `log.rs` passes warnings to `logging`. The Python half is in `python/dlfs`. Read
-//! `dataset.rs` first.
+//! `index.rs`, `names.rs` and `options.rs` parse arguments from Python, `peers.rs` those that name
+//! the other nodes of a job; `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The
+//! Python half is in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
@@ -17,6 +17,7 @@ mod log;
 mod names;
 mod numpy;
 mod options;
+mod peers;
 mod sample;
 mod watch;
 

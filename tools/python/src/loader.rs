@@ -17,7 +17,8 @@ use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
 use crate::held::{Absent, Fields};
 use crate::log;
-use crate::options::loader_options;
+use crate::options::{given_or, loader_options};
+use crate::peers::{Join, KEYWORDS};
 use crate::watch::detached;
 
 /// Batches along an order, read ahead by native threads without the interpreter.
@@ -72,6 +73,7 @@ impl Loader {
     fn new(dataset: &Bound<'_, Dataset>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loader> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
+        join_peers(dataset, &options)?;
         let parsed = loader_options(&options)?;
         let made = dataset.get().dataset(py)?.loader(parsed);
         let newest = Run::new(made.map_err(|error| raise(py, &error))?, false);
@@ -420,6 +422,30 @@ impl Sampler {
     }
 }
 
+/// Joins the peers that the options name. The data set then reads through them, so the options lose them, and
+/// get the rank and world size that the launcher has given.
+fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    if let Some(join) = Join::of(options)? {
+        let is_placed = given_or(options, "world_size", 1_u32)? > 1;
+        let place_of = |(rank, world_size): (u32, u32)| -> PyResult<()> {
+            if !is_placed {
+                options.set_item("rank", rank)?;
+                options.set_item("world_size", world_size)?;
+            }
+            Ok(())
+        };
+        let run = |place| place_of(place).and_then(|()| loader_options(options).map(Some));
+        let place = dataset.get().through_peers(dataset.py(), &join, run)?;
+        place_of(place)?;
+    }
+    for keyword in KEYWORDS {
+        if options.contains(keyword)? {
+            options.del_item(keyword)?;
+        }
+    }
+    Ok(())
+}
+
 /// Parses the number of an epoch.
 ///
 /// # Errors
@@ -446,7 +472,7 @@ fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
     State::from_json(&text).map_err(|error| raise_invalid(py, error.report()))
 }
 
-fn json(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+pub(crate) fn json(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static JSON: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     Ok(JSON.get_or_try_init(py, || py.import("json").map(Bound::unbind))?.bind(py))
 }

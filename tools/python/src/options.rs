@@ -20,6 +20,7 @@ use pyo3::types::PyDict;
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
+use crate::peers;
 
 /// The options of `dlfs.open` beside the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -69,6 +70,8 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
         "tiers_file" | "fields" => {} // handled by the callers
+        "node" if value.is_none() => {}
+        "node" => options.open.tiers.node = Some(value.extract()?),
         "tiers" => {
             for tier in value.extract::<Vec<String>>()? {
                 let tier = tier.parse().map_err(|error| raise(py, &error))?;
@@ -162,6 +165,7 @@ fn set_loader_option(
         "deadline" => options.deadline = seconds(key, value)?,
         "queue_pairs" => options.queue_pairs = queue_pairs(key, value)?,
         "busy_poll" => options.busy_poll = value.extract()?,
+        key if peers::KEYWORDS.contains(&key) => {} // handled by the data set
         _ => return Ok(false),
     }
     Ok(true)
@@ -169,7 +173,7 @@ fn set_loader_option(
 
 /// The result of parsing `value`, or an error that names the option: the interpreter's own names
 /// only the type.
-fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
+pub(crate) fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
     read.map_err(|error| {
         let py = value.py();
         match error.is_instance_of::<PyTypeError>(py) {
@@ -183,7 +187,7 @@ fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<
 }
 
 /// The option `key`, or `default` if it is absent or None.
-fn given_or<'py, T>(given: &Bound<'py, PyDict>, key: &str, default: T) -> PyResult<T>
+pub(crate) fn given_or<'py, T>(given: &Bound<'py, PyDict>, key: &str, default: T) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py, Error = PyErr>,
 {
@@ -289,7 +293,7 @@ fn direct(value: &Bound<'_, PyAny>) -> PyResult<Direct> {
     }
 }
 
-fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+pub(crate) fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let seconds: f64 = value.extract()?;
     let time = Duration::try_from_secs_f64(seconds).map_err(|error| {
         raise_invalid(value.py(), format!("{key} is a time in seconds, not {seconds}: {error}"))
@@ -298,7 +302,7 @@ fn seconds(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
 }
 
 /// Parses a number that must not be zero; the error names the option.
-fn at_least_one<T: TryFrom<i64>>(key: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+pub(crate) fn at_least_one<T: TryFrom<i64>>(key: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
     at_least(1, key, value)
 }
 

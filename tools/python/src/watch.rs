@@ -13,6 +13,13 @@ pub(crate) struct Signals {
     raised: Option<PyErr>,
 }
 
+impl Signals {
+    /// What a signal handler raised, if one did.
+    pub(crate) fn take_raised(&mut self) -> Option<PyErr> {
+        self.raised.take()
+    }
+}
+
 impl Watch for Signals {
     fn goes_on(&mut self) -> bool {
         // None: the interpreter is exiting, and nobody waits for the answer.

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use dlfs::Error;
 use dlfs::buf::Pages;
-use dlfs::cache::{Cache, CacheStats};
-use dlfs::dataset::{Dataset, Image, Share, load_state, save_state};
+use dlfs::cache::{Cache, CacheStats, TierOptions};
+use dlfs::dataset::{Dataset, Image, Places, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
 use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
@@ -24,7 +24,7 @@ use crate::help::loading;
 use crate::open::{ImageArgs, engine};
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
-use crate::peer_args::{PeerArgs, peer_lines};
+use crate::peer_args::{Joined, PeerArgs, peer_lines};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
@@ -133,15 +133,22 @@ enum BatchingArg {
 }
 
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let launched = args.share.launched()?;
-    let mut options = args.loader_options(launched.as_ref())?;
+    let place = args.share.place()?;
+    let meeting = args.peers.meeting(place)?;
+    let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
+    let mut options = args.loader_options(place.unwrap_or((0, 1)))?;
     let keeper = Keeper::of(&args.run);
     let last_resort = keeper.clone();
     let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
-    let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
+    let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
+    let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     options.resume = args.run.resume_state()?;
-    let connect = args.connection.options(false)?;
-    let (image, joined) = args.peers.join(image, connect, &options, launched.as_ref())?;
+    let mut joined = None;
+    if let Some(meeting) = meeting {
+        let connect = args.connection.options(false)?;
+        let (through_peers, round) = Joined::join(meeting, image, connect, &options)?;
+        (image, joined) = (through_peers, Some(round));
+    }
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
@@ -225,11 +232,8 @@ impl Keeper {
 }
 
 impl ReadArgs {
-    fn loader_options(&self, launched: Option<&Launched>) -> Result<LoaderOptions, Failure> {
-        let ShareArgs { rank, world_size, shard, drop_last, pad } = self.share;
-        let rank = rank.unwrap_or_else(|| launched.map_or(0, |launched| launched.rank));
-        let world_size =
-            world_size.unwrap_or_else(|| launched.map_or(1, |launched| launched.world_size));
+    fn loader_options(&self, (rank, world_size): (u32, u32)) -> Result<LoaderOptions, Failure> {
+        let ShareArgs { shard, drop_last, pad, .. } = self.share;
         if rank >= world_size {
             return Err(Failure::Usage(format!(
                 "--rank {rank} of --world-size {world_size}: ranks count from 0"
@@ -266,11 +270,14 @@ impl ReadArgs {
 }
 
 impl ShareArgs {
-    /// What the launcher says, unless the command line says which rank this is.
-    fn launched(&self) -> Result<Option<Launched>, Error> {
+    /// Rank and world size as the command line says, else as the launcher does.
+    fn place(&self) -> Result<Option<(u32, u32)>, Error> {
         match (self.rank, self.world_size) {
-            (None, None) => Launched::from_env(),
-            _ => Ok(None),
+            (None, None) => {
+                let launched = Launched::from_env()?;
+                Ok(launched.map(|launched| (launched.rank, launched.world_size)))
+            }
+            (rank, world_size) => Ok(Some((rank.unwrap_or(0), world_size.unwrap_or(1)))),
         }
     }
 }
@@ -330,6 +337,9 @@ struct JsonReport<'a> {
     tiers: Option<CacheStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peers: Option<PeerStats>,
+    /// What came from where: the same as in Python and C.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    places: Option<Places>,
 }
 
 fn print_report(
@@ -345,9 +355,18 @@ fn print_report(
     if args.run.json {
         let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
         let (resident, pages) = (stats.resident, stats.pages);
-        let engine = &engine;
-        let report =
-            JsonReport { report, commands, read_bytes, engine, resident, pages, tiers, peers };
+        let (engine, places) = (&*engine, image.places());
+        let report = JsonReport {
+            report,
+            commands,
+            read_bytes,
+            engine,
+            resident,
+            pages,
+            tiers,
+            peers,
+            places,
+        };
         out.json(&report)?;
         return out.flush();
     }
@@ -437,5 +456,5 @@ Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
-  torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers /shared/rendezvous --shard local
+  torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers auto --shard local
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

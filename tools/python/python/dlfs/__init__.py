@@ -105,6 +105,7 @@ def open(
     policy: Literal["first-touch", "clairvoyant", "none"] | None = None,
     copy_bandwidth: int | None = None,
     stop_at_first_failure: bool = False,
+    node: str | None = None,
     fields: str | bytes | None = None,
 ) -> Dataset:
     """Opens the data set at `address`: an image file, a plain folder, a block device, or
@@ -138,6 +139,8 @@ def open(
                      each loader's run selects
     copy_bandwidth   the most that the copier may read from the origin by itself, in bytes per second
     stop_at_first_failure   stop adding copies for good once a sample fits in no tier
+    node             the name of this node, if several run on one machine: processes on nodes of other names
+                     do not share tiers in memory
     fields           name of the field that represents the sample, if samples have several
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
@@ -167,6 +170,7 @@ def open(
         "policy": policy,
         "copy_bandwidth": copy_bandwidth,
         "stop_at_first_failure": stop_at_first_failure,
+        "node": node,
         "fields": fields,
     }
     return Dataset(address, **options)
@@ -204,6 +208,17 @@ class Loader(_Loader):
     deadline         the longest that the next batch may take, in seconds
     queue_pairs      queue pairs per namespace; those of one subsystem share them
     busy_poll        spin instead of sleeping in the thread that reads ahead
+    peers            where the ranks find each other, in order to share the tiers of all nodes of the job:
+                     "auto": what the launcher has, which is the store of torch.distributed if it is
+                     initialised, MPI, or a port of rank 0 beside MASTER_PORT; a folder that all nodes see; a
+                     list of the ranks' addresses, ["HOST:PORT", ...], or a file with one a line; a store of
+                     torch.distributed; a communicator of mpi4py; any object with set(key, value) and
+                     get(keys). The data set needs a tier. Then rank and world_size default to the launcher's
+    round            a name for this start of the job, not used before. None: the launcher's
+    peer_address     where peers reach this rank: "IP" or "IP:PORT". None: the address from which MASTER_ADDR
+                     is reached, any port
+    rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
+    peer_timeout     how long to wait for all ranks, in seconds
 
     Each `for` reads one epoch from its start: the next epoch if the last one was completed, otherwise the
     same one again; right after load_state_dict, it resumes from the state. Threads that share an epoch share
@@ -238,6 +253,11 @@ class Loader(_Loader):
         deadline: float = 60.0,
         queue_pairs: int = 1,
         busy_poll: bool = False,
+        peers: Any = None,
+        round: str | None = None,
+        peer_address: str | None = None,
+        rendezvous_port: int | None = None,
+        peer_timeout: float = 60.0,
     ) -> Loader:
         return super().__new__(
             cls,
@@ -262,12 +282,20 @@ class Loader(_Loader):
             deadline=deadline,
             queue_pairs=queue_pairs,
             busy_poll=busy_poll,
+            peers=peers,
+            round=round,
+            peer_address=peer_address,
+            rendezvous_port=rendezvous_port,
+            peer_timeout=peer_timeout,
         )
 
 
-def _reopen(address: Addresses, options: Mapping[str, Any]) -> Dataset:
-    """Unpickles a data set."""
-    return Dataset(address, **options)
+def _reopen(address: Addresses, options: Mapping[str, Any], peers: str | None = None) -> Dataset:
+    """Unpickles a data set, which reads through the peers that the pickled one had joined."""
+    dataset = Dataset(address, **options)
+    if peers is not None:
+        dataset._attach_to_peers(peers)
+    return dataset
 
 
 def _remake(

@@ -171,7 +171,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     if a worker process has to send it. `options` are those of dlfs.Loader. N workers divide N batches of
     this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
     `shard` is given, so that they read little more than one process would. The order is the same with any
-    number of workers.
+    number of workers. With `peers`, the process that makes this object joins them, and workers read through
+    them; map-style data sets use dlfs.Dataset.join_peers.
 
     set_epoch, state_dict and load_state_dict work as in Loader, and reach worker processes, also persistent
     ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers continue
@@ -191,8 +192,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         **options: Any,
     ) -> None:
         self.dataset, self.transform = dataset, transform
+        # This process joins the peers, once; workers read through them.
+        peers = {name: options.pop(name) for name in _PEERS if name in options}
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
+        if peers.get("peers") is not None:
+            self._given = self._join(peers)
         # Rank, world size, number of this worker, and number of workers.
         self._place = (*_place(*self._given), 0, 1)
         self._loader = self._make(self._place)  # raises errors here, not in a worker
@@ -203,6 +208,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._epoch = 0
         # Whether the parent of a spawned process was part of a torch.distributed group.
         self._grouped = False
+
+    def _join(self, peers: Mapping[str, Any]) -> tuple[int | None, int | None]:
+        """Joins the peers; returns rank and world size, where the launcher says them and nobody else does."""
+        rank, world_size = _place(*self._given)
+        if self._given == (0, 1):  # something else divides the data
+            self.dataset.join_peers(**peers)
+            return self._given
+        made = Loader(self.dataset, rank=rank, world_size=world_size, **self._options, **peers)
+        is_said = self._given != (None, None) or _in_group()
+        return self._given if is_said else (made.options["rank"], made.options["world_size"])
 
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
         rank, world_size, worker, workers = place
@@ -574,6 +589,9 @@ class _DrawnSingly(Iterator[int]):
     def __next__(self) -> int:
         return next(self._drawn)[0]
 
+
+# The options of Loader that say how to join peers.
+_PEERS = ("peers", "round", "peer_address", "rendezvous_port", "peer_timeout")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_

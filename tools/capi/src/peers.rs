@@ -1,0 +1,177 @@
+//! Peers of a sequence: the options that name them, and the caller's functions where ranks meet.
+
+use std::ffi::{CString, c_void};
+use std::net::SocketAddr;
+use std::sync::TryLockError;
+use std::time::{Duration, Instant};
+
+use dlfs::dataset::Dataset;
+use dlfs::peers::rendezvous::Rendezvous;
+use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Peers, Record};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::{Error, ErrorKind};
+
+use crate::error::{DLFS_E_BUSY, Failure};
+use crate::mount::Mount;
+use crate::options::{DLFS_PEER_RECORD, SequenceOptions};
+use crate::structs::utf8;
+
+impl Mount {
+    /// The data set for a sequence, and its options: read through peers if `given` names them. The first such
+    /// sequence of a mount joins, later ones read through the same peers.
+    ///
+    /// # Safety
+    /// Strings and functions satisfy the header.
+    pub(crate) unsafe fn for_sequence(
+        &self,
+        given: &SequenceOptions,
+    ) -> Result<(Dataset, LoaderOptions), Failure> {
+        // SAFETY: by this function's own contract, which is the other's.
+        let Some(join) = (unsafe { given.join()? }) else {
+            return Ok((self.dataset.clone(), given.options(None)?));
+        };
+        let mut joined = match self.through_peers.try_lock() {
+            Ok(joined) => joined,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let text = "another thread joins the peers of this mount";
+                return Err(Failure::new(DLFS_E_BUSY, text));
+            }
+        };
+        if let Some(dataset) = &*joined {
+            let place = dataset.image().peers().map(Peers::place);
+            return Ok((dataset.clone(), given.options(place)?));
+        }
+        let meeting = join.meeting_here()?;
+        let options = given.options(Some((meeting.rank, meeting.world_size)))?;
+        let mut functions = Functions { given: *given, round: CString::default() };
+        let object: &mut dyn Rendezvous = &mut functions;
+        let dataset = self.dataset.with_peers(
+            &meeting,
+            Some(&options),
+            &self.connect,
+            Some(object),
+            &mut given.stop(),
+        )?;
+        *joined = Some(dataset.clone());
+        Ok((dataset, options))
+    }
+
+    /// The data set as the last sequence has read it.
+    pub(crate) fn latest(&self) -> Dataset {
+        // While a thread joins, nothing has come from peers.
+        let joined = self.through_peers.try_lock().ok().and_then(|joined| joined.clone());
+        joined.unwrap_or_else(|| self.dataset.clone())
+    }
+}
+
+impl SequenceOptions {
+    /// How to join the peers, if any are named.
+    ///
+    /// # Safety
+    /// Strings satisfy the header.
+    unsafe fn join(&self) -> Result<Option<JoinOptions>, Failure> {
+        let has_functions = match (self.peer_set.is_some(), self.peer_get.is_some()) {
+            (true, true) if self.peers.is_null() => true,
+            (false, false) => false,
+            (true, true) => {
+                let text =
+                    "peers says where the ranks find each other, and so do peer_set and peer_get";
+                return Err(Failure::invalid(text));
+            }
+            _ => return Err(Failure::invalid("peer_set and peer_get go together")),
+        };
+        if !has_functions && self.peers.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: not NULL where it is read, and the strings end with NUL by this function's own contract.
+        unsafe {
+            let means = match has_functions {
+                true => Means::Object,
+                false => Means::of(utf8(self.peers, "peers")?)?,
+            };
+            let mut join = JoinOptions::new(means);
+            join.place = (self.world_size > 1).then_some((self.rank, self.world_size));
+            if !self.round.is_null() {
+                join.round = Some(utf8(self.round, "round")?.to_owned());
+            }
+            if !self.peer_address.is_null() {
+                join.address = Some(listen_of(utf8(self.peer_address, "peer_address")?)?);
+            }
+            if self.rendezvous_port != 0 {
+                let port = u16::try_from(self.rendezvous_port);
+                let wrong = |_| Failure::invalid("rendezvous_port is at most 65,535");
+                join.rendezvous_port = Some(port.map_err(wrong)?);
+            }
+            if self.peer_timeout_ms != 0 {
+                join.timeout = Duration::from_millis(self.peer_timeout_ms.into());
+            }
+            Ok(Some(join))
+        }
+    }
+}
+
+fn listen_of(text: &str) -> Result<SocketAddr, Failure> {
+    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, 0)));
+    address
+        .map_err(|_| Failure::invalid(format!("peer_address '{text}' is neither IP nor IP:PORT")))
+}
+
+/// The caller's functions where the ranks meet.
+struct Functions {
+    given: SequenceOptions,
+    round: CString,
+}
+
+impl Rendezvous for Functions {
+    fn set(&mut self, rank: u32, record: &[u8]) -> dlfs::Result<()> {
+        let round = Record::from_bytes(record).map(|record| record.round).unwrap_or_default();
+        self.round = CString::new(round)
+            .map_err(|_| Error::new(ErrorKind::InvalidArgument, "round has a NUL"))?;
+        let SequenceOptions { peer_set: Some(set), peer_user, .. } = self.given else {
+            return Err(absent());
+        };
+        // SAFETY: the caller's function with the caller's argument; the round and the record live as long as
+        // the call, and have the lengths that the header promises.
+        let status = unsafe {
+            set(peer_user, self.round.as_ptr(), rank, record.as_ptr().cast(), record.len())
+        };
+        checked("peer_set", status)
+    }
+
+    fn get(&mut self, world_size: u32, deadline: Instant) -> dlfs::Result<Vec<Option<Vec<u8>>>> {
+        let SequenceOptions { peer_get: Some(get), peer_user, .. } = self.given else {
+            return Err(absent());
+        };
+        let left = deadline.saturating_duration_since(Instant::now()).min(LONGEST_WAIT);
+        let mut records = vec![0_u8; world_size as usize * MAX_RECORD_BYTES];
+        let at = records.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the caller's function with the caller's argument; `records` has room for as many records as
+        // the header promises, and nobody else has it.
+        let status =
+            unsafe { get(peer_user, self.round.as_ptr(), world_size, at, left.as_millis() as u32) };
+        checked("peer_get", status)?;
+        let record = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0).then(|| bytes.to_vec());
+        Ok(records.chunks(MAX_RECORD_BYTES).map(record).collect())
+    }
+
+    fn describe(&self) -> String {
+        "the caller's peer_set and peer_get".to_owned()
+    }
+}
+
+fn checked(what: &str, status: i32) -> dlfs::Result<()> {
+    match status {
+        0 => Ok(()),
+        other => Err(Error::new(ErrorKind::Io, format!("{what} returned {other}"))),
+    }
+}
+
+fn absent() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "neither peers nor peer_set and peer_get are given")
+}
+
+/// How long the caller's function may wait at a time, so that `should_stop` is asked meanwhile.
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
+
+const _: () = assert!(DLFS_PEER_RECORD as usize == MAX_RECORD_BYTES);

@@ -1,0 +1,149 @@
+//! Peers: where the ranks of a job meet, as Python says it.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use dlfs::dataset::{Dataset, Watch};
+use dlfs::peers::rendezvous::Rendezvous;
+use dlfs::peers::{JoinOptions, Means, Meeting, Record};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
+use dlfs::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::error::{raise, raise_invalid};
+use crate::options::{about, at_least_one, given_or, seconds};
+use crate::watch::Signals;
+
+/// The keywords that say how to join peers.
+pub(crate) const KEYWORDS: [&str; 5] =
+    ["peers", "round", "peer_address", "rendezvous_port", "peer_timeout"];
+
+/// What dlfs._peers makes of `peers`: a text or an object, and rank and world size if the object knows them.
+type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
+
+/// How to join the peers, and the object of Python where the ranks meet, if there is one.
+pub(crate) struct Join {
+    options: JoinOptions,
+    object: Option<Py<PyAny>>,
+}
+
+impl Join {
+    /// What the keywords say; `None` without `peers`.
+    pub(crate) fn of(given: &Bound<'_, PyDict>) -> PyResult<Option<Join>> {
+        let py = given.py();
+        let Some(peers) = given.get_item("peers")?.filter(|peers| !peers.is_none()) else {
+            return Ok(None);
+        };
+        // The Python half knows the stores of torch.distributed and the communicators of mpi4py.
+        let resolved = py.import("dlfs._peers")?.call_method1("resolve", (&peers,));
+        let (text, object, place): Resolved = about("peers", &peers, resolved)?.extract()?;
+        let means = match text {
+            None => Means::Object,
+            Some(text) => Means::of(&text.to_string_lossy()).map_err(|error| raise(py, &error))?,
+        };
+        let mut options = JoinOptions::new(means);
+        let world_size = given_or(given, "world_size", 1)?;
+        options.place =
+            if world_size > 1 { Some((given_or(given, "rank", 0)?, world_size)) } else { place };
+        options.round = given_or(given, "round", None)?;
+        if let Some(address) = given_or::<Option<String>>(given, "peer_address", None)? {
+            options.address = Some(listen_of(py, &address)?);
+        }
+        if let Some(port) = given.get_item("rendezvous_port")?.filter(|port| !port.is_none()) {
+            let parsed = about("rendezvous_port", &port, at_least_one("rendezvous_port", &port))?;
+            options.rendezvous_port = Some(parsed);
+        }
+        if let Some(timeout) = given.get_item("peer_timeout")?.filter(|given| !given.is_none()) {
+            options.timeout = about("peer_timeout", &timeout, seconds("peer_timeout", &timeout))?;
+        }
+        Ok(Some(Join { options, object }))
+    }
+
+    /// This rank's place, and where the ranks meet.
+    pub(crate) fn meeting(&self, py: Python<'_>) -> PyResult<Meeting> {
+        self.options.meeting_here().map_err(|error| raise(py, &error))
+    }
+
+    /// Joins the peers on this thread, which is detached from the interpreter while it waits.
+    pub(crate) fn join(
+        &self,
+        py: Python<'_>,
+        dataset: &Dataset,
+        meeting: &Meeting,
+        run: Option<&LoaderOptions>,
+        connect: &ConnectOptions,
+    ) -> PyResult<Dataset> {
+        py.check_signals()?;
+        let object = self.object.as_ref().map(|object| object.clone_ref(py));
+        let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
+        let mut signals = Signals::default();
+        let joined = py.detach(|| {
+            let met: Option<&mut dyn Rendezvous> = match &mut object {
+                Some(object) => Some(object),
+                None => None,
+            };
+            let watch: &mut dyn Watch = &mut signals;
+            dataset.with_peers(meeting, run, connect, met, watch)
+        });
+        let raised = object.and_then(|object| object.raised).or(signals.take_raised());
+        joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+    }
+}
+
+fn listen_of(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
+    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, 0)));
+    address.map_err(|_| {
+        raise_invalid(py, format!("peer_address is \"IP\" or \"IP:PORT\", not {text:?}"))
+    })
+}
+
+/// An object of Python with the methods set(round, rank, record), get(round, world_size, seconds) and
+/// describe().
+struct Object {
+    object: Py<PyAny>,
+    round: String,
+    /// What it raised.
+    raised: Option<PyErr>,
+}
+
+impl Object {
+    fn call<T>(&mut self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> dlfs::Result<T> {
+        // `None`: the interpreter is exiting, and nobody waits for the answer.
+        let called = Python::try_attach(|py| call(self.object.bind(py)));
+        match called {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(raised)) => {
+                let text = format!("{} failed: {raised}", self.describe());
+                self.raised = Some(raised);
+                Err(Error::new(ErrorKind::Interrupted, text))
+            }
+            None => Err(Error::new(ErrorKind::Interrupted, "the interpreter is exiting")),
+        }
+    }
+}
+
+impl Rendezvous for Object {
+    fn set(&mut self, rank: u32, record: &[u8]) -> dlfs::Result<()> {
+        let round = Record::from_bytes(record).map(|record| record.round).unwrap_or_default();
+        self.round.clone_from(&round);
+        self.call(|object| {
+            let record = PyBytes::new(object.py(), record);
+            object.call_method1("set", (round, rank, record)).map(drop)
+        })
+    }
+
+    fn get(&mut self, world_size: u32, deadline: Instant) -> dlfs::Result<Vec<Option<Vec<u8>>>> {
+        let left = deadline.saturating_duration_since(Instant::now()).as_secs_f64();
+        let round = self.round.clone();
+        self.call(|object| object.call_method1("get", (round, world_size, left))?.extract())
+    }
+
+    fn describe(&self) -> String {
+        let said =
+            Python::try_attach(|py| self.object.bind(py).call_method0("describe")?.extract());
+        said.and_then(Result::ok).unwrap_or_else(|| "an object of Python".to_owned())
+    }
+}

@@ -1,0 +1,303 @@
+"""Ranks that read through each other's tiers: real processes, as a launcher starts them."""
+
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import dlfs
+from conftest import PER_CLASS, CLASSES, command, target
+
+torch = pytest.importorskip("torch")
+
+NUM = PER_CLASS * len(CLASSES)
+
+
+@pytest.fixture(scope="module")
+def striped(source):
+    """The address of an image on two namespaces of a target, with small chunks so that each node holds some."""
+    paths = [str(source.root.parent / f"striped{part}.dlfs") for part in range(2)]
+    command("import", source.root, ",".join(paths), "--chunk-size", "64K", "--quiet")
+    with target(paths[0]) as (_, first), target(paths[1]) as (_, second):
+        yield f"{first},{second}"
+
+
+def free_ports(count=1):
+    """A port such that it and those behind it are free."""
+    for _ in range(1000):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            first = server.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+        except OSError:
+            continue
+    raise AssertionError(f"no {count} free ports in sequence")
+
+
+# One rank on a node of its own. It prints one line of JSON for what it has read.
+RANK = """
+import json, os, sys
+import dlfs
+
+def report(ds, **more):
+    places = ds.stats()["places"]
+    of = lambda kind: sum(place["bytes"] for place in places["places"] if place["place"] == kind)
+    peers = [place["name"] for place in places["places"] if place["place"] == "peer"]
+    kinds = {kind: of(kind) for kind in ("memory", "peer", "origin")}
+    rerouted, mismatched = places["rerouted_bytes"], places["mismatched_bytes"]
+    line = {**more, **kinds, "peers": peers, "rerouted": rerouted, "mismatched": mismatched}
+    os.write(1, (json.dumps(line) + "\\n").encode())
+"""
+
+
+def torchrun(program, ranks, *arguments):
+    """Runs `program` by torchrun; returns the lines of JSON that its ranks print."""
+    child = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+         "--master-addr", "127.0.0.1", "--master-port", str(free_ports(2)), str(program), *arguments],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    return [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_torchrun_share_their_tiers(striped, tmp_path, ranks):
+    """First by torchrun's variables alone, at a port of rank 0; then by the store of torch.distributed. In grouped
+    order, with workers that are forked and workers that are spawned."""
+    program = tmp_path / "rank.py"
+    program.write_text(RANK + """
+import torch.distributed
+from torch.utils.data import DataLoader
+import dlfs.torch
+
+def seen(batch):
+    places = torch.utils.data.get_worker_info().dataset.dataset.stats()["places"]["places"]
+    return batch.ids.tolist(), sum(place["bytes"] for place in places if place["place"] == "peer")
+
+if __name__ == "__main__":
+    place = os.environ["RANK"]
+    ds = dlfs.open(sys.argv[1], tiers=["ram:16M"], node=f"a{os.getppid()}-{place}")
+    loader = dlfs.Loader(ds, 8, seed=3, epochs=2, peers="auto", peer_timeout=120)
+    again = dlfs.Loader(ds, 8, seed=4, epochs=1, peers="auto")
+    assert loader.options["rank"] == int(place) and again.options["world_size"] > 1
+    ids = [id for _ in range(2) for batch in loader for id in batch.ids.tolist()]
+    # Nobody leaves before all have read.
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.barrier()
+    report(ds, how="port", ids=ids, of_workers=1)
+    for context in ("fork", "spawn") if torch.distributed.get_world_size() == 2 else ("fork",):
+        ds = dlfs.open(sys.argv[1], tiers=["ram:16M"], node=f"{context}{os.getppid()}-{place}")
+        data = dlfs.torch.IterableDataset(ds, 8, seed=3, transform=seen, peers="auto", peer_timeout=120)
+        batches = DataLoader(data, None, num_workers=2, multiprocessing_context=context)
+        ids, of_workers = [], 0
+        for epoch in range(2):
+            data.set_epoch(epoch)
+            for of_batch, peer_bytes in batches:
+                ids += of_batch
+                of_workers = max(of_workers, peer_bytes)
+        torch.distributed.barrier()
+        report(ds, how=context, ids=ids, of_workers=of_workers)
+    torch.distributed.destroy_process_group()
+""")
+    lines = torchrun(program, ranks, striped)
+    for how in ("port", "fork", "spawn") if ranks == 2 else ("port", "fork"):
+        of_how = [line for line in lines if line["how"] == how]
+        assert len(of_how) == ranks
+        assert sorted(id for line in of_how for id in line["ids"]) == sorted([*range(NUM)] * 2), how
+        for line in of_how:
+            assert len(line["peers"]) == ranks - 1 and line["mismatched"] == 0, line
+            assert line["of_workers"] > 0, "a worker reads through the peers, too"
+            # What workers read, their processes count.
+            assert (line["peer"] > 0) == (how == "port"), line
+
+
+STOPPED = RANK + """
+rank, world_size, meet = int(sys.argv[2]), 3, sys.argv[3]
+ds = dlfs.open(sys.argv[1], tiers=["ram:16M"], node=f"{meet}-{rank}")
+loader = dlfs.Loader(ds, 8, "global", rank=rank, world_size=world_size, epochs=30, peers=meet, round="stopped",
+                     peer_address="127.0.0.1", prefetch_bytes=1 << 18)
+for epoch in range(30):
+    ids = [id for batch in loader for id in batch.ids.tolist()]
+    report(ds, epoch=epoch, ids=ids)
+    sys.stdin.readline()
+"""
+
+
+def test_a_node_that_is_stopped_delays_nobody_for_long_and_may_go_on(striped, tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(STOPPED)
+    meet = tmp_path / "meet"
+    meet.mkdir()
+    ranks = [
+        subprocess.Popen([sys.executable, str(program), striped, str(rank), str(meet)],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+
+    def epoch(*running):
+        lines = {rank: json.loads(ranks[rank].stdout.readline()) for rank in running}
+        for rank in running:
+            ranks[rank].stdin.write("\n")
+            ranks[rank].stdin.flush()
+        return lines
+
+    try:
+        seen = [epoch(0, 1, 2)]
+        os.kill(ranks[2].pid, signal.SIGSTOP)
+        for _ in range(3):
+            seen.append(epoch(0, 1))
+        assert sum(seen[-1][rank]["rerouted"] for rank in (0, 1)) > 0
+        os.kill(ranks[2].pid, signal.SIGCONT)
+        for at in range(1, 4):  # it continues where it was
+            seen[at].update(epoch(2))
+        for lines in seen:
+            assert sorted(id for line in lines.values() for id in line["ids"]) == list(range(NUM))
+            assert all(line["mismatched"] == 0 for line in lines.values())
+    finally:
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+            rank.kill()
+            rank.communicate()
+
+
+def joined_by(image, meets, **options):
+    """A rank for each of `meets`, as threads; what join_peers returned, or raised, and the data sets."""
+    sets = [dlfs.open(image, tiers=["ram:8M"], node=f"{id(meets)}-{rank}") for rank in range(len(meets))]
+    found = [None] * len(meets)
+
+    def join(rank):
+        given = {"rank": rank, "world_size": len(meets), "peer_address": "127.0.0.1", **options}
+        try:
+            found[rank] = sets[rank].join_peers(meets[rank], **given)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(meets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found, sets
+
+
+class Plain:
+    """An object of a program with a batched get."""
+
+    def __init__(self):
+        self.values, self.gets = {}, 0
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, keys):
+        self.gets += 1
+        return [self.values.get(key) for key in keys]
+
+
+def stores(tmp_path):
+    from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
+
+    limit = datetime.timedelta(seconds=30)
+    port = free_ports()
+    tcp = [TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=limit, wait_for_workers=False) for rank in (0, 1)]
+    shared = HashStore()
+    plain = Plain()
+    return {
+        "tcp": tcp,
+        "file": [FileStore(str(tmp_path / "store"), 2) for _ in range(2)],
+        "hash": [shared, shared],
+        "prefix": [PrefixStore("mine", store) for store in tcp],
+        "plain": [plain, plain],
+    }
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash", "prefix", "plain"])
+def test_ranks_meet_in_any_store(image, source, tmp_path, kind):
+    meets = stores(tmp_path)[kind]
+    found, sets = joined_by(image, meets, round="store", peer_timeout=60)
+    assert found == [(0, 2), (1, 2)]
+    for ds in sets:
+        assert [bytes(ds[at]) for at in range(NUM)] == source.contents
+        places = ds.stats()["places"]
+        assert [place["place"] for place in places["places"]] == ["memory", "peer", "origin"]
+        assert places["places"][1]["bytes"] > 0 and places["mismatched_bytes"] == 0
+    if kind == "plain":
+        values = meets[0].values
+        assert sorted(values) == ["dlfs/store/0", "dlfs/store/1"], "one set a rank"
+        assert max(map(len, values.values())) <= 1024
+
+
+def test_missing_ranks_are_named(image, tmp_path):
+    for kind, meets in stores(tmp_path).items():
+        alone = dlfs.open(image, tiers=["ram:8M"], node=f"{kind}-{os.getpid()}")
+        with pytest.raises(dlfs.TimedOut, match="of 3 ranks .* 2 did not come .*: 0, 2"):
+            alone.join_peers(meets[1], rank=1, world_size=3, peer_address="127.0.0.1", round="alone", peer_timeout=0.3)
+        alone.close()
+
+
+def test_ranks_that_differ_and_wrong_options_are_named(image, tmp_path):
+    plain = Plain()
+    sets = [dlfs.open(image, tiers=["ram:8M"], node=f"{rank}-differs") for rank in range(2)]
+    raised = []
+
+    def loader(rank):
+        try:
+            dlfs.Loader(sets[rank], 8, seed=rank, rank=rank, world_size=2, peers=plain, round="differ",
+                        peer_address="127.0.0.1")
+        except dlfs.InvalidArgument as error:
+            raised.append(str(error))
+
+    threads = [threading.Thread(target=loader, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(raised) == 2 and all("order" in text and "seed" in text for text in raised), raised
+
+    ds = sets[0]
+    with pytest.raises(TypeError, match="peers: .*not 7"):
+        dlfs.Loader(ds, 8, peers=7)
+    with pytest.raises(TypeError, match="no option 'pears'"):
+        ds.join_peers("auto", pears=1)
+    with pytest.raises(dlfs.InvalidArgument, match="no launcher has said"):
+        dlfs.Loader(ds, 8, peers="auto")
+    with pytest.raises(dlfs.InvalidArgument, match="peer_address"):
+        dlfs.Loader(ds, 8, peers=str(tmp_path), peer_address="here")
+    with pytest.raises(dlfs.InvalidArgument, match="rendezvous_port"):
+        dlfs.Loader(ds, 8, peers=["127.0.0.1:1"], rendezvous_port=0)
+    with dlfs.open(image) as bare, pytest.raises(dlfs.InvalidArgument, match="there is no tier"):
+        dlfs.Loader(bare, 8, peers=plain, round="bare", peer_address="127.0.0.1")
+
+    class Broken(Plain):
+        def get(self, keys):
+            raise OSError("the network is gone")
+
+    with pytest.raises(OSError, match="the network is gone"):
+        ds.join_peers(Broken(), rank=0, world_size=2, peer_address="127.0.0.1")
+
+
+def test_a_wait_for_peers_can_be_interrupted(image, run_python):
+    printed = run_python(
+        """
+import os, signal, sys, threading
+import dlfs
+ds = dlfs.open(sys.argv[1], tiers=["ram:8M"], node=f"interrupted-{os.getpid()}")
+for peers in (sys.argv[2], ["127.0.0.1:%d" % port for port in (int(sys.argv[3]), int(sys.argv[3]) + 1)]):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        ds.join_peers(peers, rank=1, world_size=2, round="alone", peer_address="127.0.0.1")
+    except KeyboardInterrupt:
+        print("interrupted")
+""",
+        image, os.path.dirname(image), free_ports(3),
+    )
+    assert printed.split() == ["interrupted"] * 2
