@@ -136,7 +136,7 @@ fn is_bound(name: &str) -> bool {
 }
 
 fn is_ours(name: &str) -> bool {
-    [Policy::FirstTouch, Policy::Clairvoyant, Policy::Grouped].iter().any(|of| of.name() == name)
+    Policy::of_thesis().iter().all(|of| of.name() != name)
 }
 
 const GREY: RGBColor = RGBColor(0x90, 0x90, 0x90);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use dlfs::plan::{HolderMap, Model, PlanError, Planner, Source, Tier};
 use dlfs::units::SampleId;
 
+use crate::by_hash::ByHash;
 use crate::engine::Job;
 
 /// The copies that nodes hold.
@@ -21,6 +22,8 @@ pub enum Copies {
     FirstTouch(FirstTouch),
     /// As planned, and filled during the training.
     Planned(Box<Planned>),
+    /// Each chunk on the node that a hash selects, filled during the training.
+    ByHash(Box<ByHash>),
 }
 
 /// At most one copy of each sample, and its holder.
@@ -103,21 +106,32 @@ impl Copies {
                 (touched.nodes[node as usize].get(&sample).copied(), None)
             }
             Copies::Planned(planned) => planned.find(node, sample),
+            Copies::ByHash(held) => return held.source(node, sample),
         };
         model.choose(local, remote)
     }
 
-    /// Whether a fill thread of `node` is copying `sample`, so that its staging threads wait for
-    /// it.
+    /// Whether what `node` reads of the origin comes by way of another node.
+    pub fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
+        matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
+    }
+
+    /// Whether a fill thread is copying `sample` to where `node` would read it, so that its staging
+    /// threads wait for it.
     pub fn is_coming(&self, node: u32, sample: u32) -> bool {
-        let Copies::Planned(planned) = self else { return false };
+        let planned = match self {
+            Copies::Planned(planned) => planned,
+            Copies::ByHash(held) => return held.is_coming(sample),
+            _ => return false,
+        };
         let tiers = planned.nodes[node as usize].tiers.iter();
         let mut at = tiers.flat_map(|tier| tier.at.iter().flatten().map(|&at| tier.fills[at]));
         planned.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
     }
 
-    /// `node` stages `sample`; some policies keep it.
-    pub fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) {
+    /// `node` stages `sample`; some policies keep it. Returns the node whose fill threads have more to
+    /// do now.
+    pub fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
         match self {
             Copies::Shared(shared) if shared.fill => {
                 let place = &mut shared.places[sample as usize];
@@ -127,13 +141,19 @@ impl Copies {
             }
             Copies::FirstTouch(touched) => touched.touch(node, sample, len_bytes),
             Copies::Planned(planned) => planned.nodes[node as usize].claimed += 1,
+            Copies::ByHash(held) => return held.claimed(sample),
             _ => (),
         }
+        None
     }
 
     /// The next sample that thread `thread` of `tier` copies.
     pub fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
-        let Copies::Planned(planned) = self else { return None };
+        let planned = match self {
+            Copies::Planned(planned) => planned,
+            Copies::ByHash(held) => return held.next_fill(node, tier, thread),
+            _ => return None,
+        };
         let node = &mut planned.nodes[node as usize];
         let tier = &mut node.tiers[tier];
         if let Some(margin) = planned.keep_staged {
@@ -146,13 +166,17 @@ impl Copies {
         Some(fill.sample)
     }
 
-    /// Thread `thread` of `tier` has finished its copy.
-    pub fn filled(&mut self, node: u32, tier: usize, thread: usize) {
-        if let Copies::Planned(planned) = self {
-            let tier = &mut planned.nodes[node as usize].tiers[tier];
-            if let Some(at) = tier.at[thread].take() {
-                tier.fills[at].is_done = true;
+    /// Thread `thread` of `tier` has finished its copy, which is returned.
+    pub fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+        match self {
+            Copies::Planned(planned) => {
+                let tier = &mut planned.nodes[node as usize].tiers[tier];
+                let fill = &mut tier.fills[tier.at[thread].take()?];
+                fill.is_done = true;
+                Some(fill.sample)
             }
+            Copies::ByHash(held) => held.filled(node, tier, thread),
+            _ => None,
         }
     }
 }

@@ -17,7 +17,7 @@
 //! epochs, and what [`Copies`] keeps.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use dlfs::plan::{Curve, Model, Rate, Source};
 use serde::Serialize;
@@ -114,6 +114,8 @@ pub struct Engine<'a> {
     /// Transfers from the origin that begin now: thread, and bytes.
     beginning: Vec<(u32, u64)>,
     transfers: Transfers,
+    /// Nodes that wait for a sample that another node's fill thread is copying.
+    waiting: HashMap<u32, Vec<u32>>,
     steps_done: u64,
     at_barrier: u32,
     outcome: Outcome,
@@ -131,6 +133,8 @@ struct Node {
     staged: VecDeque<Staged>,
     staged_bytes: u64,
     idle: Vec<usize>,
+    /// Fill threads without work.
+    idle_fills: Vec<usize>,
     computing: bool,
     origin_reads: u32,
 }
@@ -196,6 +200,7 @@ impl<'a> Engine<'a> {
             reading_nodes: 0,
             beginning: Vec::new(),
             transfers: Transfers::default(),
+            waiting: HashMap::new(),
             steps_done: 0,
             at_barrier: 0,
             outcome: Outcome::default(),
@@ -310,6 +315,10 @@ impl<'a> Engine<'a> {
                 return;
             }
             if self.copies.is_coming(node as u32, sample) {
+                let waiting = self.waiting.entry(sample).or_default();
+                if !waiting.contains(&(node as u32)) {
+                    waiting.push(node as u32);
+                }
                 return;
             }
             let source = self.copies.source(&self.job.model, node as u32, sample);
@@ -317,26 +326,44 @@ impl<'a> Engine<'a> {
             if source == Source::Origin && self.rules.origin_on_demand && !wanted {
                 return;
             }
-            self.copies.claimed(node as u32, sample, len_bytes);
+            let elsewhere = self.copies.is_elsewhere(node as u32, sample);
+            let more_to_fill = self.copies.claimed(node as u32, sample, len_bytes);
             let state = &mut self.nodes[node];
             state.idle.pop();
             state.claimed += 1;
             state.staged.push_back(Staged { len_bytes, ready: false });
             state.staged_bytes += u64::from(len_bytes);
-            self.read(node, worker, index, source);
+            self.read(node, worker, index, (source, elsewhere));
+            if let Some(holder) = more_to_fill {
+                for worker in std::mem::take(&mut self.nodes[holder as usize].idle_fills) {
+                    self.fill(holder as usize, worker);
+                }
+            }
         }
     }
 
-    /// Lets a thread stage a sample. Samples in tiers are decoded already.
-    fn read(&mut self, node: usize, worker: usize, index: u64, source: Source) {
+    /// Lets a thread stage a sample. Samples in tiers are decoded already. What another node reads from
+    /// the origin for this one crosses the network, too.
+    fn read(
+        &mut self,
+        node: usize,
+        worker: usize,
+        index: u64,
+        (source, elsewhere): (Source, bool),
+    ) {
         let staged = self.nodes[node].staged.back().expect("it was just claimed");
         let len = u64::from(staged.len_bytes);
         match source {
             Source::Origin => {
                 self.outcome.origin_bytes += len;
                 let write_ns = self.job.model.write_ns(len);
-                let hides = self.rules.hides_writes >= Hides::Staging;
-                self.read_origin(node, worker, index, len, (write_ns, hides));
+                let (hidden_ns, then_ns) = match self.rules.hides_writes >= Hides::Staging {
+                    true => (write_ns, 0),
+                    false => (0, write_ns),
+                };
+                let network_ns = if elsewhere { self.job.model.network.time_ns(len) } else { 0 };
+                let times = (hidden_ns, then_ns.saturating_add(network_ns));
+                self.read_origin(node, worker, index, len, times);
                 return;
             }
             Source::Local(_) => self.outcome.local_bytes += len,
@@ -346,20 +373,19 @@ impl<'a> Engine<'a> {
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
-    /// Lets a thread fetch from the origin and then write for this time, which the next fetch may
-    /// hide.
+    /// Lets a thread fetch from the origin. The next fetch hides the first of the times, and comes after
+    /// the second.
     fn read_origin(
         &mut self,
         node: usize,
         worker: usize,
         index: u64,
         len_bytes: u64,
-        (write_ns, hides): (u64, bool),
+        (hidden_ns, then_ns): (u64, u64),
     ) {
         self.nodes[node].origin_reads += 1;
         self.reading_nodes += u32::from(self.nodes[node].origin_reads == 1);
         let event = node * self.workers_of_node + worker;
-        let (hidden_ns, then_ns) = if hides { (write_ns, 0) } else { (0, write_ns) };
         let not_before = self.now.saturating_add(hidden_ns);
         self.workers[event] = Task { index, reads_origin: true, then_ns, not_before };
         self.beginning.push((event as u32, len_bytes));
@@ -436,13 +462,17 @@ impl<'a> Engine<'a> {
     fn fill(&mut self, node: usize, worker: usize) {
         let (tier, thread) = self.tier_of(worker);
         let Some(sample) = self.copies.next_fill(node as u32, tier, thread) else {
+            self.nodes[node].idle_fills.push(worker);
             return;
         };
         let len = u64::from(self.job.sizes[sample as usize]);
         self.outcome.filled_bytes += len;
         let write_ns = self.write_to_tier_ns(tier, len);
-        let hides = self.rules.hides_writes == Hides::All;
-        self.read_origin(node, worker, 0, len, (write_ns, hides));
+        let times = match self.rules.hides_writes {
+            Hides::All => (write_ns, 0),
+            Hides::Staging | Hides::None => (0, write_ns),
+        };
+        self.read_origin(node, worker, 0, len, times);
     }
 
     fn filled(&mut self, node: usize, worker: usize) {
@@ -450,10 +480,14 @@ impl<'a> Engine<'a> {
             return;
         }
         let (tier, thread) = self.tier_of(worker);
-        self.copies.filled(node as u32, tier, thread);
+        let filled = self.copies.filled(node as u32, tier, thread);
         self.fill(node, worker);
         // A thread that waited for a sample of the origin may find it in the tier now.
         self.stage(node);
+        let waiting = filled.and_then(|sample| self.waiting.remove(&sample));
+        for other in waiting.into_iter().flatten().filter(|&other| other as usize != node) {
+            self.stage(other as usize);
+        }
     }
 
     /// The time that one thread needs to decode a sample and write it to `tier`.

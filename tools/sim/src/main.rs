@@ -57,13 +57,16 @@ enum Command {
         #[arg(long)]
         svg: Option<PathBuf>,
     },
-    /// Simulate policies with machines, data set and training of a TOML file.
+    /// Simulate what `dlfs read` does with machines, data set and training of a TOML file.
     Run {
         /// The file; `dlfs-sim config` prints an example.
         config: PathBuf,
         /// Only these policies.
         #[arg(long, value_enum, value_delimiter = ',')]
         policy: Vec<Policy>,
+        /// All policies, also those that `dlfs read` does not have.
+        #[arg(long, conflicts_with = "policy")]
+        all: bool,
         #[command(flatten)]
         input: InputArgs,
         /// Also write a chart.
@@ -76,9 +79,9 @@ enum Command {
         config: Option<PathBuf>,
         #[command(flatten)]
         input: InputArgs,
-        /// The policy.
-        #[arg(long, value_enum, default_value = "hdmlp")]
-        policy: Policy,
+        /// The policy [default: peers-by-hash; hdmlp for the sweep of the thesis].
+        #[arg(long, value_enum)]
+        policy: Option<Policy>,
         /// Memory sizes per node, in GB.
         #[arg(long, value_delimiter = ',')]
         memory_gb: Vec<f64>,
@@ -110,8 +113,8 @@ struct AdviseArgs {
     /// The required speed, as a fraction of the lower bound's.
     #[arg(long, default_value_t = 0.95)]
     fraction: f64,
-    /// The policy.
-    #[arg(long, value_enum, default_value = "clairvoyant")]
+    /// The policy, one that `dlfs read` has.
+    #[arg(long, value_enum, default_value = "peers-by-hash")]
     policy: Policy,
     /// Memory sizes per node, in GB.
     #[arg(long, value_delimiter = ',', default_value = "0,8,16,32,64,128,256,512")]
@@ -149,11 +152,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Sc21 { dataset, epochs, policy, svg } => {
             print_sc21(dataset.as_deref(), *epochs, policy, svg.as_deref(), json)
         }
-        Command::Run { config, policy, input, svg } => {
+        Command::Run { config, policy, all, input, svg } => {
             let machines = input.machines(read_config(config)?)?;
             let simulation = Simulation::with_sizes(&machines, input.sizes(&machines)?)?;
             let name = config.display().to_string();
-            let results = simulate(&simulation, policy);
+            let of_program = [&[Policy::LowerBound], Policy::of_program()].concat();
+            let policies = match (&policy[..], all) {
+                (_, true) => Policy::value_variants(),
+                ([], false) => &of_program,
+                (policies, false) => policies,
+            };
+            let results = simulate(&simulation, policies);
             let title = config.file_stem().unwrap_or_default().to_string_lossy();
             write_chart(svg.as_deref(), &[panel(&title, &results)])?;
             print_results(&name, simulation.cache_bound(), &results, json)
@@ -177,6 +186,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
     let AdviseArgs { config, input, fraction, policy, memory_gb, disk_gb, .. } = arguments;
+    if !Policy::of_program().contains(policy) {
+        let name = |policy: &Policy| policy.to_possible_value().map(|it| it.get_name().to_owned());
+        let of_program: Vec<String> = Policy::of_program().iter().filter_map(name).collect();
+        return Err(format!(
+            "advice is for what `dlfs read` does: --policy {}; `dlfs-sim sweep` takes any policy",
+            of_program.join(", ")
+        )
+        .into());
+    }
     if !(*fraction > 0.0 && *fraction <= 1.0) {
         return Err(format!("--fraction is above 0 and at most 1, not {fraction}").into());
     }
@@ -194,14 +212,14 @@ fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
 fn sweep(
     config: Option<&Path>,
     input: &InputArgs,
-    policy: Policy,
+    policy: Option<Policy>,
     (memory_gb, disk_gb): (&[f64], &[f64]),
     json: bool,
 ) -> Result<(), Failure> {
     let is_bare = memory_gb.is_empty() && disk_gb.is_empty();
     let Some(config) = config else {
         return match is_bare && !input.is_given() {
-            true => print_sweep_of_thesis(policy, json),
+            true => print_sweep_of_thesis(policy.unwrap_or(Policy::Hdmlp), json),
             false => Err("the thesis's sweep has its own machines and sizes: name a file".into()),
         };
     };
@@ -210,6 +228,7 @@ fn sweep(
     }
     let config = input.machines(read_config(config)?)?;
     let sizes = input.sizes(&config)?;
+    let policy = policy.unwrap_or(Policy::PeersByHash);
     let points = search::sweep(&config, &sizes, policy, &in_mb(memory_gb), &in_mb(disk_gb))?;
     print_sweep(&points, None, json)
 }
@@ -264,6 +283,7 @@ fn print_sc21(
     let mut panels = Vec::new();
     for setup in SETUPS.iter().filter(|setup| wanted(setup.name)) {
         let simulation = Simulation::new(&setup.config(epochs))?;
+        let policies = if policies.is_empty() { Policy::value_variants() } else { policies };
         let results = simulate(&simulation, policies);
         print_results(setup.name, simulation.cache_bound(), &results, json)?;
         panels.push(panel(setup.name, &results));
@@ -337,7 +357,6 @@ fn print_advice(advice: &search::Advice, json: bool) -> Result<(), Failure> {
 type Results = Vec<(Policy, Result<dlfs_sim::engine::Outcome, PolicyError>)>;
 
 fn simulate(simulation: &Simulation, policies: &[Policy]) -> Results {
-    let policies = if policies.is_empty() { Policy::value_variants() } else { policies };
     policies.iter().map(|&policy| (policy, simulation.run(policy))).collect()
 }
 

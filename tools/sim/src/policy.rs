@@ -6,10 +6,12 @@
 
 use clap::ValueEnum;
 use dlfs::dataset::options::DEFAULT_GROUP;
-use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
+use dlfs::plan::ChunkHolders;
 use serde::Serialize;
 
+use crate::by_hash::{self, ByHash};
 use crate::copies::{Copies, FirstTouch, Planned, Shared, Use, slice};
 use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
@@ -42,11 +44,17 @@ pub enum Policy {
     LocalityAware,
     /// dlfs's tiers, filled by each node independently with what it reads first (Monarch).
     FirstTouch,
-    /// dlfs's clairvoyant tiers: like HDMLP, but staging threads keep what they fetch (NoPFS), and
-    /// nodes read from each other.
+    /// dlfs's clairvoyant tiers, of each node alone: like HDMLP, but staging threads keep what they
+    /// fetch.
     Clairvoyant,
     /// dlfs's grouped order: whole chunks, no tiers.
     Grouped,
+    /// dlfs's peers: a hash selects the node that holds a chunk, and the others read from it.
+    PeersByHash,
+    /// The same, where each node takes the samples of a batch that it holds.
+    ShardLocal,
+    /// The placement of NoPFS: clairvoyant tiers, and nodes read from each other.
+    PeersByPlan,
 }
 
 /// Why a policy has no result.
@@ -77,7 +85,22 @@ impl Policy {
             Policy::FirstTouch => "dlfs first-touch",
             Policy::Clairvoyant => "dlfs clairvoyant",
             Policy::Grouped => "dlfs grouped",
+            Policy::PeersByHash => "dlfs peers by hash",
+            Policy::ShardLocal => "dlfs shard local",
+            Policy::PeersByPlan => "dlfs peers by plan",
         }
+    }
+
+    /// What `dlfs read` does: without tiers, with those of its node, and with peers.
+    pub fn of_program() -> &'static [Policy] {
+        &[
+            Policy::StagingPool,
+            Policy::FirstTouch,
+            Policy::Clairvoyant,
+            Policy::Grouped,
+            Policy::PeersByHash,
+            Policy::ShardLocal,
+        ]
     }
 
     /// The ten policies of the thesis, in the order of its tables.
@@ -161,6 +184,12 @@ impl Simulation {
             Policy::StagingPool => Ok(self.plain(Copies::None { chunks: false }, OVERLAPPED, 0)),
             Policy::Hdmlp => Ok(self.plain(self.planned(HDMLP)?, STAGED, 0)),
             Policy::Clairvoyant => Ok(self.plain(self.planned(CLAIRVOYANT)?, OVERLAPPED, 0)),
+            Policy::PeersByPlan => Ok(self.plain(self.planned(PEERS_BY_PLAN)?, OVERLAPPED, 0)),
+            Policy::PeersByHash => {
+                let holders = by_hash::holders(&self.job, false).map_err(ConfigError::from)?;
+                Ok(self.plain(self.held(&holders), OVERLAPPED, 0))
+            }
+            Policy::ShardLocal => self.shard_local(),
             Policy::FirstTouch => {
                 let copies = Copies::FirstTouch(FirstTouch::new(&self.job));
                 Ok(self.plain(copies, OVERLAPPED, 0))
@@ -208,6 +237,23 @@ impl Simulation {
     fn planned(&self, usage: Use) -> Result<Copies, PolicyError> {
         let planned = Planned::new(&self.job, usage).map_err(ConfigError::from)?;
         Ok(Copies::Planned(Box::new(planned)))
+    }
+
+    fn held(&self, holders: &ChunkHolders) -> Copies {
+        Copies::ByHash(Box::new(ByHash::new(&self.job, holders)))
+    }
+
+    fn shard_local(&self) -> Result<Outcome, PolicyError> {
+        let holders = by_hash::holders(&self.job, true).map_err(ConfigError::from)?;
+        let schedule = &self.job.schedule;
+        let sequence = |epoch| {
+            let mut sequence = schedule.sequence(epoch);
+            for step in 0..schedule.steps() {
+                give_by_node(schedule, step, &holders, &mut sequence);
+            }
+            sequence
+        };
+        Ok(Engine::new(&self.job, OVERLAPPED, self.held(&holders), &sequence).run(0))
     }
 
     fn grouped(&self) -> Result<Outcome, PolicyError> {
@@ -414,6 +460,27 @@ fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequ
     }
 }
 
+/// Redistributes the samples of a step by dlfs's rule for local shares.
+fn give_by_node(schedule: &Schedule, step: u64, holders: &ChunkHolders, sequence: &mut [u32]) {
+    let parts = || (0..schedule.nodes()).map(|node| schedule.part(step, node));
+    let mut room: Vec<u64> = parts().map(|(_, count)| count).collect();
+    let mut next: Vec<u64> = parts().map(|(first, _)| first).collect();
+    let first = next[0] as usize;
+    let ids = sequence[first..first + room.iter().sum::<u64>() as usize].to_vec();
+    let mut nodes = Vec::with_capacity(ids.len());
+    deal(
+        ids.iter().map(|id| holders.holder(id / schedule.per_chunk())),
+        &mut room,
+        step,
+        &mut nodes,
+    );
+    for (id, node) in ids.into_iter().zip(nodes) {
+        let next = &mut next[usize::from(node)];
+        sequence[*next as usize] = id;
+        *next += 1;
+    }
+}
+
 /// The thesis's model: a thread fetches a sample and then writes it.
 const PIPELINED: Rules =
     Rules { origin_on_demand: false, hides_writes: Hides::None, readers: Readers::Now };
@@ -426,7 +493,8 @@ const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 
 /// The published times assume that nodes read only their own tiers.
 const HDMLP: Use = Use { keep_staged: false, peers: false };
-const CLAIRVOYANT: Use = Use { keep_staged: true, peers: true };
+const CLAIRVOYANT: Use = Use { keep_staged: true, peers: false };
+const PEERS_BY_PLAN: Use = Use { keep_staged: true, peers: true };
 
 /// Chunks of the grouped order.
 const CHUNK_BYTES: u64 = 4 << 20;

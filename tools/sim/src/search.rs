@@ -71,7 +71,8 @@ pub fn sweep(
 /// bound's speed on samples of `sizes`.
 ///
 /// Simulates environments in ascending order of price. Skips those whose memory and disk are both
-/// no larger than those of one that was too slow: no policy here gets slower with more.
+/// no larger than those of one that was too slow: no policy here gets slower with more. The result holds for
+/// the program if `policy` is one of [`Policy::of_program`].
 ///
 /// # Errors
 /// The policy cannot run, or a number is out of its range.

@@ -112,7 +112,12 @@ pub fn printed(scenario: u32, policy: Policy) -> Option<f64> {
         Policy::LbannDynamic => [Some(7.71), Some(4_051.12), None, None],
         Policy::LbannPreloading => [Some(8.41), Some(4_433.27), None, None],
         Policy::LocalityAware => [Some(8.41), Some(4_433.27), Some(9_314.33), Some(19_082.99)],
-        Policy::FirstTouch | Policy::Clairvoyant | Policy::Grouped => [None; 4],
+        Policy::FirstTouch
+        | Policy::Clairvoyant
+        | Policy::Grouped
+        | Policy::PeersByHash
+        | Policy::ShardLocal
+        | Policy::PeersByPlan => [None; 4],
     };
     rows[scenario.checked_sub(1)? as usize]
 }

@@ -42,7 +42,7 @@ fn the_thesis_is_printed_as_json_with_the_fields_that_are_promised() {
     let table: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(table["scenario"], 1);
     let rows = table["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 13);
+    assert_eq!(rows.len(), 16);
     assert_eq!(rows[1]["policy"], "Naive");
     assert_eq!(rows[1]["thesis"], 27.78);
     let ratio = rows[1]["ratio"].as_f64().unwrap();
@@ -55,7 +55,13 @@ fn a_configuration_that_was_printed_can_be_run_and_drawn() {
     let file = config(folder.path(), "samples = 10000", "samples = 500");
     let svg = folder.path().join("chart.svg");
     let text = stdout(&sim(&["run", &file, "--svg", svg.to_str().unwrap()]));
-    assert!(text.contains("dlfs clairvoyant") && text.contains("nothing takes less than"));
+    assert!(text.contains("nothing takes less than"));
+    for what in ["dlfs clairvoyant", "dlfs peers by hash", "dlfs shard local", "Lower bound"] {
+        assert!(text.contains(what), "{what}: {text}");
+    }
+    assert!(!text.contains("HDMLP") && !text.contains("by plan"), "only what dlfs does: {text}");
+    let all = stdout(&sim(&["run", &file, "--all"]));
+    assert!(all.contains("HDMLP") && all.contains("dlfs peers by plan"), "{all}");
     assert!(std::fs::read_to_string(svg).unwrap().contains("dlfs clairvoyant"));
     let json = stdout(&sim(&["run", &file, "--policy", "naive,hdmlp", "--json"]));
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -185,6 +191,10 @@ fn impossible_arguments_are_refused() {
     assert!(refused(&["run", "/nowhere.toml"]).contains("/nowhere.toml"));
     assert!(refused(&["sc21", "--dataset", "cifar"]).contains("imagenet-22k"));
     assert!(refused(&["advise", &file, "--fraction", "1.5"]).contains("not 1.5"));
+    for policy in ["hdmlp", "peers-by-plan"] {
+        let why = refused(&["advise", &file, "--policy", policy]);
+        assert!(why.contains("what `dlfs read` does") && why.contains("peers-by-hash"), "{why}");
+    }
     assert!(refused(&["advise", &file, "--disk-price=-1"]).contains("cost_per_gb is -1"));
     assert!(refused(&["advise", &file, "--memory-price=inf"]).contains("cost_per_gb is inf"));
     assert!(refused(&["sweep", &file]).contains("--memory-gb"));
