@@ -1,7 +1,7 @@
 //! Nodes that serve each other: machines as network namespaces, an origin on a slow link, and what peers save.
 
+#[allow(dead_code, unreachable_pub)] // other benches make files
 #[path = "../support/origin.rs"]
-#[allow(dead_code)] // make_files
 mod origin;
 #[path = "../support/mod.rs"]
 mod support;
@@ -23,7 +23,8 @@ Needs root and the commands ip and tc: each node is a process in a network names
 and the origin's link sends --origin-mb megabytes a second. First the bytes that the origin sends in five epochs,
 beside the data; then epochs paced as by a training step of --pace-mb megabytes a second, with everything local,
 through peers, and without; the same unpaced, with its processor time (times begin at the first batch, whose own
-is of a cold start); then reads of a peer's tier in memory beside reads of a namespace in memory; then faults: one of four nodes is killed, stopped, or loses its link.";
+is of a cold start); then reads of a peer's tier in memory beside reads of a namespace in memory; then faults:
+one of four nodes is killed, stopped, or loses its link.";
 
 fn main() {
     support::results::record("nodes");
