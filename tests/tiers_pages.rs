@@ -339,6 +339,56 @@ fn the_quota_counts_the_pages_that_are_kept_and_not_those_between_them() {
 }
 
 #[test]
+fn what_a_full_tier_has_no_room_for_finds_it_in_the_next() {
+    let data = Small::new(13);
+    let folder = tempfile::tempdir().unwrap();
+    let tiers = [format!("ram:{}", 100 * PAGE), file(folder.path(), "64M")];
+    let options = TierOptions {
+        tiers: tiers.iter().map(|tier| tier.parse().unwrap()).collect(),
+        ..TierOptions::default()
+    };
+    let identity = Identity { uuid: data.uuid, generation: Generation(1) };
+    let origins = [Arc::clone(&data.origin.device)];
+    let cache = Cache::new(&origins, Small::units(), identity, &options).unwrap();
+    // A page of each unit first: they would take all of the memory.
+    data.read(&cache, (0..NUM_PAGES / 16).map(|unit| unit * 16 + 5..unit * 16 + 6));
+    for _ in 0..2 {
+        data.read(&cache, (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 16));
+        settle(&cache);
+    }
+    let before = origin_bytes(&cache);
+    data.read(&cache, (0..NUM_PAGES / 16).map(|unit| unit * 16..unit * 16 + 16));
+    assert_eq!(origin_bytes(&cache), before, "{:?}", cache.stats());
+}
+
+#[test]
+fn planned_units_that_share_pages_all_find_a_place() {
+    let data = Small::new(14);
+    // Each unit's first sample begins in the last page of the one before.
+    let units = || Units::of_small_samples((0..200).map(|unit| (unit * 15, 16)));
+    let num_pages = units().num_pages();
+    let options = TierOptions {
+        tiers: vec![format!("ram:{}", num_pages * PAGE).parse().unwrap()],
+        policy: Policy::Clairvoyant,
+        ..TierOptions::default()
+    };
+    let identity = Identity { uuid: data.uuid, generation: Generation(1) };
+    let origins = [Arc::clone(&data.origin.device)];
+    let cache = Cache::new(&origins, units(), identity, &options).unwrap();
+    // Every other unit first, so that the last pages of those between come first.
+    let copies = (0..200).step_by(2).chain((1..200).step_by(2)).map(|unit| (unit, 0)).collect();
+    let reads = vec![1; 200];
+    cache.set_plan(&TierPlan { copies, reads, fingerprint: units().fingerprint() }).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while cache.stats().tiers[0].held_bytes < num_pages * PAGE {
+        assert!(Instant::now() < until, "{:?}", cache.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    data.read(&cache, std::iter::once(0..num_pages));
+    assert_eq!(cache.stats().origin.bytes, 0);
+}
+
+#[test]
 fn pages_that_a_killed_process_left_on_disk_without_an_entry_are_freed() {
     let data = Small::new(8);
     let folder = tempfile::tempdir().unwrap();

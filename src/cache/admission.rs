@@ -148,8 +148,26 @@ impl Shared {
         }
     }
 
-    /// Reserves the last page of a unit that is not planned, for the sample of the next one that begins in it.
+    /// Gives `unit`, and those kept together with it, places for all of their pages, and reserves none.
+    fn place_together(&self, ledger: &mut Ledger, unit: u32) {
+        let together = self.units.together_with(unit);
+        let unplaced = together.clone().filter(|&unit| self.copies.location(unit).is_none());
+        let len = |unit: u32| u64::from(self.units.get(unit).pages());
+        let space = unplaced.clone().map(len).sum();
+        let Some((tier, mut page)) = ledger.place(together.start, space, 0) else { return };
+        for unit in unplaced.collect::<Vec<u32>>() {
+            self.copies.place(unit, CopyLocation { tier, first: 0, page });
+            page += len(unit);
+        }
+    }
+
+    /// Reserves the last page of a unit, for the sample of the next one that begins in it.
     fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
+        let first = self.units.together_with(unit).start;
+        if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
+            // It will be kept whole, and a place for one page would be in the way then.
+            self.place_together(ledger, unit);
+        }
         let last = self.units.get(unit).pages() - 1;
         let page = PageSet::range(last..last + 1);
         if self.copies.location(unit).is_some() {

@@ -122,12 +122,18 @@ impl Media {
         spec: &TierSpec,
         identity: Identity,
         units: &Units,
-        policy: Policy,
+        (policy, is_last): (Policy, bool),
         origins: &[Arc<dyn Device>],
     ) -> Result<(Media, Vec<Kept>)> {
+        // What a tier has a place and no room for finds none in the next tier either, so the others are not
+        // sparse.
+        let space = |capacity| match is_last {
+            true => Ledger::sparse_space(capacity, units),
+            false => capacity,
+        };
         let (media, kept) = match &spec.kind {
-            TierKind::Ram => (in_memory(spec, units, policy)?, Vec::new()),
-            TierKind::File(path) => in_file(path, spec, identity, units, origins)?,
+            TierKind::Ram => (in_memory(spec, units, policy, &space)?, Vec::new()),
+            TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
         if smallest.is_some_and(|pages| pages > media.capacity_pages) {
@@ -207,10 +213,15 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
 /// A tier in memory, no larger than the data set.
 ///
 /// Sparse memory has no huge pages, so it is used only where that makes room: a plan keeps whole units.
-fn in_memory(spec: &TierSpec, units: &Units, policy: Policy) -> Result<Media> {
+fn in_memory(
+    spec: &TierSpec,
+    units: &Units,
+    policy: Policy,
+    space: &dyn Fn(u64) -> u64,
+) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
     let space_pages = match policy {
-        Policy::FirstTouch => Ledger::sparse_space(capacity_pages, units),
+        Policy::FirstTouch => space(capacity_pages),
         Policy::Clairvoyant | Policy::None => capacity_pages,
     };
     Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
@@ -224,6 +235,7 @@ fn in_file(
     identity: Identity,
     units: &Units,
     origins: &[Arc<dyn Device>],
+    space: &dyn Fn(u64) -> u64,
 ) -> Result<(Media, Vec<Kept>)> {
     let name = spec.to_string();
     let data_offset = Index::len_bytes(units.len());
@@ -265,7 +277,7 @@ fn in_file(
         }
     }
     let capacity_pages = (quota - data_offset) / PAGE_BYTES;
-    let space_pages = Ledger::sparse_space(capacity_pages, units);
+    let space_pages = space(capacity_pages);
     if folder.is_some() {
         folder::shorten(&path, data_offset.saturating_add(space_pages.saturating_mul(PAGE_BYTES)))?;
     }

@@ -77,8 +77,8 @@ impl Opening {
         let mut media = Vec::new();
         let mut to_check = Vec::new();
         for (number, spec) in (0..).zip(&options.tiers) {
-            let (opened, kept) =
-                Media::open(number, spec, *identity, units, options.policy, origins)?;
+            let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
+            let (opened, kept) = Media::open(number, spec, *identity, units, how, origins)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
