@@ -367,6 +367,21 @@ fn processes_that_share_memory_keep_by_their_plans_together() {
 }
 
 #[test]
+fn an_owner_that_keeps_what_is_read_first_ignores_plans() {
+    let origin = origin(13);
+    let uuid = unique_uuid();
+    let tier = format!("ram:{}", NUM_UNITS / 2 * UNIT_BYTES);
+    let owner = origin.open_all(uuid, &[&tier]).unwrap();
+    let planned = origin.open_planned(uuid);
+    planned.set_plan(&plan_of(&planned, 0..NUM_UNITS / 2)).unwrap();
+    // It is sent after the plan.
+    origin.read_units(&planned, [NUM_UNITS - 1]);
+    wait_for("its copy", || owner.stats().tiers[0].fills > 0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(owner.stats().tiers[0].held_bytes, UNIT_BYTES, "{:?}", owner.stats());
+}
+
+#[test]
 fn after_the_owner_of_memory_its_successor_keeps_by_the_plans_of_those_that_are_left() {
     let origin = origin(12);
     let uuid = unique_uuid();

@@ -319,16 +319,23 @@ impl Shared {
         }
     }
 
+    /// Adds the plan of an attached process, if the owner keeps by plans at all: its policy holds.
+    fn add_plan(&self, connection: u64, plan: TierPlan) {
+        if self.ledger.lock().policy() == Policy::Clairvoyant {
+            self.plans.lock().attached.insert(connection, Arc::new(plan));
+            self.apply_plans();
+        }
+    }
+
     /// Keeps by the plans of all processes from now on.
     fn apply_plans(&self) {
         // Held until the copier has the plan, so that an older one does not overtake it.
         let plans = self.plans.lock();
-        let mut ledger = self.ledger.lock();
-        let capacities: Vec<u64> =
-            (0..self.media.len()).map(|tier| ledger.capacity(tier as u8)).collect();
+        let capacities: Vec<u64> = self.media.iter().map(|media| media.capacity_pages).collect();
         let plan = plans.merged(&self.units, &capacities);
         let mut by_unit = vec![Ledger::NOT_PLANNED; self.units.len() as usize];
         plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        let mut ledger = self.ledger.lock();
         let evicted = self.evicted(&plan, &by_unit, &ledger);
         ledger.set_plan(by_unit);
         self.copies.set_room(ledger.room());

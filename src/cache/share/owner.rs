@@ -235,10 +235,7 @@ impl Attached {
                 shared.send(Job::Piece { unit, first: pages.0.trailing_zeros(), bytes: buf });
             }
             Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
-            Frame::Plan(plan) => {
-                shared.plans.lock().attached.insert(self.number, Arc::new(plan));
-                shared.apply_plans();
-            }
+            Frame::Plan(plan) => shared.add_plan(self.number, plan),
         }
     }
 
