@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use dlfs::cache::{Cache, CacheStats, TierStats};
 use dlfs::dataset::Image;
-use dlfs::tier::Policy;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::ConnectionArgs;
@@ -22,7 +21,8 @@ use crate::{log, text};
 ///
 /// Owns the tiers, as the first job on this node does without it. Jobs of the same user that name the same
 /// tiers attach: they read its copies and add to them, and what is kept in memory is there for the next job.
-/// Keeps what is read first; it reads nothing by itself.
+/// Keeps what is read first and reads nothing by itself, or with --policy clairvoyant keeps and reads what the
+/// plans of the jobs name.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CachedArgs {
@@ -57,10 +57,6 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
     let options = args.tiers.options()?;
     if !options.is_active() {
         return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
-    }
-    if options.policy == Policy::Clairvoyant {
-        let text = "--policy clairvoyant plans a job's order, and this is not a job: leave it out";
-        return Err(Failure::Usage(text.to_owned()));
     }
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
