@@ -10,7 +10,7 @@ impl Environment {
     ///
     /// What was measured on one machine with so many clients is what so many clients of all nodes get
     /// together; a node is as many clients as it has staging threads, and gets at most what that one
-    /// machine got. A limit of copying (`copy_bandwidth`) and a policy are no part of the machines.
+    /// machine got. In a table by processes, as HDMLP's is, a node is one process. A limit of copying (`copy_bandwidth`) and a policy are no part of the machines.
     ///
     /// # Errors
     /// A table, a size or a policy that is none.
@@ -26,10 +26,15 @@ impl Environment {
         let environment = Environment { tiers: tiers.collect(), ..self };
         let Some(origin) = origin else { return Ok(environment) };
         let rates = probed.origin.iter().map(|point| point.mb_per_s);
+        let (clients, origin_shared_by) = match probed.origin_by.as_deref() {
+            Some("processes") => (1, Sharing::Nodes),
+            _ => (environment.staging.threads, Sharing::Transfers),
+        };
+        let link = probed.origin_link_mb_per_s;
         Ok(Environment {
-            origin_link_mb_s: rates.fold(0.0, f64::max),
-            origin_mb_s: of_nodes(&origin, environment.nodes, environment.staging.threads),
-            origin_shared_by: Sharing::Transfers,
+            origin_link_mb_s: link.unwrap_or_else(|| rates.fold(0.0, f64::max)),
+            origin_mb_s: of_nodes(&origin, environment.nodes, clients),
+            origin_shared_by,
             origin_chunks_mb_s: None,
             ..environment
         })
@@ -102,6 +107,19 @@ mod tests {
         assert_eq!(environment.origin_link_mb_s, 150.5);
         assert_eq!(environment.origin_shared_by, Sharing::Transfers);
         assert_eq!(environment.model().unwrap().tiers.len(), 2);
+    }
+
+    #[test]
+    fn of_a_table_by_processes_a_node_is_one() {
+        let text = format!("origin_by = \"processes\"\norigin_link_mb_per_s = 70\n{PROBED}");
+        let probed = Probed::parse(&text).unwrap();
+        let environment = Environment { nodes: 4, ..thesis::environment() };
+        let environment = environment.with_probed(&probed).unwrap();
+        let [(1, one), (2, _), (4, four)] = environment.origin_mb_s[..] else {
+            panic!("{environment:?}")
+        };
+        assert_eq!((one, four, environment.origin_link_mb_s), (60.0, 150.5, 70.0));
+        assert_eq!(environment.origin_shared_by, Sharing::Nodes);
     }
 
     #[test]
