@@ -120,6 +120,30 @@ if __name__ == "__main__":
             assert (line["peer"] > 0) == (how == "port"), line
 
 
+@pytest.mark.parametrize("peers", ["MPI.COMM_WORLD", "'auto'"])
+def test_ranks_of_mpi_share_their_tiers(striped, tmp_path, peers):
+    pytest.importorskip("mpi4py")
+    mpiexec = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    program = tmp_path / "rank.py"
+    program.write_text(RANK + f"""
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+ds = dlfs.open(sys.argv[1], tiers=["ram:16M"], node=f"{{sys.argv[2]}}-{{world.Get_rank()}}")
+loader = dlfs.Loader(ds, 8, seed=3, epochs=2, peers={peers}, peer_address="127.0.0.1", peer_timeout=120)
+assert (loader.options["rank"], loader.options["world_size"]) == (world.Get_rank(), 3)
+ids = [id for _ in range(2) for batch in loader for id in batch.ids.tolist()]
+world.Barrier()
+report(ds, ids=ids)
+world.Barrier()
+""")
+    child = subprocess.run([mpiexec, "-n", "3", sys.executable, str(program), striped, str(tmp_path)],
+                           capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stdout + child.stderr
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    assert len(lines) == 3 and all(line["peer"] > 0 and len(line["peers"]) == 2 for line in lines)
+    assert sorted(id for line in lines for id in line["ids"]) == sorted([*range(NUM)] * 2)
+
+
 STOPPED = RANK + """
 rank, world_size, meet = int(sys.argv[2]), 3, sys.argv[3]
 ds = dlfs.open(sys.argv[1], tiers=["ram:16M"], node=f"{meet}-{rank}")
