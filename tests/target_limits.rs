@@ -12,7 +12,7 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{Target, TargetOptions, TargetStats};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
-use support::faults::Faulty;
+use support::faults::{Fault, Faulty, Rule};
 use support::raw_host::{RawHost, Reply};
 use zerocopy::IntoBytes as _;
 
@@ -277,4 +277,27 @@ fn a_host_that_reads_a_byte_now_and_then_or_sends_one_is_given_up_in_time() {
         std::thread::sleep(Duration::from_millis(5));
     }
     panic!("a host may take as long as it likes");
+}
+
+#[test]
+fn reads_that_find_no_memory_are_sent_elsewhere_if_their_hosts_can_read_elsewhere() {
+    let options = TargetOptions {
+        buffer_bytes: 4 << 20,
+        max_memory_wait: Some(Duration::from_millis(200)),
+        ..TargetOptions::new(nqn())
+    };
+    let device = Faulty::new(Arc::new(MemNamespace::new(4 << 20, 512).unwrap()));
+    device.add(Rule::any_read(u32::MAX, Fault::Swallow));
+    let target = Target::bind(options, vec![Arc::new(device)]).unwrap();
+    let read = Sqe::read(0, NSID, Lba(0), 2048, 1 << 20);
+    // Their reads never end, and hold the memory.
+    let mut greedy: Vec<_> = (0..4).map(|n| host_named(&target, &format!("greedy-{n}"))).collect();
+    for (_, io) in &mut greedy {
+        io.start(read, &[]);
+    }
+    let (_admin, mut io) = host_named(&target, "late");
+    let began = Instant::now();
+    let status = io.call(read, &[]).0.status();
+    assert!(status.is(Status::UNWRITTEN_BLOCK) && status.dnr, "{status}");
+    assert!(began.elapsed() >= Duration::from_millis(200), "it waited first");
 }

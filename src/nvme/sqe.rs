@@ -320,6 +320,12 @@ impl Sqe {
         self.cdw11 = U32::new((value >> 32) as u32);
     }
 
+    /// The same command with Force Unit Access: what caches hold of its blocks is not used.
+    pub fn with_fua(mut self) -> Sqe {
+        self.cdw12 = U32::new(self.cdw12.get() | FUA);
+        self
+    }
+
     /// FCTYPE, if this is a Fabrics command.
     pub fn fctype(&self) -> Option<u8> {
         (self.opcode == fctype::OPCODE).then(|| self.nsid.get().to_le_bytes()[0])
@@ -459,6 +465,8 @@ mod tests {
     fn accessors_read_what_constructors_wrote() {
         let read = Sqe::read(7, Nsid(3), Lba(0x1_2345_6789), 65_536, 4096);
         assert_eq!((read.slba(), read.num_blocks()), (Lba(0x1_2345_6789), 65_536));
+        let forced = read.with_fua();
+        assert_eq!((forced.num_blocks(), forced.cdw12.get() & FUA), (65_536, FUA));
         let connect = Sqe::connect(1, 5, 127, 9);
         assert_eq!((connect.fctype(), connect.connect_qid()), (Some(fctype::CONNECT), 5));
         assert_eq!((connect.connect_sqsize(), connect.connect_kato_ms()), (127, 9));

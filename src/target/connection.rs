@@ -599,6 +599,7 @@ impl HostConnection {
         }
         if let Some(request) = request
             && request.kind == Kind::Read
+            && !request.forces_unit_access
             && let Some(bytes) = backend.borrow(request)
         {
             self.protocol.send_data(id, bytes);
@@ -645,6 +646,28 @@ impl HostConnection {
         started > 0
     }
 
+    /// Sends a host elsewhere whose reads have waited for memory longer than the options allow.
+    pub(super) fn give_up_waiting(&mut self, backend: &mut Backend, now: Instant) {
+        let Some(limit) = backend.subsystem.options.max_memory_wait else { return };
+        let is_long = |since: Instant| now.saturating_duration_since(since) >= limit;
+        if self.waiting.is_empty() || !self.waiting_since.is_some_and(is_long) {
+            return;
+        }
+        let is_read = |(_, need): &(CommandId, MemoryNeed)| match need {
+            MemoryNeed::Io(request) => request.kind == Kind::Read,
+            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
+        };
+        let (reads, others): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(is_read);
+        self.waiting = others;
+        backend.num_waiting -= reads.len();
+        for (id, _) in reads {
+            Counters::add(&backend.counters.errors, 1);
+            self.fail(id, Status::UNWRITTEN_BLOCK.do_not_retry());
+        }
+        self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
+    }
+
     /// All data of a write have arrived.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let (len, in_capsule) = (buf.len() as u32, true);
@@ -687,8 +710,13 @@ impl HostConnection {
                 self.protocol.send_data(tag.id, completion.buf.freeze());
             }
             (Ok(()), Kind::DurableWrite) => {
-                let request =
-                    Request { kind: Kind::Flush, queue, slba: Default::default(), len_bytes: 0 };
+                let request = Request {
+                    kind: Kind::Flush,
+                    queue,
+                    slba: Default::default(),
+                    len_bytes: 0,
+                    forces_unit_access: false,
+                };
                 backend.tally.writes += 1;
                 backend.tally.written_bytes += len as u64;
                 backend.push(&request, IoBuf::empty(), self.tag(tag.id, Kind::Flush));

@@ -49,6 +49,8 @@ pub(super) struct Request {
     pub(super) queue: usize,
     pub(super) slba: Lba,
     pub(super) len_bytes: u32,
+    /// A read that no cache may serve (FUA).
+    pub(super) forces_unit_access: bool,
 }
 
 /// What a command does; part of the tag of its I/O.
@@ -85,7 +87,9 @@ impl Backend {
             nvm::WRITE => Kind::Write,
             nvm::FLUSH => {
                 let (slba, len_bytes) = (Lba(0), 0);
-                return Ok(Request { kind: Kind::Flush, queue, slba, len_bytes });
+                let kind = Kind::Flush;
+                let forces_unit_access = false;
+                return Ok(Request { kind, queue, slba, len_bytes, forces_unit_access });
             }
             _ => return Err(Status::INVALID_OPCODE),
         };
@@ -101,7 +105,8 @@ impl Backend {
         if moved != len_bytes {
             return Err(Status::INVALID_SGL_LENGTH);
         }
-        Ok(Request { kind, queue, slba: sqe.slba(), len_bytes })
+        let forces_unit_access = kind == Kind::Read && sqe.cdw12.get() & FUA != 0;
+        Ok(Request { kind, queue, slba: sqe.slba(), len_bytes, forces_unit_access })
     }
 
     /// Length in bytes of the command's blocks, if they exist and fit MDTS.
@@ -138,8 +143,13 @@ impl Backend {
             Kind::Write | Kind::DurableWrite => IoOp::Write,
             Kind::Flush => IoOp::Flush,
         };
+        let queue = &mut self.queues[request.queue];
+        if request.forces_unit_access {
+            // The host has found these data corrupt.
+            queue.queue_pair.report_corrupt(request.slba, buf.len());
+        }
         let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
-        self.queues[request.queue].pending.push_back(io);
+        queue.pending.push_back(io);
     }
 
     /// Borrows a read's data from the device, if the device lends them.

@@ -73,8 +73,10 @@ pub struct TargetOptions {
     pub connect_timeout: Duration,
     /// How long a host may take to read 64 KiB of responses, or to send 64 KiB of requested data.
     /// While others wait for memory, the limit is one second.
-    ///
     pub send_timeout: Duration,
+    /// How long reads may wait for memory before they end with *Deallocated or Unwritten Logical Block*, for
+    /// hosts that can read elsewhere; `None`: until there is memory.
+    pub max_memory_wait: Option<Duration>,
 }
 
 /// What a host proves itself with, and what the target proves itself to that host with.
@@ -115,6 +117,7 @@ impl TargetOptions {
             max_keep_alive: Duration::from_secs(300),
             connect_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
+            max_memory_wait: None,
         }
     }
 }

@@ -607,6 +607,9 @@ impl Poller {
             .iter_mut()
             .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
             .collect();
+        for (_, connection) in &mut self.connections {
+            connection.give_up_waiting(&mut self.backend, now);
+        }
         // Those whose time has brought them something to send.
         let wants = |c: &HostConnection| c.wants_to_send() && !c.is_dirty && !c.is_blocked;
         let indices = self.connections.iter().filter(|(_, c)| wants(c)).map(|(index, _)| index);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub struct Attempt {
     covers: u64,
     /// For a write: the fence that must be open.
     fence: Option<Arc<Fence>>,
+    /// For a read: whether earlier ones of its blocks have returned corrupt data, so that no cache may serve it.
+    pub forces_unit_access: bool,
     /// The split I/O that it is a piece of, and its index there.
     of: Option<(u32, u32)>,
 }
@@ -113,13 +116,14 @@ impl Backlog {
     }
 
     /// Takes I/Os of `member` for the namespace at index `ns_index` while there is room. An invalid I/O
-    /// completes with the reason.
+    /// completes with the reason. Reads of blocks in `corrupt` ask for unit access, once.
     pub fn take(
         &mut self,
         (member, ns_index): (usize, usize),
         pending: &mut VecDeque<Io>,
         namespace: &Namespace,
         fence: Option<&Arc<Fence>>,
+        corrupt: &mut Vec<Range<u64>>,
     ) -> usize {
         let room = usize::from(namespace.queue_depth).saturating_sub(self.owed);
         let count = room.min(pending.len());
@@ -128,7 +132,17 @@ impl Backlog {
                 Ok(()) => {
                     let fence = fence.filter(|_| io.op == IoOp::Write).cloned();
                     let (tries, covers, of) = (0, 0, None);
-                    let attempt = Attempt { io, member, ns_index, tries, covers, fence, of };
+                    let forces_unit_access = is_corrupt(&io, namespace, corrupt);
+                    let attempt = Attempt {
+                        io,
+                        member,
+                        ns_index,
+                        tries,
+                        covers,
+                        fence,
+                        forces_unit_access,
+                        of,
+                    };
                     self.waiting.push_back(attempt);
                 }
                 Err(error) => self.finished.push_back(Answer {
@@ -197,6 +211,7 @@ impl Backlog {
                 tries,
                 covers: 0,
                 fence: attempt.fence.clone(),
+                forces_unit_access: attempt.forces_unit_access,
                 of: Some((key as u32, pieces.len() as u32)),
             });
             slba = next;
@@ -398,6 +413,17 @@ impl Backlog {
         let ready = (!self.finished.is_empty()).then_some(now);
         ready.or_else(|| self.delayed.front().map(|(at, _)| *at))
     }
+}
+
+/// Whether `io` reads blocks of which corrupt data were reported; forgets the report.
+fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> bool {
+    if corrupt.is_empty() || io.op != IoOp::Read {
+        return false;
+    }
+    let end = io.slba.0 + io.buf.len() as u64 / u64::from(namespace.block_len_bytes);
+    let before = corrupt.len();
+    corrupt.retain(|blocks| blocks.end <= io.slba.0 || end <= blocks.start);
+    corrupt.len() < before
 }
 
 /// How many retries an I/O gets after this status.

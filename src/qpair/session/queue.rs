@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -84,6 +85,8 @@ struct Member {
     namespace: Namespace,
     /// The fence of its writes.
     fence: Option<Arc<Fence>>,
+    /// Blocks that were reported as corrupt and not read since.
+    corrupt: Vec<Range<u64>>,
     /// Its I/Os that were taken and whose completions were not handed out.
     owed: usize,
     /// Whether it was removed; outstanding I/Os keep its number.
@@ -134,8 +137,8 @@ impl IoQueue {
     /// Adds a member that submits I/Os for the namespace at index `ns_index`, whose properties are `namespace`;
     /// returns its number.
     pub fn add_member(&mut self, ns_index: usize, namespace: Namespace) -> usize {
-        let (fence, owed, is_removed) = (None, 0, false);
-        self.members.insert(Member { ns_index, namespace, fence, owed, is_removed })
+        let (fence, corrupt, owed, is_removed) = (None, Vec::new(), 0, false);
+        self.members.insert(Member { ns_index, namespace, fence, corrupt, owed, is_removed })
     }
 
     /// Removes a member, which submits nothing more and wants no completions. Its unsent I/Os are not sent.
@@ -234,10 +237,19 @@ impl IoQueue {
         [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
     }
 
+    /// The next read of these blocks by a member asks for unit access: their data were corrupt.
+    pub fn report_corrupt(&mut self, member: usize, blocks: Range<u64>) {
+        let corrupt = &mut self.members[member].corrupt;
+        if corrupt.len() < MAX_CORRUPT {
+            corrupt.push(blocks);
+        }
+    }
+
     /// Takes I/Os of a member while there is room.
     pub fn take(&mut self, member: usize, pending: &mut VecDeque<Io>) -> usize {
-        let Member { ns_index, namespace, fence, owed, .. } = &mut self.members[member];
-        let count = self.backlog.take((member, *ns_index), pending, namespace, fence.as_ref());
+        let Member { ns_index, namespace, fence, corrupt, owed, .. } = &mut self.members[member];
+        let of = (member, *ns_index);
+        let count = self.backlog.take(of, pending, namespace, fence.as_ref(), corrupt);
         *owed += count;
         count
     }
@@ -514,7 +526,11 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     let len = io.buf.len() as u32;
     let num_blocks = len / to.namespace.block_len_bytes;
     match io.op {
-        IoOp::Read => (Sqe::read(0, to.nsid, io.slba, num_blocks, len), Transfer::In),
+        IoOp::Read => {
+            let read = Sqe::read(0, to.nsid, io.slba, num_blocks, len);
+            let forced = attempt.forces_unit_access;
+            (if forced { read.with_fua() } else { read }, Transfer::In)
+        }
         IoOp::Write => {
             let sgl = Sgl::transport(len);
             (Sqe::write(0, to.nsid, io.slba, num_blocks, sgl), Transfer::Out)
@@ -522,6 +538,9 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
         IoOp::Flush => (Sqe::flush(0, to.nsid), Transfer::None),
     }
 }
+
+/// The most ranges of corrupt blocks that a member remembers. A reader reads again at once what it reports.
+const MAX_CORRUPT: usize = 1024;
 
 /// The interval at which a queue looks for a new session.
 const SESSION_INTERVAL: Duration = Duration::from_millis(2);

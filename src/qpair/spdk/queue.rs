@@ -438,8 +438,13 @@ impl QueuePair for SpdkQueuePair {
     }
 
     fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count =
-            self.backlog.take((MEMBER, PLACE), pending, &self.namespace, self.fence.as_ref());
+        let count = self.backlog.take(
+            (MEMBER, PLACE),
+            pending,
+            &self.namespace,
+            self.fence.as_ref(),
+            &mut Vec::new(),
+        );
         if count > 0 && self.remote.is_ours() {
             self.issue();
         }

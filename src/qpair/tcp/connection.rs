@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -353,6 +354,10 @@ impl Core {
 
     pub(super) fn use_fence(&mut self, handle: usize, fence: &Arc<Fence>) {
         self.queue.use_fence(handle, fence);
+    }
+
+    pub(super) fn report_corrupt(&mut self, handle: usize, blocks: Range<u64>) {
+        self.queue.report_corrupt(handle, blocks);
     }
 
     /// Runs a turn without handing out completions. `must_look`: no event says when the socket is ready.

@@ -134,8 +134,12 @@ impl QueuePair for TcpQueuePair {
         Some(Arc::as_ptr(&self.connection).addr())
     }
 
-    /// There is one copy.
-    fn report_corrupt(&mut self, _: Lba, _: usize) {}
+    /// The next read of these blocks has Force Unit Access: no cache of the controller may serve it.
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        let (mut core, member) = self.enter();
+        let num_blocks = len_bytes.div_ceil(member.namespace.block_len_bytes as usize) as u64;
+        core.report_corrupt(member.handle, slba.0..slba.0.saturating_add(num_blocks));
+    }
 
     fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
         None

@@ -168,7 +168,10 @@ fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());
     let namespace = &session.namespaces[0].namespace;
-    assert_eq!(backlog.take((0, 0), &mut VecDeque::from([io]), namespace, None), 1);
+    assert_eq!(
+        backlog.take((0, 0), &mut VecDeque::from([io]), namespace, None, &mut Vec::new()),
+        1
+    );
     let attempt = backlog.next_to_issue(&remote, &session).unwrap();
     let now = Instant::now();
     let told =
