@@ -11,22 +11,31 @@ use std::time::{Duration, Instant};
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
+use dlfs::nvme::identify::IdentifyNamespace;
+use dlfs::nvme::sqe::cns;
+use dlfs::nvme::{Address, Cc, ConnectData, Nqn, Property, Sqe};
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Sharding, State};
 use dlfs::peers::rendezvous::Folder;
-use dlfs::peers::{PeerOptions, PeerStats, live_page_bytes};
+use dlfs::peers::{PeerOptions, PeerStats, Serving, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
+use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
+use dlfs::tcp::Digests;
 use dlfs::tier::{PAGE_BYTES, Policy};
 use dlfs::units::{Epoch, Nsid, SampleId};
 use support::random::Random;
+use support::raw_host::RawHost;
 
 /// An image behind a target, and the bytes of its samples by id.
 struct Origin {
     temp: tempfile::TempDir,
     samples: Vec<Vec<u8>>,
     target: Target,
+    /// The most that the copiers of the nodes read, in bytes a second each.
+    copier_bytes_per_s: Option<u64>,
+    /// What the nodes answer for what they lack.
+    serving: Serving,
 }
 
 impl Origin {
@@ -51,7 +60,7 @@ impl Origin {
         let device = qpair::open(&image, &connect).unwrap();
         let nqn = "nqn.2026-11.io.dlfs:origin".parse().unwrap();
         let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
-        Origin { temp, samples, target }
+        Origin { temp, samples, target, copier_bytes_per_s: None, serving: Serving::ReadThrough }
     }
 
     /// Bytes of pages with samples.
@@ -66,6 +75,7 @@ impl Origin {
         let tiers = TierOptions {
             tiers: tiers.into_iter().collect(),
             policy: Policy::FirstTouch,
+            bandwidth_bytes_per_s: self.copier_bytes_per_s,
             ..TierOptions::default()
         };
         let options = OpenOptions { tiers, ..OpenOptions::default() };
@@ -123,15 +133,21 @@ fn join(
         world_size,
         listen: "127.0.0.1:0".parse().unwrap(),
         node: Some(format!("node {rank}")),
+        serving: origin.serving,
         keep_shares: false,
         timeout: Duration::from_secs(30),
-        connect: ConnectOptions::default(),
+        connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
     };
     let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
     let image = origin.open(Some(tier));
     let run = LoaderOptions { sharding, ..run(rank, world_size, 0..1) };
     let image = image.with_peers(&options, &run, &mut folder).unwrap();
     Node { rank, image, order, sharding }
+}
+
+/// The host NQN of all nodes.
+fn hostnqn() -> Nqn {
+    Nqn::new("nqn.2026-11.io.dlfs:node").unwrap()
 }
 
 fn run(rank: u32, world_size: u32, epochs: std::ops::Range<u64>) -> LoaderOptions {
@@ -148,6 +164,43 @@ fn run(rank: u32, world_size: u32, epochs: std::ops::Range<u64>) -> LoaderOption
 impl Node {
     fn stats(&self) -> PeerStats {
         self.image.peers().unwrap().stats()
+    }
+
+    /// Where it serves its peers.
+    fn address(&self) -> std::net::SocketAddr {
+        self.image.peers().unwrap().round().records()[self.rank as usize].addresses[0]
+    }
+
+    /// Bytes of the pages that its tier has.
+    fn held_bytes(&self) -> u64 {
+        self.image.tiers().unwrap().stats().tiers[0].held_bytes
+    }
+
+    /// The chunks that `node` holds.
+    fn chunks_of(&self, node: u32) -> Vec<u32> {
+        let peers = self.image.peers().unwrap();
+        let index = Some(peers.round().node_of(node));
+        let chunks = 0..self.image.directory().num_chunks();
+        chunks.filter(|&chunk| peers.holders().holder(chunk) == index).collect()
+    }
+
+    /// Ids of the samples of `chunks`.
+    fn ids_in(&self, chunks: &[u32]) -> Vec<SampleId> {
+        let directory = self.image.directory();
+        chunks.iter().flat_map(|&c| directory.samples_in_chunk(c)).map(|(id, _)| id).collect()
+    }
+
+    /// Reads samples by id and compares each.
+    fn read_ids(&self, origin: &Origin, ids: &[SampleId]) {
+        let mut reader = self.image.reader(ReaderOptions::default()).unwrap();
+        let mut batch = Batch::new();
+        for some in ids.chunks(64) {
+            reader.read_batch(some, &mut batch).unwrap();
+            for sample in batch.iter() {
+                let expected = &origin.samples[sample.id.0 as usize];
+                assert!(sample.bytes == expected, "sample {}", sample.id);
+            }
+        }
     }
 
     /// Reads `epochs` of its share and compares each sample; returns the ids. `each` is called after each batch.
@@ -381,4 +434,293 @@ fn wrong_bytes_from_a_peer_are_never_delivered() {
     let mismatched: u64 = nodes.iter().map(|node| node.stats().mismatched_bytes).sum();
     println!("{mismatched} bytes differed, none was delivered");
     assert!(mismatched > 0);
+}
+
+#[test]
+fn a_node_keeps_room_for_the_chunks_that_it_holds() {
+    let origin = Origin::new(34, 1_500, 20_000);
+    let mut nodes = nodes(&origin, 2, 1.4);
+    drop(nodes.pop());
+    let node = &nodes[0];
+    let served = || origin.target.stats().read_bytes;
+    // Alone it reads what the other one held, too.
+    node.read(&origin, 1, 0..1, |_| {});
+    let tiers = node.image.tiers().unwrap();
+    wait_until("all copies", || tiers.is_settled());
+    let of_chunk = live_page_bytes(node.image.directory());
+    let own = node.chunks_of(0);
+    let own_bytes: u64 = own.iter().map(|&chunk| of_chunk[chunk as usize]).sum();
+    let data = origin.data_bytes();
+    println!("{} of {data} bytes kept, {own_bytes} of them its own", node.held_bytes());
+    assert!(node.held_bytes() > own_bytes + data / 20, "the rest of the room is used");
+    let before = served();
+    node.read_ids(&origin, &node.ids_in(&own));
+    let again = served() - before;
+    assert!(again * 100 <= own_bytes, "{again} of {own_bytes} bytes came from the origin again");
+}
+
+#[test]
+fn copies_that_others_hold_now_make_room() {
+    let origin = Origin::new(35, 1_500, 20_000);
+    let data = origin.data_bytes();
+    fs::create_dir(origin.tier(0)).unwrap();
+    let tier = format!("file:{}:{}", origin.tier(0).display(), data * 7 / 10);
+    // An earlier run alone filled the tier.
+    let (order, sharding) = (OrderKind::Global, Sharding::Strided);
+    let alone = Node { rank: 0, image: origin.open(Some(&tier)), order, sharding };
+    alone.read(&origin, 1, 0..1, |_| {});
+    wait_until("all copies", || alone.image.tiers().unwrap().is_settled());
+    assert!(alone.held_bytes() * 10 > data * 6);
+    drop(alone);
+    fs::create_dir(origin.tier(1)).unwrap();
+    let other = format!("file:{}:{}", origin.tier(1).display(), data * 7 / 10);
+    let nodes: Vec<Node> = thread::scope(|scope| {
+        let joining: Vec<_> = [tier, other]
+            .into_iter()
+            .zip(0..)
+            .map(|(tier, rank)| {
+                let origin = &origin;
+                scope.spawn(move || {
+                    join(origin, (rank, 2), &tier, (OrderKind::Global, Sharding::Strided))
+                })
+            })
+            .collect();
+        joining.into_iter().map(|joined| joined.join().unwrap()).collect()
+    });
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    let before = origin.target.stats().read_bytes;
+    read_all(&origin, &nodes, 1..3);
+    let later = origin.target.stats().read_bytes - before;
+    println!("{:.3} of the data an epoch from the origin", later as f64 / data as f64 / 2.);
+    assert!(later * 100 <= data * 2 * 3, "{later} of {data} bytes");
+}
+
+#[test]
+fn the_rest_of_a_chunk_is_fetched_behind_its_first_reader() {
+    let origin = Origin::new(36, 600, 20_000);
+    let nodes = nodes(&origin, 2, 3.);
+    let chunk = nodes[0].chunks_of(1)[0];
+    let ids = nodes[0].ids_in(&[chunk]);
+    let live = live_page_bytes(nodes[0].image.directory())[chunk as usize];
+    let served = || origin.target.stats().read_bytes;
+    let before = served();
+    nodes[0].read_ids(&origin, &ids[..1]);
+    wait_until("the chunk", || nodes[1].held_bytes() >= live);
+    assert_eq!(nodes[1].held_bytes(), live, "nothing else");
+    nodes[0].read_ids(&origin, &ids);
+    assert_eq!(nodes[0].held_bytes(), 0, "it is not kept twice");
+    assert_eq!(served() - before, live, "each page once, neither header nor gaps");
+}
+
+#[test]
+fn nodes_that_serve_only_copies_fetch_them_by_themselves() {
+    let origin = Origin {
+        copier_bytes_per_s: Some(4 << 20),
+        serving: Serving::CopiesOnly,
+        ..Origin::new(37, 1_000, 20_000)
+    };
+    let nodes = nodes(&origin, 3, 1.3);
+    // At first much is absent, and every node reads it from the origin itself.
+    read_all(&origin, &nodes, 0..1);
+    let data = origin.data_bytes();
+    let held = || nodes.iter().map(Node::held_bytes).sum::<u64>();
+    let absent = || nodes.iter().map(|node| node.stats().not_there_bytes).sum::<u64>();
+    assert!(absent() > 0, "nothing was absent");
+    // Copies of what others hold count, too, so their number alone does not say when all are there.
+    let mut last = (held(), Instant::now());
+    wait_until("all copies", || {
+        if held() != last.0 {
+            last = (held(), Instant::now());
+        }
+        last.1.elapsed() > Duration::from_millis(1500)
+    });
+    let before = (origin.target.stats().read_bytes, absent());
+    read_all(&origin, &nodes, 1..3);
+    let later = origin.target.stats().read_bytes - before.0;
+    println!("{} bytes were absent at first, {later} of {data} read again", before.1);
+    assert!(later * 100 <= data * 2 * 3, "{later} of {data} bytes");
+    assert!(absent() - before.1 <= data / 50, "what is there is served");
+    let from_peers: u64 =
+        nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum();
+    assert!(from_peers > data, "two of three bytes are held elsewhere");
+}
+
+#[test]
+fn wrong_bytes_make_their_holder_fetch_them_anew() {
+    let origin = Origin::new(38, 600, 20_000);
+    let nodes = nodes(&origin, 2, 3.);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    let ids = nodes[0].ids_in(&nodes[0].chunks_of(1));
+    let id = *ids.iter().find(|id| origin.samples[id.0 as usize].len() > 64).unwrap();
+    let sample = &origin.samples[id.0 as usize];
+    let path = fs::read_dir(origin.tier(1)).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(64).position(|bytes| bytes == &sample[..64]).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[!bytes[at]], at as u64).unwrap();
+    let before = origin.target.stats().read_bytes;
+    nodes[0].read_ids(&origin, &[id]);
+    let stats = nodes[0].stats();
+    assert!(stats.mismatched_bytes > 0);
+    assert_eq!(stats.rerouted_bytes, 0, "the same peer served it");
+    assert!(origin.target.stats().read_bytes > before, "which read it from the origin again");
+    assert_eq!(nodes[1].image.tiers().unwrap().stats().tiers[0].damaged, 1);
+    wait_until("the copy", || nodes[1].image.tiers().unwrap().is_settled());
+    wait_until("the copy in its place", || {
+        let now = fs::read(&path).unwrap();
+        now.windows(sample.len()).any(|bytes| bytes == &sample[..])
+    });
+    let before = origin.target.stats().read_bytes;
+    nodes[0].read_ids(&origin, &ids);
+    assert_eq!(nodes[0].stats().mismatched_bytes, stats.mismatched_bytes);
+    assert_eq!(origin.target.stats().read_bytes, before);
+}
+
+/// Flips single bits of all nodes' copies: a tenth of them before each of ten epochs.
+#[test]
+fn bytes_that_flip_in_a_holders_memory_are_never_delivered() {
+    let num: u64 =
+        std::env::var("DLFS_TEST_FLIPS").map_or(300, |num| num.parse().expect("a number"));
+    let seed = 39;
+    let origin = Origin::new(seed, 1_000, 20_000);
+    let nodes = nodes(&origin, 3, 1.5);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    let mut random = Random::new(seed);
+    let open = |rank| {
+        let path = fs::read_dir(origin.tier(rank)).unwrap().next().unwrap().unwrap().path();
+        fs::OpenOptions::new().read(true).write(true).open(path).unwrap()
+    };
+    let files: Vec<fs::File> = (0..3).map(open).collect();
+    for epoch in 1..11 {
+        for _ in 0..num / 10 {
+            let file = &files[random.below(3) as usize];
+            let len = file.metadata().unwrap().len();
+            let at = 16 * PAGE_BYTES + random.below(len - 16 * PAGE_BYTES);
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 1 << random.below(8)], at).unwrap();
+        }
+        read_all(&origin, &nodes, epoch..epoch + 1);
+    }
+    let mismatched: u64 = nodes.iter().map(|node| node.stats().mismatched_bytes).sum();
+    println!("{num} bytes flipped, {mismatched} bytes differed on their way, none was delivered");
+    assert!(mismatched > 0);
+}
+
+#[test]
+fn a_peer_that_stays_away_makes_no_read_wait() {
+    let origin = Origin::new(41, 600, 20_000);
+    let mut nodes = nodes(&origin, 2, 3.);
+    read_all(&origin, &nodes, 0..1);
+    let first = nodes.remove(0);
+    let ids = first.ids_in(&first.chunks_of(1));
+    let address = nodes[0].address();
+    drop(nodes);
+    first.read_ids(&origin, &ids);
+    let rerouted = first.stats().rerouted_bytes;
+    assert!(rerouted > 0);
+    // A listener that never answers takes its place: connecting to it takes a second, a read does not.
+    let listener = std::net::TcpListener::bind(address).unwrap();
+    let until = Instant::now() + Duration::from_secs(4);
+    let mut longest = Duration::ZERO;
+    while Instant::now() < until {
+        let began = Instant::now();
+        first.read_ids(&origin, &ids[..4]);
+        longest = longest.max(began.elapsed());
+        thread::sleep(Duration::from_millis(10));
+    }
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_ok(), "nobody connected to it");
+    println!("the longest read took {longest:?}");
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
+}
+
+#[test]
+fn a_node_serves_thin_namespaces_that_say_what_it_holds() {
+    let origin = Origin::new(42, 300, 20_000);
+    let nodes = nodes(&origin, 2, 3.);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    let directory = nodes[0].image.directory();
+    let image = dlfs::order::ImageId(directory.uuid().0);
+    let nqn = format!("nqn.2026-11.io.dlfs:cache:{image}:{}", directory.generation().0);
+    let address = nodes[0].address();
+    let digests = Digests { header: false, data: false };
+    let mut host = RawHost::initialised(address, &Nqn::new(nqn).unwrap(), digests);
+    host.hostnqn = hostnqn();
+    assert!(host.connect(0, 31, ConnectData::CNTLID_DYNAMIC).status().is_success());
+    let enable = Sqe::property_set(0, Property::Cc, u64::from(Cc::ENABLE.0));
+    assert!(host.call(enable, &[]).0.status().is_success());
+    let (_, page) = host.call(Sqe::identify(0, cns::NAMESPACE, Nsid(1)), &[]);
+    let id = IdentifyNamespace::decode(&page).unwrap();
+    assert_eq!(id.nsfeat & IdentifyNamespace::NSFEAT_THINP, IdentifyNamespace::NSFEAT_THINP);
+    let held = nodes[0].held_bytes() / PAGE_BYTES;
+    assert!(held > 0 && held < id.nsze.get());
+    assert_eq!((id.nuse.get(), id.ncap.get()), (held, id.nsze.get()));
+    assert_eq!(id.nsze.get() * PAGE_BYTES, origin.open(None).devices()[0].namespace().len_bytes());
+}
+
+/// What a node costs that is connected with many others and has nothing to do: `DLFS_TEST_PEERS` of them.
+#[test]
+fn idle_connections_to_many_peers_cost_little() {
+    let peers: u32 =
+        std::env::var("DLFS_TEST_PEERS").map_or(8, |peers| peers.parse().expect("a number"));
+    let origin = Origin::new(43, 1_500, 20_000);
+    let nodes = nodes(&origin, peers + 1, 3.);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    // Every node has read from every other that holds anything; node 0 keeps its connections open.
+    let mut first = nodes[0].image.prefetcher(run(0, peers + 1, 1..1_000)).unwrap();
+    for _ in 0..20 {
+        first.next().unwrap().unwrap();
+    }
+    thread::sleep(Duration::from_secs(1));
+    let before = cpu_by_thread();
+    let span = Duration::from_secs(3);
+    thread::sleep(span);
+    let used = |(thread, (name, ticks)): (u64, (String, u64))| {
+        (name, ticks - before.get(&thread).map_or(0, |(_, ticks)| *ticks))
+    };
+    let mut by_name: Vec<(String, u64)> = cpu_by_thread().into_iter().map(used).collect();
+    by_name.sort();
+    // All targets of this process have the same name: that of one node is at most the busiest.
+    let (targets, others): (Vec<_>, Vec<_>) =
+        by_name.into_iter().partition(|(name, _)| name.starts_with("dlfs-target"));
+    let busiest = targets.iter().map(|(_, ticks)| *ticks).max().unwrap_or(0);
+    // The keeper serves the connections of all nodes here, and each has a copier.
+    let others: u64 = others.iter().map(|(_, ticks)| *ticks).sum();
+    let share = |ticks: u64| ticks as f64 / 100. / span.as_secs_f64();
+    let one = share(busiest) + share(others) / f64::from(peers + 1);
+    println!(
+        "{peers} peers: {:.4} of a core idle, target {:.4}, all other threads {:.4}",
+        one,
+        share(busiest),
+        share(others)
+    );
+    assert!(one <= 0.02 + 0.01, "{one} of a core, counted in hundredths of a second");
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    let window = 4 << 10;
+    let pool = 64 << 10;
+    let sockets = u64::from(peers) * 2 * 64;
+    println!("{resident} kB resident for {} nodes", peers + 1);
+    assert!(resident <= u64::from(peers + 1) * (window + pool + sockets) + (64 << 10));
+}
+
+/// Name and processor time, in hundredths of a second, of each thread of this process.
+fn cpu_by_thread() -> std::collections::BTreeMap<u64, (String, u64)> {
+    let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let of_thread = |entry: fs::DirEntry| {
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1.to_owned();
+        let fields: Vec<&str> = tail.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        Some((entry.file_name().to_str()?.parse().ok()?, (name, ticks(11)? + ticks(12)?)))
+    };
+    threads.filter_map(of_thread).collect()
 }

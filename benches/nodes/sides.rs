@@ -10,8 +10,8 @@ use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
-use dlfs::peers::PeerOptions;
 use dlfs::peers::rendezvous::Folder;
+use dlfs::peers::{PeerOptions, Serving};
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::Batch;
@@ -146,6 +146,7 @@ fn peer_options(options: &Options) -> PeerOptions {
         world_size,
         listen: SocketAddr::new(options.text("listen").parse().expect("an IP address"), 0),
         node: Some(format!("machine {rank}")),
+        serving: Serving::ReadThrough,
         keep_shares: false,
         timeout: Duration::from_secs(60),
         connect: ConnectOptions::default(),

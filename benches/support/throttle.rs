@@ -57,6 +57,7 @@ impl Device for Throttled {
             // Data behind a link are not in the page cache, and cannot be overwritten there.
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

@@ -3,6 +3,9 @@
 //! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
 //! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves whole
 //! units and, if the first sample of one begins in the last page of the unit before, that page.
+//!
+//! Where nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds for
+//! all. When the first page of a chunk is kept, the copier fetches the rest of it behind the readers.
 
 use super::Shared;
 use super::copier::Job;
@@ -85,11 +88,15 @@ impl Shared {
                 None => false,
             },
         };
+        let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
         // Other units of a plan are fetched when it is their turn.
         if is_more && is_one_sample && !is_border {
             self.send(Job::Fill(together));
+        }
+        if let Some(chunk) = chunk {
+            self.send(Job::Behind(chunk.collect()));
         }
     }
 
@@ -132,7 +139,7 @@ impl Shared {
             Some(location) => {
                 let has_room = PageSet::range(location.first.into()..bounds.pages());
                 let more = more.and(has_room);
-                !more.is_empty() && ledger.reserve(location.tier, more.len().into()) && {
+                !more.is_empty() && ledger.reserve(unit, location.tier, more.len().into()) && {
                     self.copies.reserve(unit, more);
                     true
                 }
@@ -189,8 +196,8 @@ impl Shared {
         let place = location.page..location.page + space;
         // After the last reader has notice, and before its room is reserved again.
         let freed = self.media[usize::from(location.tier)].deallocate(place.clone());
-        ledger.unreserve(location.tier, reserved.len().into());
-        ledger.give_back(location.tier, place);
+        ledger.unreserve(unit, location.tier, reserved.len().into());
+        ledger.give_back(unit, location.tier, place);
         self.copies.set_room(ledger.room());
         drop(ledger);
         if let Err(error) = freed {
@@ -204,7 +211,7 @@ impl Shared {
         let Some(location) = self.copies.location(unit) else { return };
         let pages = pages.and(self.copies.reserved(unit));
         self.copies.unreserve(unit, pages);
-        ledger.unreserve(location.tier, pages.len().into());
+        ledger.unreserve(unit, location.tier, pages.len().into());
         self.copies.set_room(ledger.room());
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! Pages that a reader fetches are written as they arrive, and not read again. Of samples that are
 //! kept whole, the pages that no reader asks for are fetched in large reads, within the bandwidth limit and
-//! at low priority: never a page that is there or under way. Planned units ahead of the readers are fetched
-//! only while no reader waits for the origin. For a tier with a number of threads, at most that many fetches,
-//! and as many writes of up to 1 MiB, are in flight.
+//! at low priority: never a page that is there or under way. Planned units, and the rest of chunks that nodes
+//! hold for each other, are fetched ahead of the readers only while none waits for the origin. For a tier with
+//! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crossbeam::channel::Receiver;
 
 use super::{Shared, TierPlan};
 use crate::buf::IoBuf;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::calls::{Calls, Ticket};
 use crate::qpair::{PairScope, open_pairs};
 use crate::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
@@ -34,6 +34,11 @@ pub(super) enum Job {
     Gone(u32, PageSet),
     /// These copies were corrupt or unreadable, and are no longer published.
     Corrupt(u32, PageSet),
+    /// Units of chunks that somebody has begun to read, or that are to be held: the copier fetches what nobody
+    /// reads now.
+    Behind(Vec<u32>),
+    /// Units whose copies to evict.
+    Evict(Vec<u32>),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
     /// What this process plans to keep. Only for a [`Link`](super::share::Link).
@@ -63,6 +68,7 @@ pub(super) struct Copier {
     /// Copies of an earlier run to verify, with their tiers.
     to_check: VecDeque<(u8, Kept)>,
     unchecked: HashSet<u32>,
+    /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
     planned: VecDeque<u32>,
     active: Vec<Active>,
     /// For each tier, the pages of its index that are not written.
@@ -232,8 +238,12 @@ impl Copier {
                 self.sum_again(unit, now);
                 if self.shared.is_filled_behind(unit) {
                     self.fill(unit, now);
+                } else if self.shared.ledger.lock().is_held(unit) {
+                    self.planned.push_back(unit);
                 }
             }
+            Job::Behind(units) => self.planned.extend(units),
+            Job::Evict(units) => units.into_iter().for_each(|unit| self.evict(unit)),
             Job::Plan { wanted, evicted } => {
                 evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
@@ -313,6 +323,13 @@ impl Copier {
         if let Some(filling) = self.filling.get_mut(&unit) {
             filling.touched = now;
         }
+        if !self.is_intact(unit, first, &bytes) {
+            let written = self.writing.get(&unit).copied().unwrap_or_default();
+            self.shared.copies.release(unit, pages.without(written));
+            self.shared.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
+            let text = "the origin's data differ from the directory";
+            return self.fetch_failed(unit, &Error::new(ErrorKind::Corrupt, text));
+        }
         let keep = self.keep(unit, pages);
         let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
         let is_written = self.writing.get(&unit).copied().unwrap_or_default();
@@ -335,6 +352,15 @@ impl Copier {
             let writing = self.writing.entry(unit).or_default();
             *writing = writing.with(keep);
         }
+    }
+
+    /// Whether the samples that lie wholly in `bytes`, from page `first` of the unit on, are right, as far as
+    /// this process has to know.
+    fn is_intact(&self, unit: u32, first: u32, bytes: &[u8]) -> bool {
+        let units = &self.shared.units;
+        let start = units.get(unit).start_bytes() + u64::from(first) * PAGE_BYTES;
+        let intact = self.shared.intact.get();
+        intact.is_none_or(|intact| intact.is_intact(units.namespace_of(unit), start, bytes))
     }
 
     /// Those of `pages` to be written now.
@@ -494,7 +520,7 @@ impl Copier {
         }
     }
 
-    fn fetch_failed(&mut self, unit: u32, error: &crate::error::Error) {
+    fn fetch_failed(&mut self, unit: u32, error: &Error) {
         tracing::debug!(unit, error = %error.report(), "not copied");
         let Some(filling) = self.filling.get_mut(&unit) else { return };
         filling.failures += 1;
@@ -675,7 +701,7 @@ impl Copier {
         true
     }
 
-    /// Fetches a planned unit ahead of its readers.
+    /// Fetches a unit ahead of its readers.
     fn fetch_planned(&mut self, unit: u32, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let all = shared.units.get(unit).all();

@@ -25,13 +25,14 @@
 //! copies and send it what they read from the origin. So does a forked child (`running.rs`). Where tiers
 //! are not shared, a forked child reads the existing copies and creates none.
 //!
-//! Read `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says what a tier may
-//! overwrite.
+//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says
+//! what a tier may overwrite.
 
 mod admission;
 mod config;
 mod config_file;
 mod copier;
+mod device;
 mod folder;
 mod hdmlp;
 mod heir;
@@ -49,6 +50,7 @@ mod sources;
 mod stats;
 mod takeover;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -56,6 +58,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
 
+use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Uuid;
 use crate::process::Forked;
@@ -63,7 +66,7 @@ use crate::qpair::Device;
 use crate::qpair::group::Waker;
 use crate::threads::Fate;
 use crate::tier::{
-    Candidate, CopyLocation, CopyTable, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
+    Candidate, CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,
     copies_to_evict,
 };
 use crate::units::Generation;
@@ -119,6 +122,8 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Reads of the origin that somebody waits for.
     demand: Arc<AtomicUsize>,
+    /// What copies are compared with before they are published, where other nodes rely on them.
+    intact: Arc<OnceLock<Arc<Intact>>>,
     /// Number of waits for a claimed page that were in vain, since the last one that succeeded.
     overdue: AtomicU32,
     /// The state that replaces this one after the owner's end.
@@ -167,6 +172,8 @@ impl Cache {
             sources: Arc::new(Sources::new(options.rates.clone())),
             plan: Arc::new(Forked::new(Mutex::default())),
             demand: Arc::default(),
+            holding: Arc::default(),
+            intact: Arc::default(),
         };
         let until = Instant::now() + ATTACH_WAIT;
         let mut was_free = false;
@@ -185,7 +192,7 @@ impl Cache {
             }
         };
         let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
-        Ok(Cache { devices: pair::devices(&tiers), tiers, policy: options.policy })
+        Ok(Cache { devices: device::devices(&tiers), tiers, policy: options.policy })
     }
 
     /// The process that owns the tiers, if this one has attached to another.
@@ -201,6 +208,13 @@ impl Cache {
     /// The namespaces of the data set, with the tiers in front of them.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    /// The namespaces as other nodes see them: thinly provisioned, with as many blocks in use as there are
+    /// copies. With `copies_only`, a read of data without copies ends with *Deallocated or Unwritten Logical
+    /// Block*, and never reaches the origin.
+    pub fn views(&self, copies_only: bool) -> Vec<Arc<dyn Device>> {
+        device::views(&self.tiers, copies_only)
     }
 
     /// The policy that decides which units are kept.
@@ -257,6 +271,47 @@ impl Cache {
         Ok(())
     }
 
+    /// Keeps room for the chunks that this node holds for all nodes of its job: other pages are kept only in
+    /// the room that those leave, and copies of an earlier run are evicted where they take more. `chunks` are
+    /// the namespace and the bytes of each chunk, and whether this node holds it. With `fills` the copier fetches
+    /// those that this node holds; otherwise it fetches the rest of those that somebody begins to read. Samples
+    /// that arrive whole are compared with `intact` before they are published.
+    ///
+    /// Only first-touch; a plan says itself what is kept.
+    pub fn set_held(
+        &self,
+        chunks: impl IntoIterator<Item = (u16, Range<u64>, bool)>,
+        fills: bool,
+        intact: &Arc<Intact>,
+    ) {
+        // A second round has the same samples.
+        let _ = self.tiers.opening.intact.set(Arc::clone(intact));
+        let units = self.units();
+        let chunk = |(namespace, bytes, is_held)| {
+            let units_of = units.within(namespace, &bytes);
+            let pages = units_of.clone().map(|unit| u64::from(units.get(unit).pages())).sum();
+            (units_of, pages, is_held)
+        };
+        let holding = Holding::new(chunks.into_iter().map(chunk));
+        *self.tiers.opening.holding.lock() = Some(holding.clone());
+        let shared = &*self.tiers.latest();
+        if !shared.is_owner() || self.policy != Policy::FirstTouch {
+            return; // the owner's room is what counts
+        }
+        let mut ledger = shared.ledger.lock();
+        let lacking = opening::lacking(&holding, units, &shared.copies);
+        ledger.set_holding(holding.clone(), lacking);
+        let is_overdrawn = ledger.is_overdrawn();
+        drop(ledger);
+        let evicted = if is_overdrawn { shared.not_held(&holding) } else { Vec::new() };
+        if !evicted.is_empty() {
+            shared.send(Job::Evict(evicted));
+        }
+        if fills {
+            shared.send(Job::Behind(holding.held_units().collect()));
+        }
+    }
+
     /// Counters of reads and copies since the start.
     pub fn stats(&self) -> CacheStats {
         let shared = self.tiers.latest();
@@ -302,6 +357,7 @@ impl Shared {
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
             demand: Arc::clone(&opening.demand),
+            intact: Arc::clone(&opening.intact),
             overdue: AtomicU32::new(0),
             next: OnceLock::new(),
             stop: AtomicBool::new(false),
@@ -380,6 +436,14 @@ impl Shared {
         tiers
             .flat_map(|(tier, (there, wanted))| copies_to_evict(there, wanted, free(tier)))
             .collect()
+    }
+
+    /// The units with copies that are not held. All of them are evicted where they take room that held ones
+    /// lack: other nodes have those copies, and a few holes would not be contiguous.
+    fn not_held(&self, holding: &Holding) -> Vec<u32> {
+        let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
+        let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));
+        not_held.filter(|&unit| self.copies.location(unit).is_some()).filter(is_first).collect()
     }
 
     /// The current state of the tiers, after all takeovers.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -15,11 +15,12 @@ use super::sources::Sources;
 use super::stats::Counters;
 use super::{Identity, Shared, TierPlan};
 use crate::buf::SharedWords;
+use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Thread, caught};
-use crate::tier::{CopyTable, Kept, Ledger, Units};
+use crate::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 
 /// How [`Cache::new`](super::Cache::new), takeovers and forked children open the tiers.
 #[derive(Clone)]
@@ -35,6 +36,10 @@ pub(super) struct Opening {
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
     pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
+    /// What this node holds for others, once that is known: for the next owner, too.
+    pub(super) holding: Arc<Mutex<Option<Holding>>>,
+    /// What copies are compared with before they are published, where others rely on them.
+    pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
 }
 
 /// The threads of the owner.
@@ -108,6 +113,10 @@ impl Opening {
         });
         for (number, media) in (0..).zip(&media) {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
+        }
+        if let Some(holding) = self.holding.lock().clone() {
+            let lacking = lacking(&holding, units, &copies);
+            ledger.set_holding(holding, lacking);
         }
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam::channel::unbounded();
@@ -247,6 +256,18 @@ fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = runs.collect();
     runs.sort_unstable_by_key(|run| run.start);
     runs
+}
+
+/// What the held chunks have neither reserved nor a place for.
+pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> Lacking {
+    holding.held_units().fold(Lacking::default(), |sum, unit| {
+        let all = units.get(unit).all();
+        let unplaced = if copies.location(unit).is_none() { all.len() } else { 0 };
+        Lacking {
+            pages: sum.pages + u64::from(all.without(copies.reserved(unit)).len()),
+            space: sum.space + u64::from(unplaced),
+        }
+    })
 }
 
 /// Whether the error is final: neither trying again nor owning the tiers helps.

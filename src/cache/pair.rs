@@ -10,126 +10,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
-
 use super::Shared;
 use super::admission::Claim;
 use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
-use super::running::Tiers;
 use super::sources::Source;
 use crate::buf::{IoBuf, Pool, SharedBuf};
-use crate::error::Result;
+use crate::nvme::Status;
+use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
-use crate::qpair::{
-    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
-    QueuePair,
-};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair};
 use crate::tier::{PAGE_BYTES, PageSet};
 use crate::units::Lba;
 
-/// One for each origin.
-pub(super) fn devices(tiers: &Arc<Tiers>) -> Vec<Arc<dyn Device>> {
-    let device =
-        |number| -> Arc<dyn Device> { Arc::new(TieredDevice { tiers: Arc::clone(tiers), number }) };
-    (0..tiers.opening.origins.len() as u16).map(device).collect()
-}
-
-struct TieredDevice {
-    tiers: Arc<Tiers>,
-    number: u16,
-}
-
-impl TieredDevice {
-    fn origin(&self) -> &Arc<dyn Device> {
-        &self.tiers.opening.origins[usize::from(self.number)]
-    }
-
-    /// The origin's namespace with blocks of one page, so that blocks are whole pages of a copy.
-    fn describe(&self, origin: Namespace) -> Namespace {
-        let shared = self.tiers.latest();
-        let tiers = shared.media.iter().map(|media| media.device.namespace());
-        let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(MIN_OF_TIERS);
-        Namespace {
-            num_blocks: origin.len_bytes() / PAGE_BYTES,
-            block_len_bytes: PAGE_BYTES as u32,
-            max_transfer_bytes: origin.max_transfer_bytes.min(most),
-            read_only: true,
-            engine: format!("tiers over {}", origin.engine),
-            ..origin
-        }
-    }
-}
-
-impl Device for TieredDevice {
-    fn namespace(&self) -> Namespace {
-        self.describe(self.origin().namespace())
-    }
-
-    fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let shared = self.tiers.latest();
-        let origin = self.origin().queue_pair_in(scope)?;
-        let namespace = self.describe(origin.namespace().clone());
-        let mut sources = vec![Source::to(origin, None)];
-        for (tier, media) in (0..).zip(&shared.media) {
-            let pair = media.device.queue_pair_in(scope)?;
-            sources.push(Source::to(pair, shared.sources.limit(tier)));
-        }
-        Ok(Box::new(TieredPair {
-            shared,
-            pool: None,
-            registry: None,
-            number: self.number,
-            namespace,
-            sources,
-            reads: Slab::new(),
-            ready: VecDeque::new(),
-            scratch: Vec::new(),
-            ahead: ReadAhead::default(),
-            waiting: Vec::new(),
-            look_again: None,
-            has_moved: false,
-            cuts: Vec::new(),
-        }))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let origin = self.origin().capabilities();
-        Capabilities {
-            max_queue_pairs: origin.max_queue_pairs,
-            can_grow: false,
-            is_exclusive: false,
-            late_writes: origin.late_writes,
-            checks_writes: origin.checks_writes,
-            // Whole units are copied, so whole chunks should be read.
-            is_page_cached: false,
-            local_path: origin.local_path,
-        }
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.namespace().must_hold(len_bytes)
-    }
-}
-
-/// An accepted read: the number of missing pieces, and the pieces that have arrived.
-struct Read {
-    tag: u64,
-    pieces: Vec<Piece>,
-    missing: usize,
-    failed: Option<IoError>,
-}
-
-struct Piece {
-    /// Offset of its first byte on the namespace.
-    start: u64,
-    len: usize,
+/// The state of a piece.
+struct Way {
     /// Index of its source: 0 is the origin, 1 the first tier; or [`AHEAD`] or [`WAIT`].
     source: usize,
     began: Instant,
     /// Number of evictions before it began.
     evictions: u64,
-    buf: Option<IoBuf>,
     /// Claimed pages that it brings.
     claims: Vec<Claim>,
 }
@@ -149,15 +49,18 @@ impl Cut {
     }
 }
 
-struct TieredPair {
+/// See the module's page.
+pub(super) struct TieredPair {
     shared: Arc<Shared>,
     /// For the sources that a takeover brings.
     pool: Option<Pool>,
     registry: Option<Registry>,
     number: u16,
+    /// Whether data without a copy count as unwritten.
+    copies_only: bool,
     namespace: Namespace,
     sources: Vec<Source>,
-    reads: Slab<Read>,
+    pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     ahead: ReadAhead,
@@ -172,6 +75,33 @@ struct TieredPair {
 }
 
 impl TieredPair {
+    /// Reads namespace `number` from `sources`: the origin, then the tiers. With `copies_only` it never reads the
+    /// origin.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        (number, copies_only): (u16, bool),
+        namespace: Namespace,
+        sources: Vec<Source>,
+    ) -> TieredPair {
+        TieredPair {
+            shared,
+            pool: None,
+            registry: None,
+            number,
+            copies_only,
+            namespace,
+            sources,
+            pieces: Pieces::new(),
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            ahead: ReadAhead::default(),
+            waiting: Vec::new(),
+            look_again: None,
+            has_moved: false,
+            cuts: Vec::new(),
+        }
+    }
+
     fn take(&mut self, io: Io, now: Instant) {
         let checked = self.namespace.check(&io);
         if checked.is_err() || io.op != IoOp::Read {
@@ -184,47 +114,42 @@ impl TieredPair {
         let evictions = self.shared.copies.evictions();
         let mut cuts = std::mem::take(&mut self.cuts);
         self.cut(&range, &mut cuts);
-        let read = Read {
-            tag: io.tag,
-            pieces: Vec::with_capacity(cuts.len()),
-            missing: cuts.len(),
-            failed: None,
-        };
-        let key = self.reads.insert(read);
-        let mut rest = io.buf;
-        for (number, cut) in cuts.drain(..).enumerate() {
-            let len = (cut.range.end - cut.range.start) as usize;
-            let behind = rest.split_off(len);
-            let buf = std::mem::replace(&mut rest, behind);
-            let (start, mut claims) = (cut.range.start, cut.claims);
-            let source = match cut.source {
-                0 | AHEAD => self.origin_or_ahead(&cut.range, &mut claims, now),
+        if cuts.iter().any(|cut| cut.source == ABSENT) {
+            cuts.clear();
+            self.cuts = cuts;
+            let completion = Completion { tag: io.tag, buf: io.buf, result: Err(UNWRITTEN) };
+            return self.ready.push_back(completion);
+        }
+        let mut cutting = self.pieces.begin(io, start, cuts.len());
+        for Cut { range, source, at, mut claims } in cuts.drain(..) {
+            let source = match source {
+                0 | AHEAD => self.origin_or_ahead(&range, &mut claims, now),
                 source => source,
             };
-            let piece = Piece { start, len, source, began: now, evictions, buf: None, claims };
-            self.reads[key].pieces.push(piece);
-            let waiting = |buf| Waiting { piece: (key, number), start, buf };
+            let (start, len) = (range.start, (range.end - range.start) as usize);
+            let way = Way { source, began: now, evictions, claims };
+            let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
             match source {
                 AHEAD => {
-                    if let Some(served) = self.ahead.serve(waiting(buf)) {
+                    if let Some(served) = self.ahead.serve(Waiting { piece, start, buf }) {
                         self.served(served);
                     }
                 }
                 WAIT => {
-                    self.waiting.push(waiting(buf));
+                    self.waiting.push(Waiting { piece, start, buf });
                     self.look_again = Some(now + LOOK_INTERVAL);
                 }
-                source => self.push(source, cut.at, buf, (key, number)),
+                source => self.push(source, at, buf, piece),
             }
         }
         self.cuts = cuts;
     }
 
-    fn push(&mut self, source: usize, offset: u64, buf: IoBuf, (key, number): (usize, usize)) {
+    fn push(&mut self, source: usize, offset: u64, buf: IoBuf, piece: PieceId) {
         if source == 0 {
             self.shared.demand.fetch_add(1, Ordering::AcqRel);
         }
-        self.sources[source].push(offset, buf, (key as u64) << 32 | number as u64);
+        self.sources[source].push(offset, buf, piece.0);
     }
 
     /// Uses the tiers of the next owner once no read from the last owner's is outstanding. Until
@@ -328,19 +253,13 @@ impl TieredPair {
     }
 
     /// An ahead read has served a piece.
-    fn served(&mut self, Waiting { piece: (key, number), buf, .. }: Waiting) {
+    fn served(&mut self, Waiting { piece, buf, .. }: Waiting) {
         self.shared.counters.ahead(buf.len());
-        self.end_piece(key, number, buf);
+        self.end_piece(piece, buf, Ok(()));
     }
 
-    fn end_piece(&mut self, key: usize, number: usize, buf: IoBuf) {
-        let read = &mut self.reads[key];
-        read.pieces[number].buf = Some(buf);
-        read.missing -= 1;
-        if read.missing == 0 {
-            let read = self.reads.remove(key);
-            self.ready.push_back(read.finish());
-        }
+    fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>) {
+        self.ready.extend(self.pieces.end(piece, buf, result));
     }
 
     /// An ahead read has ended. Without data, each piece is read separately, since the read may
@@ -354,8 +273,8 @@ impl TieredPair {
         self.shared.demand.fetch_sub(1, Ordering::AcqRel);
         if completion.result.is_err() {
             claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
-            for Waiting { piece: (key, number), buf, .. } in self.ahead.ended(id, None).1 {
-                self.read_origin_instead(key, number, buf);
+            for Waiting { piece, buf, .. } in self.ahead.ended(id, None).1 {
+                self.read_origin_instead(piece, buf);
             }
             return;
         }
@@ -405,6 +324,10 @@ impl TieredPair {
 
     /// Splits a range without copies: from ahead reads where possible, otherwise from the origin.
     fn cut_origin(&self, range: Range<u64>, cuts: &mut Vec<Cut>) {
+        if self.copies_only {
+            let at = range.start;
+            return cuts.push(Cut::new(range, ABSENT, at));
+        }
         let mut at = range.start;
         while let Some(end) = self.ahead.end_of(at).filter(|_| at < range.end) {
             let end = end.min(range.end);
@@ -449,28 +372,28 @@ impl TieredPair {
     fn poll_waiting(&mut self, now: Instant) {
         let mut at = 0;
         while at < self.waiting.len() {
-            let Waiting { piece: (key, number), ref buf, start } = self.waiting[at];
+            let Waiting { piece, ref buf, start } = self.waiting[at];
             let range = start..start + buf.len() as u64;
-            let began = self.reads[key].pieces[number].began;
+            let began = self.pieces.get_mut(piece).info.began;
             let evictions = self.shared.copies.evictions();
-            match self.outcome(&range, now.saturating_duration_since(began)) {
-                Outcome::Wait => at += 1,
+            let outcome = self.outcome(&range, now.saturating_duration_since(began));
+            if matches!(outcome, Outcome::Wait) {
+                at += 1;
+                continue;
+            }
+            let Waiting { buf, .. } = self.waiting.swap_remove(at);
+            match outcome {
                 Outcome::Tier(source, offset) => {
                     self.shared.overdue.store(0, Ordering::Relaxed);
-                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
-                    let piece = &mut self.reads[key].pieces[number];
-                    (piece.source, piece.evictions) = (source, evictions);
-                    self.push(source, offset, buf, (key, number));
-                }
-                Outcome::Origin => {
-                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
-                    self.read_origin_instead(key, number, buf);
+                    let way = &mut self.pieces.get_mut(piece).info;
+                    (way.source, way.evictions) = (source, evictions);
+                    self.push(source, offset, buf, piece);
                 }
                 Outcome::Overdue => {
-                    let Waiting { buf, .. } = self.waiting.swap_remove(at);
                     self.take_claims_over(&range);
-                    self.read_origin_instead(key, number, buf);
+                    self.read_origin_instead(piece, buf);
                 }
+                Outcome::Origin | Outcome::Wait => self.read_origin_instead(piece, buf),
             }
         }
         self.look_again = (!self.waiting.is_empty()).then(|| now + LOOK_INTERVAL);
@@ -500,9 +423,10 @@ impl TieredPair {
     }
 
     /// How long to wait for a page: shorter after each wait in vain, so that a copier that hangs delays
-    /// all reads together by two seconds.
+    /// all reads together by two seconds. A slow origin makes claimants slow: those are not dead.
     fn longest_wait(&self) -> Duration {
-        MAX_WAIT / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
+        let patience = MAX_WAIT / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10));
+        patience.max(SLOW_READS * self.shared.counters.mean_origin_read())
     }
 
     /// Ends claims whose claimant has died, or takes too long.
@@ -524,12 +448,11 @@ impl TieredPair {
                 at += 1;
                 continue;
             }
-            let Waiting { piece: (key, number), start: from, mut buf } =
-                self.waiting.swap_remove(at);
+            let Waiting { piece, start: from, mut buf } = self.waiting.swap_remove(at);
             let skip = (from - start) as usize;
             let len = buf.len();
             buf.copy_from_slice(&bytes[skip..skip + len]);
-            self.end_piece(key, number, buf);
+            self.end_piece(piece, buf, Ok(()));
         }
     }
 
@@ -537,46 +460,48 @@ impl TieredPair {
         if completion.tag & AHEAD_TAG != 0 {
             return self.ahead_ended(completion, now);
         }
-        let key = (completion.tag >> 32) as usize;
-        let number = (completion.tag & u64::from(u32::MAX)) as usize;
-        let piece = &mut self.reads[key].pieces[number];
+        let Completion { tag, buf, result } = completion;
+        let id = PieceId(tag);
+        let piece = self.pieces.get_mut(id);
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
-        let took = now.saturating_duration_since(piece.began);
-        let claims = std::mem::take(&mut piece.claims);
-        let gave_way = source != 0 && !self.shared.is_unchanged_since(piece.evictions);
+        let took = now.saturating_duration_since(piece.info.began);
+        let claims = std::mem::take(&mut piece.info.claims);
+        let gave_way = source != 0 && !self.shared.is_unchanged_since(piece.info.evictions);
         if gave_way && !self.is_copied(&range) {
-            return self.read_origin_instead(key, number, completion.buf);
+            return self.read_origin_instead(id, buf);
         }
-        match (&completion.result, source) {
+        match (&result, source) {
             (Ok(()), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 self.shared.counters.origin_read(len, took);
-                self.pass_on(claims, range.start, &completion.buf);
-                self.serve_waiting(range.start, &completion.buf);
+                self.pass_on(claims, range.start, &buf);
+                self.serve_waiting(range.start, &buf);
             }
             (Ok(()), tier) => self.shared.counters.hit(tier as u8 - 1, len, took),
-            (Err(error), 0) => {
+            (Err(_), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
-                self.reads[key].failed.get_or_insert(error.clone());
             }
             (Err(_), _) => {
                 // An unreadable copy counts as missing: the origin still has the data.
                 self.mark_corrupt(&range);
-                return self.read_origin_instead(key, number, completion.buf);
+                return self.read_origin_instead(id, buf);
             }
         }
-        self.end_piece(key, number, completion.buf);
+        self.end_piece(id, buf, result);
     }
 
     /// Reads a piece from the origin after another source has failed.
-    fn read_origin_instead(&mut self, key: usize, number: usize, buf: IoBuf) {
-        let start = self.reads[key].pieces[number].start;
+    fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
+        if self.copies_only {
+            return self.end_piece(id, buf, Err(UNWRITTEN));
+        }
+        let start = self.pieces.get_mut(id).start;
         let mut claims = Vec::new();
         self.claim(&(start..start + buf.len() as u64), &mut claims);
-        let piece = &mut self.reads[key].pieces[number];
-        (piece.source, piece.claims) = (0, claims);
-        self.push(0, start, buf, (key, number));
+        let way = &mut self.pieces.get_mut(id).info;
+        (way.source, way.claims) = (0, claims);
+        self.push(0, start, buf, id);
     }
 
     /// Whether all of `range` is copied, so that the data read from it were valid.
@@ -641,16 +566,6 @@ enum Outcome {
     Overdue,
 }
 
-impl Read {
-    fn finish(self) -> Completion {
-        let mut buf = IoBuf::empty();
-        for piece in self.pieces {
-            buf.rejoin(piece.buf.expect("none is missing"));
-        }
-        Completion { tag: self.tag, buf, result: self.failed.map_or(Ok(()), Err) }
-    }
-}
-
 impl QueuePair for TieredPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
@@ -681,7 +596,8 @@ impl QueuePair for TieredPair {
             }
             self.scratch = scratch;
         }
-        if !self.waiting.is_empty() {
+        // Also when the last piece has been served meanwhile: a time that has passed would keep the poller awake.
+        if self.look_again.is_some() {
             self.poll_waiting(now);
         }
         for source in &mut self.sources {
@@ -717,7 +633,7 @@ impl QueuePair for TieredPair {
     }
 
     fn outstanding(&self) -> usize {
-        self.reads.len() + self.ready.len()
+        self.pieces.len() + self.ready.len()
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
@@ -762,12 +678,9 @@ impl Drop for TieredPair {
         let release = |claims: &[Claim]| {
             claims.iter().for_each(|&(unit, pages)| shared.release(unit, pages));
         };
-        for (_, read) in &self.reads {
-            for piece in read.pieces.iter().filter(|piece| piece.source == 0 && piece.buf.is_none())
-            {
-                shared.demand.fetch_sub(1, Ordering::AcqRel);
-                release(&piece.claims);
-            }
+        for piece in self.pieces.outstanding().filter(|piece| piece.info.source == 0) {
+            shared.demand.fetch_sub(1, Ordering::AcqRel);
+            release(&piece.info.claims);
         }
         for ahead in self.ahead.outstanding() {
             shared.demand.fetch_sub(1, Ordering::AcqRel);
@@ -782,14 +695,21 @@ const AHEAD: usize = usize::MAX;
 /// Source of a piece whose pages somebody else has claimed.
 const WAIT: usize = usize::MAX - 1;
 
+/// Source of a range that has no copy, where only copies are served.
+const ABSENT: usize = usize::MAX - 2;
+
+/// The answer to a read of such a range.
+const UNWRITTEN: IoError = IoError::Status(Status::UNWRITTEN_BLOCK.do_not_retry());
+
 /// How often to check pages that are under way.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// How long to wait for pages that another claimant reads. After that it is dead or very slow.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
+/// A claimant that has not brought its pages in this many times the mean duration of a read of the origin is
+/// dead.
+const SLOW_READS: u32 = 4;
+
 /// Marks the tag of an ahead read; the other bits are its id.
 const AHEAD_TAG: u64 = 1 << 63;
-
-/// The largest transfer that each kind of tier takes, for a process that has none yet.
-const MIN_OF_TIERS: u32 = 1 << 20;

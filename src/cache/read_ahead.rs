@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::admission::Claim;
 use crate::buf::IoBuf;
+use crate::qpair::pieces::PieceId;
 
 /// The ahead reads of one queue pair, and where its last reads ended.
 #[derive(Default)]
@@ -38,8 +39,7 @@ pub(super) struct AheadRead {
 
 /// A piece of a read that an ahead read will serve.
 pub(super) struct Waiting {
-    /// The read, and the number of the piece.
-    pub(super) piece: (usize, usize),
+    pub(super) piece: PieceId,
     /// Offset of its first byte.
     pub(super) start: u64,
     pub(super) buf: IoBuf,

@@ -136,6 +136,11 @@ impl Counters {
         add(&self.read_ns, took.as_nanos() as u64);
     }
 
+    /// The mean duration of a read of the origin.
+    pub(super) fn mean_origin_read(&self) -> Duration {
+        Duration::from_nanos(load(&self.read_ns).checked_div(load(&self.reads)).unwrap_or(0))
+    }
+
     pub(super) fn ahead(&self, len: usize) {
         add(&self.ahead, 1);
         add(&self.ahead_bytes, len as u64);

@@ -8,10 +8,11 @@ use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::Cache;
+use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
-use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served};
+use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served, Serving};
 use crate::prefetch::LoaderOptions;
 use crate::qpair::ConnectOptions;
 use crate::reader::{Watch, interrupted};
@@ -37,7 +38,7 @@ impl Image {
         rendezvous: &mut dyn Rendezvous,
     ) -> Result<Image> {
         let run = run.into();
-        let served = self.served(run)?;
+        let served = self.served(run, options.serving)?;
         // Ranks that share tiers are one node.
         let node = self.tiers().and_then(Cache::node).map(str::to_owned);
         let is_local = run.is_some_and(|run| run.sharding == Sharding::Local);
@@ -47,6 +48,7 @@ impl Image {
             ..options.clone()
         };
         let peers = Peers::join(&served, &options, rendezvous)?;
+        self.hold(&peers, options.serving, &served.intact);
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
         Ok(self)
@@ -58,7 +60,9 @@ impl Image {
     /// # Errors
     /// `InvalidArgument`: the image has no tiers. Those of [`Peers::attach`].
     pub fn attach_to_peers(mut self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
-        let peers = Peers::attach(&self.served(None)?, pass, connect)?;
+        let served = self.served(None, Serving::default())?;
+        let peers = Peers::attach(&served, pass, connect)?;
+        self.hold(&peers, Serving::default(), &served.intact);
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
         Ok(self)
@@ -123,7 +127,7 @@ impl Image {
         Some(Places { places, ..all })
     }
 
-    fn served(&self, run: Option<&LoaderOptions>) -> Result<Served<'_>> {
+    fn served(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<Served<'_>> {
         let Some(cache) = self.tiers() else {
             let text = "peers serve each other what their tiers hold, and there is no tier";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
@@ -131,10 +135,25 @@ impl Image {
         let pages: u64 = cache.capacities().iter().sum();
         Ok(Served {
             directory: &self.directory,
+            intact: Arc::new(Intact::new(Arc::clone(&self.directory))),
             cache: cache.devices(),
+            views: cache.views(serving == Serving::CopiesOnly),
             room_bytes: pages * PAGE_BYTES,
             order: run.map_or(0, hash_of),
         })
+    }
+
+    /// The tiers keep room for the chunks that this node holds.
+    fn hold(&self, peers: &Peers, serving: Serving, intact: &Arc<Intact>) {
+        let Some(cache) = self.tiers() else { return };
+        let chunk = |number| {
+            let chunk = self.directory.chunk(number);
+            let bytes = chunk.offset_bytes..chunk.offset_bytes + chunk.len_bytes;
+            let is_held = peers.holders().holder(number) == Some(peers.own_node());
+            (chunk.namespace, bytes, is_held)
+        };
+        let chunks = (0..self.directory.num_chunks()).map(chunk);
+        cache.set_held(chunks, serving == Serving::CopiesOnly, intact);
     }
 }
 
@@ -157,7 +176,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
-        self.image().served(run)?;
+        self.image().served(run, Serving::default())?;
         let mut meeting = meeting.clone();
         if !meeting.is_named {
             match JOINED.fetch_add(1, Ordering::Relaxed) {

@@ -91,6 +91,8 @@ pub enum RetryClass {
     Retry,
     /// The host must act first: authenticate, read the discovery log again, send fewer AERs.
     Local,
+    /// The blocks hold no data here: whoever has other copies reads one of those, whether DNR is set or not.
+    Elsewhere,
     /// The same command will fail again.
     Final,
 }
@@ -170,7 +172,7 @@ statuses! {
     2 / 0x84 REFERENCE_TAG_ERROR Path "reference tag check error";
     2 / 0x85 COMPARE_FAILURE Final "compare failure";
     2 / 0x86 ACCESS_DENIED Final "access denied";
-    2 / 0x87 UNWRITTEN_BLOCK Final "deallocated or unwritten logical block";
+    2 / 0x87 UNWRITTEN_BLOCK Elsewhere "deallocated or unwritten logical block";
     2 / 0x88 STORAGE_TAG_ERROR Final "storage tag check error";
     3 / 0x00 INTERNAL_PATH_ERROR Path "internal path error";
     3 / 0x01 ANA_PERSISTENT_LOSS Path "asymmetric access persistent loss";
@@ -211,10 +213,9 @@ impl Status {
     /// What the host can do. An unknown path-related code (SCT 3) is `Path`, any other unknown code
     /// `Final`.
     pub fn retry_class(self) -> RetryClass {
-        if self.dnr {
-            return RetryClass::Final;
-        }
         match self.facts() {
+            Some((_, RetryClass::Elsewhere)) => RetryClass::Elsewhere,
+            _ if self.dnr => RetryClass::Final,
             Some((_, class)) => class,
             None if self.sct == SCT_PATH => RetryClass::Path,
             None => RetryClass::Final,
@@ -285,11 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn no_status_is_named_twice_and_do_not_retry_is_always_final() {
+    fn no_status_is_named_twice_and_do_not_retry_means_here_never() {
         let mut seen = std::collections::HashSet::new();
         for status in Status::NAMED {
             assert!(seen.insert(*status), "{status}");
-            assert_eq!(status.do_not_retry().retry_class(), RetryClass::Final);
+            let is_elsewhere = status.is(Status::UNWRITTEN_BLOCK);
+            let class = if is_elsewhere { RetryClass::Elsewhere } else { RetryClass::Final };
+            assert_eq!(status.do_not_retry().retry_class(), class);
         }
     }
 
@@ -300,6 +303,7 @@ mod tests {
         assert_eq!(Status::NAMESPACE_NOT_READY.retry_class(), RetryClass::Retry);
         assert_eq!(Status::AUTHENTICATION_REQUIRED.retry_class(), RetryClass::Local);
         assert_eq!(Status::LBA_OUT_OF_RANGE.retry_class(), RetryClass::Final);
+        assert_eq!(Status::UNWRITTEN_BLOCK.retry_class(), RetryClass::Elsewhere);
         assert_eq!(Status::new(7, 0x12).retry_class(), RetryClass::Final);
     }
 

@@ -258,7 +258,7 @@ pub struct LbaFormat {
 /// | 0..8     | `nsze`     | size in blocks                                             |
 /// | 8..16    | `ncap`     | capacity in blocks                                         |
 /// | 16..24   | `nuse`     | blocks in use                                              |
-/// | 24       | `nsfeat`   | bit 4: NPWG and its like are given                         |
+/// | 24       | `nsfeat`   | bit 0 thin provisioning, bit 4: NPWG and its like are given |
 /// | 25       | `nlbaf`    | number of LBA formats, 0-based                             |
 /// | 26       | `flbas`    | formatted with: 3:0 and 6:5 index, bit 4 interleaved       |
 /// | 27..29   | `mc, dpc`  | metadata and protection capabilities                       |
@@ -307,6 +307,8 @@ const _: () = assert!(std::mem::offset_of!(IdentifyNamespace, nguid) == 104);
 impl IdentifyNamespace {
     /// `nmic`: the namespace may be attached to several controllers.
     pub const NMIC_SHARED: u8 = 1;
+    /// `nsfeat`: thin provisioning, so that fewer blocks may be in use than there are.
+    pub const NSFEAT_THINP: u8 = 1;
     /// `nsattr`: writes are refused.
     pub const NSATTR_WRITE_PROTECTED: u8 = 1;
 
@@ -326,6 +328,13 @@ impl IdentifyNamespace {
         id.nguid = nguid;
         id.lbaf[0].lbads = block_len_bytes.trailing_zeros() as u8;
         id
+    }
+
+    /// The same namespace, thinly provisioned, with `used_blocks` blocks allocated.
+    pub fn thin(mut self, used_blocks: u64) -> IdentifyNamespace {
+        self.nsfeat |= IdentifyNamespace::NSFEAT_THINP;
+        self.nuse = U64::new(used_blocks);
+        self
     }
 
     /// Decodes and checks Identify data: active, blocks of 512 to 4,096 bytes, no metadata, no

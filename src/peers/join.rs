@@ -16,7 +16,7 @@ use super::rendezvous::{self, Rendezvous};
 use super::round::Round;
 use super::stats::{Counters, PeerStats};
 use super::view::View;
-use crate::directory::Directory;
+use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
@@ -38,6 +38,8 @@ pub struct PeerOptions {
     pub listen: SocketAddr,
     /// The name that identifies this node; `None`: the machine's identity.
     pub node: Option<String>,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
     /// Whether no node holds more than 1.02 times what its ranks read, while others have room: for local
     /// shares.
     pub keep_shares: bool,
@@ -47,12 +49,26 @@ pub struct PeerOptions {
     pub connect: ConnectOptions,
 }
 
+/// What a node answers to a peer that asks for data which its tiers lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Serving {
+    /// It reads them from the origin, keeps those of chunks that it holds, and answers.
+    #[default]
+    ReadThrough,
+    /// That it has not got them: it serves copies only, and fetches those of chunks that it holds by itself.
+    CopiesOnly,
+}
+
 /// What a rank brings.
 pub struct Served<'a> {
     /// The samples.
     pub directory: &'a Directory,
+    /// Their checksums.
+    pub intact: Arc<Intact>,
     /// This rank's cache of each origin namespace, in the order of the image.
     pub cache: &'a [Arc<dyn Device>],
+    /// What it serves to peers: the same, or only the copies.
+    pub views: Vec<Arc<dyn Device>>,
     /// Bytes of pages that the node's tiers hold.
     pub room_bytes: u64,
     /// A hash of what must be the same on all ranks.
@@ -110,7 +126,7 @@ impl Peers {
         let (image, generation) = identity_of(served.directory);
         let own_host = hostnqn(&options.connect);
         let nqn = nqn_of(image, generation);
-        let views = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
+        let views = (0..).zip(&served.views).map(|(number, cache)| -> Arc<dyn Device> {
             let nguid = nguid_of(image, generation, number);
             Arc::new(View { cache: Arc::clone(cache), nguid })
         });
@@ -118,6 +134,7 @@ impl Peers {
             listen: options.listen,
             // Until the round is known, no other host has a reason to connect.
             allow_hosts: vec![own_host.clone()],
+            max_memory_wait: Some(MAX_MEMORY_WAIT),
             ..TargetOptions::new(nqn.clone())
         };
         let target = Target::bind(target_options, views.collect())?;
@@ -182,6 +199,7 @@ impl Peers {
             map: ChunkMap::new(served.directory, holders),
             own: round.node_of(pass.rank),
             counters: Counters::new(round.nodes().len()),
+            intact: Arc::clone(&served.intact),
         });
         let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
             let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
@@ -303,6 +321,9 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     };
     (0..).zip(round.nodes()).map(of_node).collect()
 }
+
+/// How long a peer's read waits for memory before the peer is sent elsewhere.
+const MAX_MEMORY_WAIT: Duration = Duration::from_millis(200);
 
 /// The version of the exchange between peers, and of the computation of holders.
 const PROTOCOL: u32 = 1;

@@ -1,18 +1,18 @@
 //! Connections to peers: opened at first use, on threads of their own, and allowed to fail.
 //!
 //! A poller requests a queue pair and continues. Later it gets the queue pair, or an error if the peer
-//! cannot be reached: then nobody asks that peer for a while ([`AWAY`]), and its chunks come from the next
-//! node in their order.
+//! cannot be reached: then nobody asks that peer until a thread has connected to it again (`presence.rs`), and
+//! its chunks come from the next node in their order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::identity::nguid_of;
+use super::presence::Presence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::order::ImageId;
@@ -30,7 +30,6 @@ pub(super) struct Links {
     /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
     lens_bytes: Vec<u64>,
     connect: ConnectOptions,
-    began: Instant,
 }
 
 /// The link from this process to one node.
@@ -39,12 +38,10 @@ struct Peer {
     address: Option<Address>,
     /// Its namespaces, once it is connected. A forked child connects anew.
     devices: Forked<Mutex<Option<Namespaces>>>,
-    /// Nobody asks it before this time, in milliseconds since `Links::began`.
-    away_until: AtomicU64,
-    /// How often it has failed since it last connected.
-    failures: AtomicU32,
-    /// When it last delivered wrong bytes, in the same unit; the oldest first.
-    mismatches: Mutex<VecDeque<u64>>,
+    /// A forked child finds out anew: no thread of the parent connects for it.
+    presence: Forked<Presence>,
+    /// When it last delivered wrong bytes, the oldest first.
+    mismatches: Mutex<VecDeque<Instant>>,
 }
 
 /// What a peer serves, in the order of the image.
@@ -85,8 +82,7 @@ impl Links {
                 })
             }),
             devices: Forked::new(Mutex::default()),
-            away_until: AtomicU64::new(0),
-            failures: AtomicU32::new(0),
+            presence: Forked::new(Presence::default()),
             mismatches: Mutex::default(),
         };
         let connect = ConnectOptions {
@@ -101,54 +97,80 @@ impl Links {
             ..connect.clone()
         };
         let peers = nodes.into_iter().map(peer).collect();
-        Links { peers, image, generation, lens_bytes, connect, began: Instant::now() }
+        Links { peers, image, generation, lens_bytes, connect }
     }
 
-    /// Whether `node` can be asked now.
-    pub(super) fn is_there(&self, node: u16, now: Instant) -> bool {
+    /// Whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
+    pub(super) fn is_there(self: &Arc<Links>, node: u16, now: Instant) -> bool {
         let peer = &self.peers[usize::from(node)];
-        peer.address.is_some() && self.millis(now) >= peer.away_until.load(Ordering::Relaxed)
+        let presence = peer.presence();
+        if peer.address.is_none() || presence.is_there() {
+            return peer.address.is_some();
+        }
+        if presence.begin_connecting(now) {
+            self.connect_again(node);
+        }
+        false
     }
 
-    /// Records that `node` has failed: nobody asks it for a while.
+    /// Records that `node` has failed: nobody asks it until it has connected again.
     pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
-        if !self.is_there(node, now) {
-            return; // another queue pair has noticed
-        }
-        let failures = self.peers[usize::from(node)].failures.load(Ordering::Relaxed);
-        self.set_away_for(AWAY * (1 << failures.min(MOST_DOUBLINGS)), node, now, why);
+        self.set_away_for(None, node, now, why);
     }
 
     /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for long.
     pub(super) fn mismatched(&self, node: u16, now: Instant) {
-        let peer = &self.peers[usize::from(node)];
-        let now_millis = self.millis(now);
-        let mut times = peer.mismatches.lock();
-        times.retain(|time| now_millis - time < MISMATCH_SPAN.as_millis() as u64);
-        times.push_back(now_millis);
+        let mut times = self.peers[usize::from(node)].mismatches.lock();
+        times.retain(|time| now.saturating_duration_since(*time) < MISMATCH_SPAN);
+        times.push_back(now);
         if times.len() < MISMATCHES {
             return;
         }
         times.clear();
         drop(times);
-        self.set_away_for(SET_ASIDE, node, now, "it has delivered wrong bytes several times");
+        let why = "it has delivered wrong bytes several times";
+        self.set_away_for(Some(SET_ASIDE), node, now, why);
     }
 
-    fn set_away_for(&self, span: Duration, node: u16, now: Instant, why: &str) {
+    fn set_away_for(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
         let peer = &self.peers[usize::from(node)];
-        let until = self.millis(now) + span.as_millis() as u64;
-        if peer.away_until.fetch_max(until, Ordering::Relaxed) <= self.millis(now) {
-            peer.failures.fetch_add(1, Ordering::Relaxed);
+        if peer.presence().set_away(now, span) {
             tracing::warn!(
                 node = peer.host,
                 "a peer is out of reach, its chunks come from elsewhere: {why}"
             );
         }
-        // The next use connects again. If another thread is connecting now, that connection is new anyway.
+        // If another thread is connecting now, that connection is new anyway.
         if let Some(devices) = peer.devices.get()
             && let Some(mut devices) = devices.try_lock()
         {
             *devices = None;
+        }
+    }
+
+    fn connect_again(self: &Arc<Links>, node: u16) {
+        let links = Arc::clone(self);
+        let started = threads::start(CONNECT, &Fate::default(), (), move |()| {
+            let peer = &links.peers[usize::from(node)];
+            let who = format!("the thread {CONNECT}");
+            let opened = threads::caught(&who, || {
+                let mut devices = peer.devices.get_or_init(Mutex::default).lock();
+                *devices = Some(links.open(peer)?);
+                Ok(())
+            });
+            match opened.and_then(|opened: Result<()>| opened) {
+                Ok(()) => {
+                    tracing::info!(node = peer.host, "a peer is back");
+                    peer.presence().is_back();
+                }
+                Err(error) => {
+                    tracing::debug!(node = peer.host, error = %error.report(), "it stays away");
+                    peer.presence().stays_away(Instant::now());
+                }
+            }
+        });
+        if started.is_err() {
+            self.peers[usize::from(node)].presence().stays_away(Instant::now());
         }
     }
 
@@ -181,7 +203,6 @@ impl Links {
             Some(opened) => opened,
             none => {
                 let opened = self.open(peer)?;
-                peer.failures.store(0, Ordering::Relaxed);
                 none.insert(opened)
             }
         };
@@ -212,9 +233,11 @@ impl Links {
         }
         Ok(found)
     }
+}
 
-    fn millis(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.began).as_millis() as u64
+impl Peer {
+    fn presence(&self) -> &Presence {
+        self.presence.get_or_init(Presence::default)
     }
 }
 
@@ -249,13 +272,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a peer with outstanding reads may go without progress.
 const NO_PROGRESS: Duration = Duration::from_secs(1);
 
-/// How long nobody asks a peer that has failed.
-const AWAY: Duration = Duration::from_secs(5);
-
-/// Each failure without a connection between doubles that time, up to this often: a peer that stays away costs
-/// a second each time that somebody tries.
-const MOST_DOUBLINGS: u32 = 7;
-
 /// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
 const SET_ASIDE: Duration = Duration::from_secs(600);
 
@@ -264,26 +280,3 @@ const MISMATCHES: usize = 3;
 
 /// The time in which mismatches count together.
 const MISMATCH_SPAN: Duration = Duration::from_secs(60);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_peer_that_stays_away_is_asked_ever_more_rarely() {
-        let node = Reached { host: "there".to_owned(), address: Some(([127, 0, 0, 1], 9).into()) };
-        let of = (ImageId([1; 16]), Generation(1));
-        let nqn = Nqn::new("nqn.2026-11.io.dlfs:cache").unwrap();
-        let links = Links::new(vec![node], of, vec![4096], &nqn, &ConnectOptions::default());
-        let mut now = links.began;
-        for doublings in [0, 1, 2, 3, 4, 5, 6, 7, 7] {
-            assert!(links.is_there(0, now));
-            links.set_away(0, now, "it does not answer");
-            // The other queue pairs notice, too; that is one failure.
-            links.set_away(0, now, "it does not answer");
-            let away = AWAY * (1 << doublings);
-            assert!(!links.is_there(0, now + away - Duration::from_millis(1)));
-            now += away;
-        }
-    }
-}

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::join::{PeerOptions, address_towards};
+use super::join::{PeerOptions, Serving, address_towards};
 use super::launcher::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
 use crate::error::{Error, ErrorKind, Result};
@@ -209,6 +209,7 @@ impl Meeting {
             world_size: self.world_size,
             listen: self.listen,
             node: self.node.clone(),
+            serving: Serving::default(),
             keep_shares: false,
             timeout: self.timeout,
             connect: without_keys(connect),

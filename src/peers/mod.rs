@@ -23,6 +23,7 @@ mod links;
 mod meeting;
 mod node;
 mod pair;
+mod presence;
 mod record;
 pub mod rendezvous;
 mod round;
@@ -30,7 +31,7 @@ mod stats;
 mod view;
 
 pub use chunk_map::{ChunkMap, Span, live_page_bytes};
-pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
+pub use join::{Pass, PeerOptions, Peers, Served, Serving, address_towards};
 pub use launcher::Launched;
 pub use meeting::{JoinOptions, Means, Meeting};
 pub use record::{MAX_RECORD_BYTES, Record};

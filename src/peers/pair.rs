@@ -3,13 +3,16 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::chunk_map::{ChunkMap, Span};
 use super::links::{Links, Slot};
 use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
+use crate::directory::Intact;
 use crate::error::Result;
+use crate::nvme::RetryClass;
 use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
 use crate::qpair::{
@@ -26,6 +29,7 @@ pub(super) struct Shared {
     /// The index of this node.
     pub(super) own: u16,
     pub(super) counters: Counters,
+    pub(super) intact: Arc<Intact>,
 }
 
 /// One origin namespace, read from the nodes that hold its chunks.
@@ -42,12 +46,11 @@ impl Device for PeersDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let open =
-            || Ok(Arc::new(PeerScope { _owner: Arc::clone(&self.shared), scope: Arc::default() }));
+        let open = || Ok(Arc::new(PeerScope::new(&self.shared)));
         let scope_of_peers = scope.get_or_open(&self.shared, open)?;
         let cache = self.cache.queue_pair_in(scope)?;
         let namespace = describe(cache.namespace().clone());
-        let num_nodes = self.shared.map.holders().members().len();
+        let num_nodes = scope_of_peers.bytes.len();
         Ok(Box::new(PeersPair {
             shared: Arc::clone(&self.shared),
             scope: scope_of_peers,
@@ -62,6 +65,7 @@ impl Device for PeersDevice {
             scratch: Vec::new(),
             spans: Vec::new(),
             suspects: Vec::new(),
+            most_bytes: MOST_BYTES,
             pool: None,
             registry: None,
         }))
@@ -89,6 +93,16 @@ fn describe(cache: Namespace) -> Namespace {
 struct PeerScope {
     _owner: Arc<Shared>,
     scope: Arc<PairScope>,
+    /// Bytes outstanding at each node.
+    bytes: Vec<AtomicUsize>,
+}
+
+impl PeerScope {
+    fn new(shared: &Arc<Shared>) -> PeerScope {
+        let nodes = shared.map.holders().members();
+        let bytes = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
+        PeerScope { _owner: Arc::clone(shared), scope: Arc::default(), bytes }
+    }
 }
 
 /// The state of a piece.
@@ -96,6 +110,8 @@ struct Way {
     chunk: Option<u32>,
     /// Who reads it.
     source: Source,
+    /// Whether that peer has delivered wrong bytes of it: now it must fetch them anew, and they are checked here.
+    is_anew: bool,
     began: Instant,
 }
 
@@ -112,6 +128,33 @@ enum Source {
 struct PeerQueue {
     state: Link,
     pending: VecDeque<Io>,
+    staged: VecDeque<Io>,
+    /// Bytes outstanding at it through this queue pair.
+    bytes: usize,
+}
+
+impl PeerQueue {
+    /// Submits what waits while no more than `most` are outstanding at the peer in all. One read is always
+    /// allowed, so that this queue pair waits for completions of its own.
+    fn submit(&mut self, all: &AtomicUsize, most: usize) {
+        let Link::Open(pair) = &mut self.state else { return };
+        while let Some(io) = self.pending.pop_front() {
+            let len = io.buf.len();
+            if self.bytes > 0 && all.load(Ordering::Relaxed) + len > most {
+                self.pending.push_front(io);
+                break;
+            }
+            self.bytes += len;
+            all.fetch_add(len, Ordering::Relaxed);
+            self.staged.push_back(io);
+        }
+        pair.submit(&mut self.staged);
+        while let Some(io) = self.staged.pop_back() {
+            self.bytes -= io.buf.len();
+            all.fetch_sub(io.buf.len(), Ordering::Relaxed);
+            self.pending.push_front(io);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -143,8 +186,11 @@ struct PeersPair {
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
     spans: Vec<Span>,
-    /// Ranges of which a node has delivered wrong bytes; the next read of each goes elsewhere.
+    /// Ranges of which a node has delivered wrong bytes; the next read of each makes it fetch them anew.
     suspects: Vec<Suspect>,
+    /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
+    /// all, and no peer has to send more to each reader.
+    most_bytes: usize,
     pool: Option<Pool>,
     registry: Option<Registry>,
 }
@@ -161,21 +207,30 @@ impl PeersPair {
         self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut spans);
         let mut cutting = self.pieces.begin(io, start, spans.len());
         for Span { range, chunk } in spans.drain(..) {
-            let suspected = self.take_suspect(&range);
-            let source = self.source_of(chunk, suspected, now);
-            let way = Way { chunk, source, began: now };
+            let suspect = self.take_suspect(&range).map(Source::Peer);
+            let source = match self.source_of(chunk, None, now) {
+                // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
+                other if suspect.is_some_and(|suspect| suspect != other) => Source::Cache,
+                source => source,
+            };
+            let way = Way { chunk, source, is_anew: suspect == Some(source), began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source);
         }
         self.spans = spans;
     }
 
-    /// The node that has delivered wrong bytes of `range`, if any; removes the record.
+    /// The node that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
+    /// neighbour's read may overlap one by a page.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<u16> {
         let overlaps =
-            |suspect: &Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
-        let at = self.suspects.iter().position(overlaps)?;
-        Some(self.suspects.swap_remove(at).node)
+            |suspect: &&Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
+        let node = self.suspects.iter().find(overlaps)?.node;
+        let is_within = |suspect: &Suspect| {
+            range.start <= suspect.range.start && suspect.range.end <= range.end
+        };
+        self.suspects.retain(|suspect| !is_within(suspect));
+        Some(node)
     }
 
     /// Who reads `chunk` now: its holder, or the next node in its order that can be asked, after `failed`.
@@ -206,6 +261,11 @@ impl PeersPair {
             Source::Cache => self.cache_pending.push_back(io),
             Source::Peer(node) => {
                 let peer = &mut self.peers[usize::from(node)];
+                if let Link::Open(pair) = &mut peer.state
+                    && self.pieces.get_mut(id).info.is_anew
+                {
+                    pair.report_corrupt(io.slba, io.buf.len());
+                }
                 peer.pending.push_back(io);
                 if matches!(peer.state, Link::Idle) {
                     let slot = self.shared.links.ask(node, self.number, &self.scope.scope);
@@ -222,10 +282,9 @@ impl PeersPair {
         if !self.cache_pending.is_empty() {
             self.cache.submit(&mut self.cache_pending);
         }
-        for &node in &self.in_use {
-            let peer = &mut self.peers[usize::from(node)];
-            if let (Link::Open(pair), false) = (&mut peer.state, peer.pending.is_empty()) {
-                pair.submit(&mut peer.pending);
+        for node in self.in_use.iter().map(|&node| usize::from(node)) {
+            if !self.peers[node].pending.is_empty() {
+                self.peers[node].submit(&self.scope.bytes[node], self.most_bytes);
             }
         }
     }
@@ -241,6 +300,11 @@ impl PeersPair {
                 Some(Ok(mut pair)) => {
                     self.pool.iter().for_each(|pool| pair.use_pool(pool));
                     self.registry.iter().for_each(|registry| pair.register(registry));
+                    for io in &peer.pending {
+                        if self.pieces.get_mut(PieceId(io.tag)).info.is_anew {
+                            pair.report_corrupt(io.slba, io.buf.len());
+                        }
+                    }
                     peer.state = Link::Open(pair);
                 }
                 Some(Err(error)) => failed.push((node, error)),
@@ -264,16 +328,26 @@ impl PeersPair {
             self.in_use.retain(|used| *used != node);
         }
         for io in std::mem::take(&mut self.peers[usize::from(node)].pending) {
-            self.go_elsewhere(PieceId(io.tag), io.buf, node, now);
+            self.go_to_next(PieceId(io.tag), io.buf, node, now);
         }
     }
 
-    fn go_elsewhere(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
+    /// Reads a piece from the next node in its chunk's order after `failed`; one whose bytes were wrong before,
+    /// from this rank's cache, which has dropped its own copies.
+    fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
+        let Way { chunk, is_anew, .. } = self.pieces.get_mut(id).info;
+        let source = match is_anew {
+            true => Source::Cache,
+            false => self.source_of(chunk, Some(failed), now),
+        };
+        self.go_to(id, buf, source, now);
+    }
+
+    fn go_to(&mut self, id: PieceId, buf: IoBuf, source: Source, now: Instant) {
         let piece = self.pieces.get_mut(id);
-        let (range, chunk) = (piece.start..piece.start + piece.len as u64, piece.info.chunk);
-        let source = self.source_of(chunk, Some(failed), now);
-        let way = &mut self.pieces.get_mut(id).info;
-        (way.source, way.began) = (source, now);
+        let range = piece.start..piece.start + piece.len as u64;
+        let way = &mut piece.info;
+        (way.source, way.is_anew, way.began) = (source, false, now);
         self.shared.counters.rerouted(buf.len());
         self.push(id, range, buf, source);
     }
@@ -293,24 +367,33 @@ impl PeersPair {
         pair.poll(now, usize::MAX, &mut scratch);
         let mut failed = None;
         for Completion { tag, buf, result } in scratch.drain(..) {
+            self.peers[usize::from(node)].bytes -= buf.len();
+            self.scope.bytes[usize::from(node)].fetch_sub(buf.len(), Ordering::Relaxed);
+            let id = PieceId(tag);
             match result {
+                Ok(()) if self.is_wrong(id, &buf) => {
+                    self.shared.counters.mismatched(buf.len());
+                    self.shared.links.mismatched(node, now);
+                    self.go_to(id, buf, Source::Cache, now);
+                }
                 Ok(()) => {
-                    let began = self.pieces.get_mut(PieceId(tag)).info.began;
-                    self.shared.counters.read_from(
-                        node,
-                        buf.len(),
-                        now.saturating_duration_since(began),
-                    );
-                    self.ready.extend(self.pieces.end(PieceId(tag), buf, Ok(())));
+                    let began = self.pieces.get_mut(id).info.began;
+                    let took = now.saturating_duration_since(began);
+                    self.shared.counters.read_from(node, buf.len(), took);
+                    self.ready.extend(self.pieces.end(id, buf, Ok(())));
+                }
+                Err(IoError::Status(status)) => {
+                    self.shared.counters.not_there(buf.len());
+                    match status.retry_class() {
+                        // Other peers would only read the origin, as this rank can itself.
+                        RetryClass::Elsewhere => self.go_to(id, buf, Source::Cache, now),
+                        _ => self.go_to_next(id, buf, node, now),
+                    }
                 }
                 Err(error) => {
-                    // The bytes exist elsewhere, whatever the error is. Only a lost peer is avoided from now on.
-                    if let IoError::Status(_) = error {
-                        self.shared.counters.not_there(buf.len());
-                    } else {
-                        failed = Some(error);
-                    }
-                    self.go_elsewhere(PieceId(tag), buf, node, now);
+                    // The bytes exist elsewhere, whatever the error is.
+                    failed = Some(error);
+                    self.go_to_next(id, buf, node, now);
                 }
             }
         }
@@ -318,6 +401,13 @@ impl PeersPair {
         if let Some(error) = failed {
             self.lost(node, &error.to_string(), now);
         }
+    }
+
+    /// Whether a peer that was asked anew has delivered wrong bytes again. The reader checks all other reads.
+    fn is_wrong(&mut self, id: PieceId, bytes: &[u8]) -> bool {
+        let piece = self.pieces.get_mut(id);
+        let start = piece.start;
+        piece.info.is_anew && !self.shared.intact.is_intact(self.number, start, bytes)
     }
 
     /// The queue pairs that have work.
@@ -379,6 +469,8 @@ impl QueuePair for PeersPair {
     }
 
     fn use_pool(&mut self, pool: &Pool) {
+        let part = pool.capacity_bytes() / 4;
+        self.most_bytes = part.clamp(MAX_TRANSFER_BYTES as usize, MOST_BYTES);
         self.pool = Some(pool.clone());
         self.cache.use_pool(pool);
         for &node in &self.in_use {
@@ -443,6 +535,18 @@ impl QueuePair for PeersPair {
         self.busy().filter_map(QueuePair::next_timeout).min()
     }
 }
+
+impl Drop for PeersPair {
+    fn drop(&mut self) {
+        for (peer, all) in self.peers.iter().zip(&self.scope.bytes) {
+            all.fetch_sub(peer.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The most bytes outstanding at one peer, however large the window is: what 100 Gb/s carry in a third of a
+/// millisecond.
+const MOST_BYTES: usize = 4 << 20;
 
 /// The most data of one read: the default limit of targets.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;

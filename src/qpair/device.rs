@@ -61,6 +61,8 @@ pub struct Capabilities {
     pub is_page_cached: bool,
     /// The local file, block device or folder that holds the bytes, if there is one.
     pub local_path: Option<PathBuf>,
+    /// Bytes of the blocks that are allocated now, if it is thinly provisioned; `None`: all of them.
+    pub allocated_bytes: Option<u64>,
 }
 
 /// The error for an address that does not say which of several namespaces is meant; it lists their addresses.
@@ -107,6 +109,7 @@ mod tests {
                 checks_writes: false,
                 is_page_cached: true,
                 local_path: Some("/there".into()),
+                allocated_bytes: Some(4096),
             }
         }
 

@@ -183,6 +183,7 @@ impl Device for FileNamespace {
             checks_writes: true,
             is_page_cached: !self.files.is_direct(),
             local_path: Some(self.files.path.clone()),
+            allocated_bytes: None,
         }
     }
 }

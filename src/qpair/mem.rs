@@ -168,6 +168,7 @@ impl Device for MemNamespace {
             checks_writes: true,
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

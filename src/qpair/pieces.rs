@@ -90,6 +90,12 @@ impl<T> Pieces<T> {
         (read.missing == 0).then(|| self.reads.remove(key).finish())
     }
 
+    /// The pieces that have not ended.
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = &Piece<T>> {
+        let pieces = self.reads.iter().flat_map(|(_, read)| &read.pieces);
+        pieces.filter(|piece| piece.buf.is_none())
+    }
+
     /// The number of reads that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.reads.len()
@@ -131,6 +137,8 @@ mod tests {
         let (third, second, first) = (cut.pop().unwrap(), cut.pop().unwrap(), cut.pop().unwrap());
         assert!(pieces.end(third.0, third.1, Ok(())).is_none());
         assert!(pieces.end(first.0, first.1, Err(IoError::DataDigest)).is_none());
+        let names: Vec<&str> = pieces.outstanding().map(|piece| piece.info).collect();
+        assert_eq!(names, ["second"]);
         let done = pieces.end(second.0, second.1, Err(IoError::Fenced)).unwrap();
         assert_eq!((done.tag, done.result), (77, Err(IoError::DataDigest)), "the first failure");
         assert!(done.buf.chunks(4096).zip(1..).all(|(page, n)| page.iter().all(|&byte| byte == n)));

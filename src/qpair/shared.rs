@@ -121,6 +121,7 @@ impl Device for SharedDevice {
             checks_writes: below.checks_writes,
             is_page_cached: below.is_page_cached,
             local_path: below.local_path,
+            allocated_bytes: below.allocated_bytes,
         }
     }
 }

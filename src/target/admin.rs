@@ -113,9 +113,11 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
             };
             Ok(match cns {
                 cns::NAMESPACE => {
-                    zerocopy::transmute!(IdentifyNamespace::new(
-                        num_blocks, block_len, nguid, read_only
-                    ))
+                    let id = IdentifyNamespace::new(num_blocks, block_len, nguid, read_only);
+                    match subsystem.allocated_bytes(nsid) {
+                        None => zerocopy::transmute!(id),
+                        Some(bytes) => zerocopy::transmute!(id.thin(bytes / u64::from(block_len))),
+                    }
                 }
                 cns::NAMESPACE_DESCRIPTORS => descriptors.encode(),
                 cns::CSI_NAMESPACE => [0; IDENTIFY_LEN_BYTES], // no protection, no limits

@@ -152,6 +152,12 @@ impl Subsystem {
         Some(namespace)
     }
 
+    /// Bytes of the allocated blocks of namespace `nsid`, if it is thinly provisioned.
+    pub(super) fn allocated_bytes(&self, nsid: u32) -> Option<u64> {
+        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
+        self.devices.get(index)?.capabilities().allocated_bytes
+    }
+
     /// NSIDs of the namespaces, all of which are active.
     pub(super) fn nsids(&self) -> impl Iterator<Item = Nsid> {
         (1..=self.devices.len() as u32).map(Nsid)

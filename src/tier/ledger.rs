@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::str::FromStr;
 
+use super::holding::{Holding, Lacking};
 use super::page_allocator::PageAllocator;
 use super::units::MAX_UNIT_PAGES;
 use super::{Room, Units};
@@ -60,6 +61,8 @@ pub struct Ledger {
     is_stable: bool,
     /// For each unit, the tier that the plan assigns.
     planned: Vec<u8>,
+    /// The chunks that this node holds for all nodes of its job, and what they still lack.
+    holding: Option<(Holding, Lacking)>,
 }
 
 #[derive(Debug, Clone)]
@@ -90,7 +93,7 @@ impl Ledger {
             Tier { quota, reserved: 0, is_off: false, is_used: true, space }
         };
         let tiers = quotas.iter().map(tier).collect();
-        Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new() }
+        Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new(), holding: None }
     }
 
     /// The address space in which a tier of `quota` pages can use all of its quota for parts of `units`: a
@@ -122,6 +125,56 @@ impl Ledger {
         (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
+    /// Keeps room for the chunks that this node holds: first-touch gives other units only what those leave.
+    /// `lacking` is what the held chunks have neither reserved nor a place for.
+    pub fn set_holding(&mut self, holding: Holding, lacking: Lacking) {
+        self.holding = Some((holding, lacking));
+    }
+
+    /// Whether other units have room that the held chunks lack.
+    pub fn is_overdrawn(&self) -> bool {
+        let free = self.free();
+        self.holding
+            .as_ref()
+            .is_some_and(|(_, lacking)| lacking.pages > free.pages || lacking.space > free.space)
+    }
+
+    /// Whether this node holds the chunk of `unit` for others.
+    pub fn is_held(&self, unit: u32) -> bool {
+        self.holding.as_ref().is_some_and(|(holding, _)| holding.is_held(unit))
+    }
+
+    /// The units of the chunk of `unit`, if it is the first of them that is kept and all of them may be.
+    pub fn begin_chunk(&mut self, unit: u32) -> Option<Range<u32>> {
+        let pages = self.holding.as_ref()?.0.unbegun(unit)?;
+        let is_kept = self.policy == Policy::FirstTouch && self.is_spare(unit, pages, pages);
+        let (holding, _) = self.holding.as_mut()?;
+        is_kept.then(|| holding.begin(unit)).flatten()
+    }
+
+    /// Room in all tiers.
+    fn free(&self) -> Lacking {
+        let on = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
+        on.fold(Lacking::default(), |sum, tier| Lacking {
+            pages: sum.pages + tier.free(),
+            space: sum.space + tier.space.free_pages(),
+        })
+    }
+
+    /// Whether `unit` may have this much: it is held, or the held chunks leave so much.
+    fn is_spare(&self, unit: u32, space: u64, pages: u64) -> bool {
+        let Some((holding, lacking)) = &self.holding else { return true };
+        let free = self.free();
+        holding.is_held(unit)
+            || lacking.space + space <= free.space && lacking.pages + pages <= free.pages
+    }
+
+    /// What the held chunks lack, if `unit` is of one of them.
+    fn lacking(&mut self, unit: u32) -> Option<&mut Lacking> {
+        let (holding, lacking) = self.holding.as_mut()?;
+        holding.is_held(unit).then_some(lacking)
+    }
+
     /// The policy.
     pub fn policy(&self) -> Policy {
         self.policy
@@ -136,8 +189,11 @@ impl Ledger {
         is_free
     }
 
-    /// Frees a place in address space; during a run, only a new plan evicts copies.
-    pub fn give_back(&mut self, tier: u8, place: Range<u64>) {
+    /// Frees the place of `unit` in address space; during a run, only a new plan evicts copies.
+    pub fn give_back(&mut self, unit: u32, tier: u8, place: Range<u64>) {
+        if let Some(lacking) = self.lacking(unit) {
+            lacking.space += place.end - place.start;
+        }
         self.tiers[usize::from(tier)].space.give_back(place);
     }
 
@@ -148,14 +204,19 @@ impl Ledger {
         match self.policy {
             Policy::None => None,
             Policy::FirstTouch => {
-                if self.is_stable {
+                if self.is_stable || !self.is_spare(unit, space, pages) {
                     return None;
                 }
                 let tier = self.tiers.iter().position(|tier| tier.fits(space, pages));
                 if tier.is_none() && self.stop == Stop::AtFirstFailure {
                     self.is_stable = true;
                 }
-                self.place_in(tier? as u8, space, pages)
+                let placed = self.place_in(tier? as u8, space, pages)?;
+                if let Some(lacking) = self.lacking(unit) {
+                    lacking.space = lacking.space.saturating_sub(space);
+                    lacking.pages = lacking.pages.saturating_sub(pages);
+                }
+                Some(placed)
             }
             Policy::Clairvoyant => self.place_in(self.planned(unit)?, space, pages),
         }
@@ -172,16 +233,25 @@ impl Ledger {
         Some((tier, page))
     }
 
-    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: the quota has less left.
-    pub fn reserve(&mut self, tier: u8, pages: u64) -> bool {
+    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: less is left for it.
+    pub fn reserve(&mut self, unit: u32, tier: u8, pages: u64) -> bool {
+        if self.policy == Policy::FirstTouch && !self.is_spare(unit, 0, pages) {
+            return false;
+        }
         let tier = &mut self.tiers[usize::from(tier)];
         let fits = pages <= tier.free();
         tier.reserved += if fits { pages } else { 0 };
+        if let Some(lacking) = self.lacking(unit).filter(|_| fits) {
+            lacking.pages = lacking.pages.saturating_sub(pages);
+        }
         fits
     }
 
-    /// Undoes the reservation of `pages` in `tier`.
-    pub fn unreserve(&mut self, tier: u8, pages: u64) {
+    /// Undoes the reservation of `pages` of `unit` in `tier`.
+    pub fn unreserve(&mut self, unit: u32, tier: u8, pages: u64) {
+        if let Some(lacking) = self.lacking(unit) {
+            lacking.pages += pages;
+        }
         self.tiers[usize::from(tier)].reserved -= pages;
     }
 
@@ -263,9 +333,9 @@ mod tests {
         assert_eq!(ledger.place(0, 2, 2), Some((1, 0)));
         assert!(ledger.switch_off(1) && !ledger.switch_off(1));
         assert_eq!((ledger.place(0, 1, 1), ledger.place(0, 1, 1)), (Some((0, 9)), None));
-        assert_eq!((ledger.used(0), ledger.reserve(1, 1)), (10, false));
-        ledger.unreserve(0, 5);
-        ledger.give_back(0, 4..9);
+        assert_eq!((ledger.used(0), ledger.reserve(0, 1, 1)), (10, false));
+        ledger.unreserve(0, 0, 5);
+        ledger.give_back(0, 0, 4..9);
         assert_eq!((ledger.used(0), ledger.place(0, 5, 5)), (5, Some((0, 4))));
     }
 
@@ -273,7 +343,7 @@ mod tests {
     fn a_tier_that_is_not_used_gives_no_room_until_it_is() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
         ledger.set_used(0, false);
-        assert_eq!((ledger.place(0, 4, 4), ledger.reserve(0, 1)), (Some((1, 0)), false));
+        assert_eq!((ledger.place(0, 4, 4), ledger.reserve(0, 0, 1)), (Some((1, 0)), false));
         assert_eq!(ledger.room(), Room { pages: 1, contiguous: 1 });
         ledger.set_used(0, true);
         assert_eq!((ledger.place(0, 4, 4), ledger.used(0)), (Some((0, 0)), 4));
@@ -289,15 +359,48 @@ mod tests {
     }
 
     #[test]
+    fn a_node_keeps_room_for_the_chunks_that_it_holds() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 6]);
+        assert_eq!(ledger.place(4, 3, 3), Some((0, 0)), "before it holds anything");
+        let chunks = [(0..2, 8, true), (2..4, 4, false), (4..6, 6, false), (6..7, 2, true)];
+        ledger.set_holding(Holding::new(chunks), Lacking { pages: 10, space: 10 });
+        assert!(!ledger.is_overdrawn());
+        assert_eq!(ledger.begin_chunk(2), None, "13 free pages less 10 are no room for it");
+        assert_eq!((ledger.place(2, 4, 4), ledger.place(2, 2, 2)), (None, Some((0, 3))));
+        assert_eq!((ledger.reserve(4, 0, 2), ledger.reserve(4, 0, 1)), (false, true));
+        assert_eq!(ledger.place(3, 1, 1), None);
+        assert_eq!((ledger.begin_chunk(1), ledger.begin_chunk(0)), (Some(0..2), None));
+        assert_eq!((ledger.place(0, 4, 4), ledger.place(1, 4, 4)), (Some((0, 5)), Some((1, 0))));
+        assert_eq!(ledger.place(6, 2, 2), Some((1, 4)));
+        ledger.unreserve(0, 0, 4);
+        ledger.give_back(0, 0, 5..9);
+        assert_eq!(ledger.place(3, 2, 2), None, "it is kept for unit 0");
+        assert_eq!(ledger.place(0, 4, 4), Some((0, 5)));
+    }
+
+    #[test]
+    fn pages_that_others_have_and_held_chunks_lack_are_overdrawn() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10]);
+        assert_eq!(ledger.place(0, 8, 8), Some((0, 0)));
+        let lacking = Lacking { pages: 6, space: 6 };
+        ledger.set_holding(Holding::new([(0..1, 8, false), (1..2, 6, true)]), lacking);
+        assert_eq!((ledger.is_overdrawn(), ledger.place(1, 6, 6)), (true, None));
+        ledger.unreserve(0, 0, 8);
+        ledger.give_back(0, 0, 0..8);
+        assert_eq!((ledger.is_overdrawn(), ledger.place(0, 8, 8)), (false, None));
+        assert_eq!(ledger.place(1, 6, 6), Some((0, 0)));
+    }
+
+    #[test]
     fn the_quota_counts_pages_where_address_space_is_larger() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10]);
         ledger.set_space(0, 64);
         let found = [16; 5].map(|space| ledger.place(0, space, 2));
         assert_eq!(found, [Some((0, 0)), Some((0, 16)), Some((0, 32)), Some((0, 48)), None]);
         assert_eq!(ledger.room(), Room { pages: 2, contiguous: 0 });
-        assert!(!ledger.reserve(0, 3) && ledger.reserve(0, 2) && !ledger.reserve(0, 1));
-        ledger.unreserve(0, 3);
-        ledger.give_back(0, 16..32);
+        assert!(!ledger.reserve(0, 0, 3) && ledger.reserve(0, 0, 2) && !ledger.reserve(0, 0, 1));
+        ledger.unreserve(0, 0, 3);
+        ledger.give_back(0, 0, 16..32);
         assert_eq!(ledger.room(), Room { pages: 3, contiguous: 16 });
         assert!(!ledger.restore(0, 16..32, 4) && ledger.restore(0, 16..32, 3));
     }

@@ -22,12 +22,16 @@
 //!   by how often this rank reads them. Copies of an earlier run are evicted for copies that this
 //!   run reads more often ([`copies_to_evict`]).
 //!
+//! In a job whose nodes serve their tiers to each other, a node keeps room for the chunks that it holds for
+//! all ([`Holding`]); first-touch keeps other pages only in the room that those leave.
+//!
 //! [`Index`] is what a tier on local storage keeps across restarts.
 //!
 //! Read `units.rs`, `copies.rs`, `ledger.rs`, in that order.
 
 mod copies;
 mod eviction;
+mod holding;
 mod index;
 mod ledger;
 mod page_allocator;
@@ -36,6 +40,7 @@ mod units;
 
 pub use copies::{CopyLocation, CopyTable, Room, Words};
 pub use eviction::{Candidate, copies_to_evict};
+pub use holding::{Holding, Lacking};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
 pub use ledger::{Ledger, Policy, Stop};
 pub use page_set::PageSet;

@@ -9,17 +9,24 @@ pub(super) struct PageAllocator {
     free: Vec<Range<u64>>,
     /// Length of the longest of them, cached because it is read more often than it changes.
     largest: u64,
+    /// The number of free pages, cached for the same reason.
+    num_free: u64,
 }
 
 impl PageAllocator {
     pub(super) fn new(capacity: u64) -> PageAllocator {
         let all = 0..capacity;
-        PageAllocator { free: vec![all], largest: capacity }
+        PageAllocator { free: vec![all], largest: capacity, num_free: capacity }
     }
 
     /// Whether this many contiguous pages are free.
     pub(super) fn fits(&self, pages: u64) -> bool {
         pages <= self.largest
+    }
+
+    /// The number of free pages.
+    pub(super) fn free_pages(&self) -> u64 {
+        self.num_free
     }
 
     /// The longest range of free pages.
@@ -67,7 +74,9 @@ impl PageAllocator {
     }
 
     fn changed(&mut self) {
-        self.largest = self.free.iter().map(|free| free.end - free.start).max().unwrap_or(0);
+        let lens = self.free.iter().map(|free| free.end - free.start);
+        (self.largest, self.num_free) =
+            lens.fold((0, 0), |(largest, sum), len| (len.max(largest), sum + len));
     }
 }
 
@@ -83,8 +92,9 @@ mod tests {
         room.give_back(0..3);
         room.give_back(6..10);
         assert!(room.fits(4) && !room.fits(5));
+        assert_eq!(room.free_pages(), 7);
         room.give_back(3..6);
-        assert_eq!(room.take(10), Some(0));
+        assert_eq!((room.free_pages(), room.take(10), room.free_pages()), (10, Some(0), 0));
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl Device for NotedDevice {
             checks_writes: true,
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

@@ -213,6 +213,7 @@ impl Device for Disk {
             checks_writes: true,
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

@@ -162,7 +162,8 @@ impl Sending {
                 stream.write_all(&bytes)?;
             }
             Job::Merge(plan) => stream.write_all(&plan_message(&plan))?,
-            Job::Fill(_) | Job::Plan { .. } | Job::Stop => {} // the owner reserves and fetches
+            // The owner reserves and fetches.
+            Job::Fill(_) | Job::Behind(_) | Job::Evict(_) | Job::Plan { .. } | Job::Stop => {}
         }
         Ok(())
     }

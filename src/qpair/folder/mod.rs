@@ -120,6 +120,7 @@ impl Device for FolderNamespace {
             checks_writes: true,
             is_page_cached: false,
             local_path: Some(self.folder.root.clone()),
+            allocated_bytes: None,
         }
     }
 

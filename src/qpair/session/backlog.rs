@@ -415,15 +415,15 @@ impl Backlog {
     }
 }
 
-/// Whether `io` reads blocks of which corrupt data were reported; forgets the report.
+/// Whether `io` reads blocks of which corrupt data were reported; forgets the reports of which it reads all blocks.
 fn is_corrupt(io: &Io, namespace: &Namespace, corrupt: &mut Vec<Range<u64>>) -> bool {
     if corrupt.is_empty() || io.op != IoOp::Read {
         return false;
     }
     let end = io.slba.0 + io.buf.len() as u64 / u64::from(namespace.block_len_bytes);
-    let before = corrupt.len();
-    corrupt.retain(|blocks| blocks.end <= io.slba.0 || end <= blocks.start);
-    corrupt.len() < before
+    let is_in = corrupt.iter().any(|blocks| blocks.start < end && io.slba.0 < blocks.end);
+    corrupt.retain(|blocks| blocks.start < io.slba.0 || end < blocks.end);
+    is_in
 }
 
 /// How many retries an I/O gets after this status.

@@ -105,6 +105,7 @@ impl Device for SpdkNamespace {
             checks_writes: self.remote.portals[0].address.needs_dma_memory(),
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

@@ -261,6 +261,7 @@ impl Device for TcpNamespace {
             checks_writes: self.remote.was_always_digested(),
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 

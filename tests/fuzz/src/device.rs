@@ -68,6 +68,7 @@ impl Device for Plate {
             checks_writes: true,
             is_page_cached: false,
             local_path: None,
+            allocated_bytes: None,
         }
     }
 }

@@ -1,0 +1,90 @@
+//! The chunks that a node holds for all nodes of its job: its tiers keep room for them.
+
+use std::ops::Range;
+
+/// All chunks of a data set as ranges of units, and which of them this node holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// By first unit.
+    chunks: Vec<Chunk>,
+}
+
+/// The units of one chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chunk {
+    units: Range<u32>,
+    pages: u64,
+    is_held: bool,
+    /// Whether a page of it was wanted already.
+    has_begun: bool,
+}
+
+/// What the held chunks still lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lacking {
+    /// Pages that are not reserved.
+    pub pages: u64,
+    /// Pages of units without a place.
+    pub space: u64,
+}
+
+impl Holding {
+    /// The chunks with these units, number of pages, and whether this node holds them.
+    pub fn new(chunks: impl IntoIterator<Item = (Range<u32>, u64, bool)>) -> Holding {
+        let chunk = |(units, pages, is_held)| Chunk { units, pages, is_held, has_begun: false };
+        let mut chunks: Vec<Chunk> =
+            chunks.into_iter().map(chunk).filter(|chunk| !chunk.units.is_empty()).collect();
+        chunks.sort_unstable_by_key(|chunk| chunk.units.start);
+        Holding { chunks }
+    }
+
+    /// Whether this node holds the chunk of `unit`.
+    pub fn is_held(&self, unit: u32) -> bool {
+        self.find(unit).is_some_and(|at| self.chunks[at].is_held)
+    }
+
+    /// The units of the held chunks.
+    pub fn held_units(&self) -> impl Iterator<Item = u32> {
+        self.chunks.iter().filter(|chunk| chunk.is_held).flat_map(|chunk| chunk.units.clone())
+    }
+
+    /// The pages of the chunk of `unit`, if nothing of it was wanted before.
+    pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
+        let chunk = &self.chunks[self.find(unit)?];
+        (!chunk.has_begun).then_some(chunk.pages)
+    }
+
+    /// Notes that the chunk of `unit` has begun, and returns its units.
+    pub(super) fn begin(&mut self, unit: u32) -> Option<Range<u32>> {
+        let at = self.find(unit)?;
+        self.chunks[at].has_begun = true;
+        Some(self.chunks[at].units.clone())
+    }
+
+    fn find(&self, unit: u32) -> Option<usize> {
+        let behind = self.chunks.partition_point(|chunk| chunk.units.start <= unit);
+        let at = behind.checked_sub(1)?;
+        self.chunks[at].units.contains(&unit).then_some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_is_held_with_its_chunk_and_a_chunk_begins_once() {
+        let mut holding =
+            Holding::new([(5..9, 40, true), (0..3, 12, false), (3..3, 0, true), (9..10, 1, false)]);
+        let held: Vec<bool> = (0..11).map(|unit| holding.is_held(unit)).collect();
+        let expected: Vec<bool> = (0..11).map(|unit| (5..9).contains(&unit)).collect();
+        assert_eq!(held, expected);
+        assert_eq!(holding.held_units().collect::<Vec<_>>(), [5, 6, 7, 8]);
+        assert_eq!(
+            (holding.unbegun(8), holding.unbegun(2), holding.unbegun(4)),
+            (Some(40), Some(12), None)
+        );
+        assert_eq!((holding.begin(8), holding.begin(4)), (Some(5..9), None));
+        assert_eq!((holding.unbegun(5), holding.unbegun(0)), (None, Some(12)));
+    }
+}
