@@ -10,7 +10,8 @@ impl Environment {
     ///
     /// What was measured on one machine with so many clients is what so many clients of all nodes get
     /// together; a node is as many clients as it has staging threads, and gets at most what that one
-    /// machine got. In a table by processes, as HDMLP's is, a node is one process. A limit of copying (`copy_bandwidth`) and a policy are no part of the machines.
+    /// machine got. In a table by processes, as HDMLP's is, a node is one process. A limit of copying
+    /// (`copy_bandwidth`) and a policy are no part of the machines.
     ///
     /// # Errors
     /// A table, a size or a policy that is none.
