@@ -4,10 +4,12 @@ mod common;
 
 use std::fs;
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::random::Random;
 use common::{Served, TestDir, dlfs, run};
 use serde_json::Value;
 
@@ -125,27 +127,7 @@ fn two_jobs_do_not_touch_each_other() {
             command.spawn().unwrap()
         })
         .collect();
-    // They have met when the records of all of them are there.
-    let records = || {
-        fs::read_dir(&meet)
-            .unwrap()
-            .flatten()
-            .map(|round| {
-                fs::read_dir(round.path())
-                    .unwrap()
-                    .flatten()
-                    .filter(|file| {
-                        file.path().extension().is_some_and(|extension| extension == "json")
-                    })
-                    .count()
-            })
-            .sum::<usize>()
-    };
-    let until = Instant::now() + Duration::from_secs(60);
-    while records() < RANKS {
-        assert!(Instant::now() < until, "the other job does not start");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_for_records(&dir.path("rendezvous"));
     let ended = thread::spawn(move || {
         thread::sleep(Duration::from_millis(300));
         other[1].kill().unwrap();
@@ -162,6 +144,95 @@ fn two_jobs_do_not_touch_each_other() {
     for rank in &mut other {
         rank.kill().unwrap();
         rank.wait().unwrap();
+    }
+}
+
+/// Waits until the records of all ranks are in the folder `meet`.
+fn wait_for_records(meet: &Path) {
+    let is_record =
+        |file: &fs::DirEntry| file.path().extension().is_some_and(|extension| extension == "json");
+    let records = || {
+        let rounds = fs::read_dir(meet).unwrap().flatten();
+        let files = rounds.flat_map(|round| fs::read_dir(round.path()).unwrap().flatten());
+        files.filter(is_record).count()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while records() < RANKS {
+        assert!(Instant::now() < until, "not all ranks come");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_or_stopped_at_any_moment_is_no_error_of_the_others() {
+    let dir = TestDir::with_source();
+    let image = dir.arg("train.dlfs");
+    run(&["import", &dir.arg("source"), &image, "--chunk-size", "64K"]).code(0);
+    let origin = Served::start(&image, &[]);
+    let ends = std::env::var("DLFS_TEST_KILLS").map_or(5, |ends| ends.parse().expect("a number"));
+    let seed = 51;
+    println!("seed {seed}, {ends} ends");
+    let mut random = Random::new(seed);
+    let ends: Vec<End> = (0..ends)
+        .map(|nth| End {
+            nth,
+            victim: random.below(RANKS as u64) as usize,
+            after_ms: random.below(1500),
+        })
+        .collect();
+    // Five at a time, since each waits a while for the rank that does not end.
+    for some in ends.chunks(5) {
+        thread::scope(|scope| {
+            for end in some {
+                let origin = &origin;
+                scope.spawn(move || end.run(origin));
+            }
+        });
+    }
+}
+
+/// The end of one rank: every other one is killed, the others are stopped.
+struct End {
+    nth: u64,
+    victim: usize,
+    /// So many milliseconds after all ranks have met.
+    after_ms: u64,
+}
+
+impl End {
+    const EPOCHS: u64 = 200;
+
+    fn run(&self, origin: &Served) {
+        let dir = TestDir::new();
+        fs::create_dir(dir.path("rendezvous")).unwrap();
+        let mut ranks: Vec<Child> = (0..RANKS)
+            .map(|nth| {
+                let mut command = rank(&dir, &origin.address, nth, &format!("end-{}", self.nth));
+                command.args(["--epochs", &Self::EPOCHS.to_string(), "--peer-timeout", "6"]);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts")
+            })
+            .collect();
+        wait_for_records(&dir.path("rendezvous"));
+        thread::sleep(Duration::from_millis(self.after_ms));
+        let mut victim = ranks.remove(self.victim);
+        let stops = self.nth % 2 == 1;
+        if stops {
+            let stop = Command::new("kill").args(["-STOP", &victim.id().to_string()]).status();
+            assert!(stop.unwrap().success());
+        } else {
+            victim.kill().unwrap();
+        }
+        let End { nth, victim: ended, after_ms } = self;
+        println!("end {nth}: rank {ended} after {after_ms} ms, stopped: {stops}");
+        for rank in ranks {
+            let output = rank.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "end {nth} of rank {ended}: {said}");
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["samples"], Self::EPOCHS * 100, "{report}");
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
     }
 }
 

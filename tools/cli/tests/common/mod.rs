@@ -3,6 +3,8 @@
 
 #[path = "../../../../tests/support/program.rs"]
 mod program;
+#[path = "../../../../tests/support/random.rs"]
+pub mod random;
 
 use std::ffi::OsStr;
 use std::fs;
