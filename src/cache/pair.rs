@@ -422,11 +422,11 @@ impl TieredPair {
         }
     }
 
-    /// How long to wait for a page: shorter after each wait in vain, so that a copier that hangs delays
-    /// all reads together by two seconds. A slow origin makes claimants slow: those are not dead.
+    /// How long to wait for a page: longer if the origin is slow, since then claimants are slow, too. After each
+    /// wait in vain it is half as long, so that a copier that hangs delays all reads together by two waits.
     fn longest_wait(&self) -> Duration {
-        let patience = MAX_WAIT / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10));
-        patience.max(SLOW_READS * self.shared.counters.mean_origin_read())
+        let longest = MAX_WAIT.max(SLOW_READS * self.shared.counters.mean_origin_read());
+        longest / (1 << self.shared.overdue.load(Ordering::Relaxed).min(10))
     }
 
     /// Ends claims whose claimant has died, or takes too long.
@@ -500,7 +500,8 @@ impl TieredPair {
         let mut claims = Vec::new();
         self.claim(&(start..start + buf.len() as u64), &mut claims);
         let way = &mut self.pieces.get_mut(id).info;
-        (way.source, way.claims) = (0, claims);
+        // What it waited before is no time of the origin.
+        (way.source, way.claims, way.began) = (0, claims, Instant::now());
         self.push(0, start, buf, id);
     }
 
