@@ -207,7 +207,7 @@ fn a_possibly_newer_generation_is_not_overwritten_without_consent() {
     let other = tempfile::tempdir().unwrap();
     tree(other.path(), 3, 100, 7);
     let error = refused(append(other.path(), &devices, Onto::Append, false));
-    assert!(error.to_string().contains("generation 1 opened, and generation 2"), "{error:?}");
+    assert!(error.to_string().contains("found is 1, and generation 2"), "{error:?}");
     refused(delete_one(&devices, &scene.files[0]));
     refused(import::purge_on(&devices, &mut ()).map(drop));
     assert!(disks.contents() == before, "nothing was written");

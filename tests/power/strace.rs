@@ -105,6 +105,15 @@ fn parse(line: &str, folder: &Path) -> Option<Call> {
             let offset = (name == "pwrite64").then(|| arguments[3].parse().unwrap());
             Some(Call::Write { name: file(0)?, offset, bytes })
         }
+        // The space of a range is freed: it reads as zeros, and the length of the file stays.
+        "fallocate" if file(0).is_some() => {
+            let frees = arguments[1]
+                .split('|')
+                .all(|flag| ["FALLOC_FL_PUNCH_HOLE", "FALLOC_FL_KEEP_SIZE"].contains(&flag));
+            assert!(frees, "fallocate with {}", arguments[1]);
+            let (offset, len) = (arguments[2].parse().unwrap(), arguments[3].parse().unwrap());
+            Some(Call::Write { name: file(0)?, offset: Some(offset), bytes: vec![0; len] })
+        }
         "ftruncate" => Some(Call::Resize { name: file(0)?, len: arguments[1].parse().unwrap() }),
         "fsync" | "fdatasync" => match within(path(0)?)? {
             name if name.is_empty() => Some(Call::SyncFolder),
