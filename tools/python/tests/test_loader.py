@@ -150,7 +150,8 @@ def test_a_cycle_through_a_live_iterator_is_collected(ds):
         make()
     assert held() > before
     gc.collect()
-    assert held() == before
+    # What earlier tests have left may end meanwhile.
+    assert all(now <= then for now, then in zip(held(), before))
 
 
 def test_there_is_no_epoch_before_the_first(ds):
