@@ -43,7 +43,7 @@ fn main() {
             ("large", "2000"),
             ("rounds", "7"),
             ("at", "target"),
-            ("origin-mb", "500"),
+            ("origin-mb", "200"),
             ("side", ""),
             ("tier", ""),
             ("rank", "0"),

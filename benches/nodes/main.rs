@@ -105,6 +105,7 @@ fn origin_bytes(image: &Image, at: &Path, options: &Options, nodes: &[usize]) {
 
 /// Epochs after the first with everything local, through peers, and without; paced and unpaced.
 fn epochs(image: &Image, at: &Path, options: &Options, num: usize) {
+    println!("\n{num} nodes; paced: each reads {} MB/s.", options.number("pace-mb"));
     println!(
         "\n| order | caches | first batch, ms | paced epoch, s | of local | unpaced epoch, s | MB/s | \
          CPU s/GB | from peers |"
