@@ -663,21 +663,8 @@ fn a_node_serves_thin_namespaces_that_say_what_it_holds() {
     assert_eq!(id.nsze.get() * PAGE_BYTES, origin.open(None).devices()[0].namespace().len_bytes());
 }
 
-/// What a node costs that is connected with many others and has nothing to do: `DLFS_TEST_PEERS` of them.
-#[test]
-fn idle_connections_to_many_peers_cost_little() {
-    let peers: u32 =
-        std::env::var("DLFS_TEST_PEERS").map_or(8, |peers| peers.parse().expect("a number"));
-    let origin = Origin::new(43, 1_500, 20_000);
-    let nodes = nodes(&origin, peers + 1, 3.);
-    read_all(&origin, &nodes, 0..1);
-    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
-    // Every node has read from every other that holds anything; node 0 keeps its connections open.
-    let mut first = nodes[0].image.prefetcher(run(0, peers + 1, 1..1_000)).unwrap();
-    for _ in 0..20 {
-        first.next().unwrap().unwrap();
-    }
-    thread::sleep(Duration::from_secs(1));
+/// The share of a core that each of `nodes` nodes of this process uses for three seconds.
+fn idle_share_of_a_node(nodes: u32) -> f64 {
     let before = cpu_by_thread();
     let span = Duration::from_secs(3);
     thread::sleep(span);
@@ -693,14 +680,41 @@ fn idle_connections_to_many_peers_cost_little() {
     // The keeper serves the connections of all nodes here, and each has a copier.
     let others: u64 = others.iter().map(|(_, ticks)| *ticks).sum();
     let share = |ticks: u64| ticks as f64 / 100. / span.as_secs_f64();
-    let one = share(busiest) + share(others) / f64::from(peers + 1);
+    let one = share(busiest) + share(others) / f64::from(nodes);
     println!(
-        "{peers} peers: {:.4} of a core idle, target {:.4}, all other threads {:.4}",
+        "{nodes} nodes: {:.4} of a core idle, target {:.4}, all other threads {:.4}",
         one,
         share(busiest),
         share(others)
     );
-    assert!(one <= 0.02 + 0.01, "{one} of a core, counted in hundredths of a second");
+    one
+}
+
+/// What a node costs that is connected with many others and has nothing to do: `DLFS_TEST_PEERS` of them.
+#[test]
+fn idle_connections_to_many_peers_cost_little() {
+    let peers: u32 =
+        std::env::var("DLFS_TEST_PEERS").map_or(8, |peers| peers.parse().expect("a number"));
+    let origin = Origin::new(43, 1_500, 20_000);
+    let nodes = nodes(&origin, peers + 1, 3.);
+    read_all(&origin, &nodes, 0..1);
+    wait_until("all copies", || nodes.iter().all(|node| node.image.tiers().unwrap().is_settled()));
+    // Every node has read from every other that holds anything; node 0 keeps its connections open.
+    let mut first = nodes[0].image.prefetcher(run(0, peers + 1, 1..1_000)).unwrap();
+    for _ in 0..20 {
+        first.next().unwrap().unwrap();
+    }
+    // Other tests run in the same process. When they have ended, only these nodes are left.
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        thread::sleep(Duration::from_secs(1));
+        let one = idle_share_of_a_node(peers + 1);
+        // Counted in hundredths of a second.
+        if one <= 0.02 + 0.01 {
+            break;
+        }
+        assert!(Instant::now() < until, "{one} of a core");
+    }
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
