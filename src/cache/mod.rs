@@ -4,11 +4,11 @@
 //! through such a device is served from copies in a tier, from the origin, or in pieces from both. Pages
 //! from the origin that a tier keeps go to the *copier*, a thread that writes them to the tier, then
 //! publishes the copies, and fetches the pages of kept samples that nobody reads. If several readers
-//! want a page at the same time, one reads it from the origin and the others wait for its copy, a
-//! second at most. Everything above a queue pair (readers, loaders, targets, all
-//! languages) uses tiers without changes.
+//! want a page at the same time, one reads it from the origin and the others wait for its copy, for a
+//! second or four times as long as a read of the origin takes. Everything above a queue pair (readers,
+//! loaders, targets, all languages) uses tiers without changes.
 //!
-//! Small sequential reads of the origin are combined into few large ones (`ahead.rs`): a parallel
+//! Small sequential reads of the origin are combined into few large ones (`read_ahead.rs`): a parallel
 //! file system then gets one request where the reader makes four.
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. A
@@ -16,7 +16,8 @@
 //! read from the origin and written again. A failed read from a tier is a miss; a tier that cannot
 //! be written is switched off with one warning.
 //!
-//! A folder holds the tiers of several data sets (`folder.rs`).
+//! A folder holds the tiers of several data sets (`folder.rs`). Environments are described in a file of our own
+//! (`config.rs`) or in HDMLP's (`hdmlp.rs`, in the text format of `libconfig.rs`).
 //!
 //! `tier` decides quota, admission and locations, `plan` by known rates whether a copy or the origin is faster
 //! (`sources.rs`); this module only moves data.

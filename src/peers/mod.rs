@@ -13,7 +13,7 @@
 //! serves it, and finally the reader's own origin.
 //!
 //! Read `launcher.rs` (the launcher's variables), `meeting.rs` (what a user says), `record.rs`, `round.rs`,
-//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read).
+//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (who can be asked).
 
 mod chunk_map;
 mod identity;
