@@ -20,7 +20,7 @@ use dlfs::peers::{PeerOptions, PeerStats, Serving, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::{Batch, ReaderOptions};
-use dlfs::target::{Target, TargetOptions};
+use dlfs::target::{Commands, Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::tier::{PAGE_BYTES, Policy};
 use dlfs::units::{Epoch, Nsid, SampleId};
@@ -661,6 +661,38 @@ fn a_node_serves_thin_namespaces_that_say_what_it_holds() {
     assert!(held > 0 && held < id.nsze.get());
     assert_eq!((id.nuse.get(), id.ncap.get()), (held, id.nsze.get()));
     assert_eq!(id.nsze.get() * PAGE_BYTES, origin.open(None).devices()[0].namespace().len_bytes());
+}
+
+#[test]
+fn after_its_connect_sequence_a_peer_is_sent_reads_and_keep_alives_alone() {
+    const NODES: u32 = 4;
+    let origin = Origin::new(44, 1_500, 20_000);
+    let nodes = nodes(&origin, NODES, 1.3);
+    // One loader a node over all epochs keeps its connections.
+    let start = |node: &Node| node.image.prefetcher(node.options(NODES, 0..1_000)).unwrap();
+    let mut loaders: Vec<_> = nodes.iter().map(start).collect();
+    let mut read_batches = |num: usize| {
+        for loader in &mut loaders {
+            (0..num).for_each(|_| drop(loader.next().unwrap().unwrap()));
+        }
+    };
+    let served = |node: &Node| node.image.peers().unwrap().served().unwrap();
+    let others = u64::from(NODES - 1);
+    wait_until("all connections", || {
+        read_batches(24);
+        nodes.iter().all(|node| served(node).commands.connects >= 2 * others)
+    });
+    let before: Vec<_> = nodes.iter().map(|node| served(node).commands).collect();
+    read_batches(3 * 24);
+    for (node, before) in nodes.iter().zip(before) {
+        let now = served(node);
+        println!("node {}: {:?}", node.rank, now.commands);
+        assert_eq!(now.controllers, others, "one controller a peer");
+        assert_eq!(before.connects, 2 * others, "an admin queue and an I/O queue a peer");
+        assert!(now.commands.reads > before.reads, "its peers read on");
+        let Commands { reads, keep_alives, .. } = now.commands;
+        assert_eq!(now.commands, Commands { reads, keep_alives, ..before });
+    }
 }
 
 /// The share of a core that each of `nodes` nodes of this process uses for three seconds.

@@ -22,7 +22,7 @@ use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
-use crate::target::{Target, TargetOptions};
+use crate::target::{Target, TargetOptions, TargetStats};
 use crate::units::Generation;
 
 /// How a rank joins its round.
@@ -109,7 +109,7 @@ pub struct Peers {
     round: Round,
     pass: Pass,
     /// Serves the cache, unless another process of this rank does.
-    _target: Option<Target>,
+    target: Option<Target>,
 }
 
 impl Peers {
@@ -161,7 +161,7 @@ impl Peers {
         let pass = Pass { records, rank: options.rank, keep_shares: options.keep_shares };
         let peers = Peers::through(served, pass, &options.connect)?;
         target.set_allowed_hosts(hosts_of(&peers.round)?);
-        Ok(Peers { _target: Some(target), ..peers })
+        Ok(Peers { target: Some(target), ..peers })
     }
 
     /// Reads through the peers of a round that another process of this rank has joined, and still serves.
@@ -205,7 +205,7 @@ impl Peers {
             let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
             Arc::new(PeersDevice { shared, cache, number })
         });
-        Ok(Peers { devices: devices.collect(), shared, round, pass, _target: None })
+        Ok(Peers { devices: devices.collect(), shared, round, pass, target: None })
     }
 
     /// The namespaces of the image, read through the peers.
@@ -244,6 +244,11 @@ impl Peers {
     /// What was read from peers since the start.
     pub fn stats(&self) -> PeerStats {
         self.shared.counters.read()
+    }
+
+    /// What this rank has served to its peers; `None` if another process of this rank serves them.
+    pub fn served(&self) -> Option<TargetStats> {
+        self.target.as_ref().map(Target::stats)
     }
 
     /// This rank, and the number of ranks.

@@ -15,7 +15,7 @@ use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
 use super::hosts::{HostId, MemoryWait};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::peers::Peer;
-use super::stats::Counters;
+use super::stats::{Commands, Counters};
 use super::subsystem::{Queue, Refusal};
 use super::warnings::{WarningKind, Who};
 use crate::buf::IoBuf;
@@ -385,6 +385,10 @@ impl HostConnection {
     }
 
     fn handle(&mut self, event: Event, backend: &mut Backend, now: Instant) {
+        if let Event::Command { sqe, .. } = &event {
+            let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
+            backend.tally.commands[Commands::kind(sqe, is_io)] += 1;
+        }
         match event {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),

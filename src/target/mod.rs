@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use options::{HostKeys, TargetOptions};
-pub use stats::TargetStats;
+pub use stats::{Commands, TargetStats};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::nvme::Sqe;
+use crate::nvme::sqe::{admin, fctype, nvm};
+
 /// Counters of a [`super::Target`] since it started, and what is connected now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetStats {
@@ -28,6 +31,79 @@ pub struct TargetStats {
     pub written_bytes: u64,
     /// I/O commands with an error response.
     pub errors: u64,
+    /// Commands that have arrived, also those that failed.
+    pub commands: Commands,
+}
+
+/// Commands that have arrived, by opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Commands {
+    /// Connect: one for each queue, and one for each attempt that was refused.
+    pub connects: u64,
+    /// Authentication Send and Receive.
+    pub authentications: u64,
+    /// Property Get and Set.
+    pub properties: u64,
+    /// Identify.
+    pub identifies: u64,
+    /// Get Log Page.
+    pub log_pages: u64,
+    /// Get Features and Set Features.
+    pub features: u64,
+    /// Asynchronous Event Request.
+    pub async_event_requests: u64,
+    /// Keep Alive.
+    pub keep_alives: u64,
+    /// Read.
+    pub reads: u64,
+    /// Write.
+    pub writes: u64,
+    /// Flush.
+    pub flushes: u64,
+    /// Anything else.
+    pub others: u64,
+}
+
+impl Commands {
+    /// The number of counters.
+    const KINDS: usize = 12;
+
+    /// The number of the counter of `sqe`, which came to an I/O queue if `is_io`.
+    pub(super) fn kind(sqe: &Sqe, is_io: bool) -> usize {
+        match (sqe.fctype(), is_io, sqe.opcode) {
+            (Some(fctype::CONNECT), ..) => 0,
+            (Some(fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE), ..) => 1,
+            (Some(fctype::PROPERTY_GET | fctype::PROPERTY_SET), ..) => 2,
+            (None, false, admin::IDENTIFY) => 3,
+            (None, false, admin::GET_LOG_PAGE) => 4,
+            (None, false, admin::GET_FEATURES | admin::SET_FEATURES) => 5,
+            (None, false, admin::ASYNC_EVENT_REQUEST) => 6,
+            (None, false, admin::KEEP_ALIVE) => 7,
+            (None, true, nvm::READ) => 8,
+            (None, true, nvm::WRITE) => 9,
+            (None, true, nvm::FLUSH) => 10,
+            _ => 11,
+        }
+    }
+
+    fn from_kinds(kinds: [u64; Commands::KINDS]) -> Commands {
+        let [connects, authentications, properties, identifies, log_pages, features, ..] = kinds;
+        let [.., async_event_requests, keep_alives, reads, writes, flushes, others] = kinds;
+        Commands {
+            connects,
+            authentications,
+            properties,
+            identifies,
+            log_pages,
+            features,
+            async_event_requests,
+            keep_alives,
+            reads,
+            writes,
+            flushes,
+            others,
+        }
+    }
 }
 
 /// The shared counters behind [`TargetStats`].
@@ -43,6 +119,7 @@ pub(super) struct Counters {
     pub(super) writes: AtomicU64,
     pub(super) written_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
+    commands: [AtomicU64; Commands::KINDS],
 }
 
 /// One poller's counts since it last published them.
@@ -55,12 +132,14 @@ pub(super) struct Tally {
     pub(super) read_bytes: u64,
     pub(super) writes: u64,
     pub(super) written_bytes: u64,
+    /// By [`Commands::kind`].
+    pub(super) commands: [u64; Commands::KINDS],
 }
 
 impl Tally {
     /// Adds the counts to `counters` and starts again from zero.
     pub(super) fn publish_counts(&mut self, counters: &Counters) {
-        let Tally { reads, read_bytes, writes, written_bytes } = std::mem::take(self);
+        let Tally { reads, read_bytes, writes, written_bytes, commands } = std::mem::take(self);
         if reads > 0 {
             Counters::add(&counters.reads, reads);
             Counters::add(&counters.read_bytes, read_bytes);
@@ -68,6 +147,9 @@ impl Tally {
         if writes > 0 {
             Counters::add(&counters.writes, writes);
             Counters::add(&counters.written_bytes, written_bytes);
+        }
+        for (counter, value) in counters.commands.iter().zip(commands).filter(|of| of.1 > 0) {
+            Counters::add(counter, value);
         }
     }
 }
@@ -91,6 +173,7 @@ impl Counters {
             writes: value(&self.writes),
             written_bytes: value(&self.written_bytes),
             errors: value(&self.errors),
+            commands: Commands::from_kinds(self.commands.each_ref().map(value)),
         }
     }
 }
