@@ -16,7 +16,7 @@ use dlfs::nvme::sqe::cns;
 use dlfs::nvme::{Address, Cc, ConnectData, Nqn, Property, Sqe};
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Sharding, State};
 use dlfs::peers::rendezvous::Folder;
-use dlfs::peers::{PeerOptions, PeerStats, Serving, live_page_bytes};
+use dlfs::peers::{Pass, PeerOptions, PeerStats, Serving, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::{Batch, ReaderOptions};
@@ -541,6 +541,10 @@ fn nodes_that_serve_only_copies_fetch_them_by_themselves() {
     println!("{} bytes were absent at first, {later} of {data} read again", before.1);
     assert!(later * 100 <= data * 2 * 3, "{later} of {data} bytes");
     assert!(absent() - before.1 <= data / 50, "what is there is served");
+    // Another process of a rank knows the mode, too.
+    let pass = nodes[0].image.peers().unwrap().pass().to_json();
+    let pass = Pass::from_json(&pass).unwrap();
+    assert_eq!(pass.serving(), Serving::CopiesOnly);
     let from_peers: u64 =
         nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum();
     assert!(from_peers > data, "two of three bytes are held elsewhere");

@@ -294,7 +294,7 @@ impl Cache {
             (units_of, pages, is_held)
         };
         let holding = Holding::new(chunks.into_iter().map(chunk));
-        *self.tiers.opening.holding.lock() = Some(holding.clone());
+        *self.tiers.opening.holding.lock() = Some((holding.clone(), fills));
         let shared = &*self.tiers.latest();
         if !shared.is_owner() || self.policy != Policy::FirstTouch {
             return; // the owner's room is what counts

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::copier::Copier;
+use super::copier::{Copier, Job};
 use super::media::{self, Media};
 use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Owner, Welcome};
@@ -36,8 +36,9 @@ pub(super) struct Opening {
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
     pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
-    /// What this node holds for others, once that is known: for the next owner, too.
-    pub(super) holding: Arc<Mutex<Option<Holding>>>,
+    /// What this node holds for others, once that is known, and whether the copier fetches it by itself: for
+    /// the next owner, too.
+    pub(super) holding: Arc<Mutex<Option<(Holding, bool)>>>,
     /// What copies are compared with before they are published, where others rely on them.
     pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
 }
@@ -114,7 +115,11 @@ impl Opening {
         for (number, media) in (0..).zip(&media) {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
         }
-        if let Some(holding) = self.holding.lock().clone() {
+        let mut behind = Vec::new();
+        if let Some((holding, fills)) = self.holding.lock().clone() {
+            if fills {
+                behind.extend(holding.held_units());
+            }
             let lacking = lacking(&holding, units, &copies);
             ledger.set_holding(holding, lacking);
         }
@@ -128,6 +133,9 @@ impl Opening {
             is_shared: sharing.is_some(),
             ..Shared::new(self, media, jobs)
         });
+        if !behind.is_empty() {
+            shared.send(Job::Behind(behind));
+        }
         let bandwidth = options.bandwidth_bytes_per_s;
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
         let thread = threads::start(COPIER, &shared.fate, copier, |copier| {

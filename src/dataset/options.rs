@@ -236,6 +236,12 @@ pub const LOADING: &[SharedOption] = &[
     ),
     row("round", ["round", "round", "round"], Open, "A name for this start of the job"),
     row(
+        "peer_mode",
+        ["peer-mode", "peer_mode", "peer_mode"],
+        Open,
+        "What a node answers to a peer that asks for data which its tiers lack",
+    ),
+    row(
         "peer_address",
         ["peer-address", "peer_address", "peer_address"],
         Open,

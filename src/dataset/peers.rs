@@ -60,9 +60,10 @@ impl Image {
     /// # Errors
     /// `InvalidArgument`: the image has no tiers. Those of [`Peers::attach`].
     pub fn attach_to_peers(mut self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
-        let served = self.served(None, Serving::default())?;
+        let serving = pass.serving();
+        let served = self.served(None, serving)?;
         let peers = Peers::attach(&served, pass, connect)?;
-        self.hold(&peers, Serving::default(), &served.intact);
+        self.hold(&peers, serving, &served.intact);
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
         Ok(self)
@@ -137,9 +138,9 @@ impl Image {
             directory: &self.directory,
             intact: Arc::new(Intact::new(Arc::clone(&self.directory))),
             cache: cache.devices(),
-            views: cache.views(serving == Serving::CopiesOnly),
+            views: cache.views(serving.is_copies_only()),
             room_bytes: pages * PAGE_BYTES,
-            order: run.map_or(0, hash_of),
+            order: hash_of(run, serving),
         })
     }
 
@@ -153,7 +154,7 @@ impl Image {
             (chunk.namespace, bytes, is_held)
         };
         let chunks = (0..self.directory.num_chunks()).map(chunk);
-        cache.set_held(chunks, serving == Serving::CopiesOnly, intact);
+        cache.set_held(chunks, serving.is_copies_only(), intact);
     }
 }
 
@@ -176,7 +177,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
-        self.image().served(run, Serving::default())?;
+        self.image().served(run, meeting.serving)?;
         let mut meeting = meeting.clone();
         if !meeting.is_named {
             match JOINED.fetch_add(1, Ordering::Relaxed) {
@@ -290,10 +291,12 @@ impl Rendezvous for Watched<'_> {
 }
 
 /// A hash of what the ranks of a job must have in common.
-fn hash_of(run: &LoaderOptions) -> u64 {
-    let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
-    let common = (order.started(run.world_size), batch_size, sharding, tail, drop_short);
-    let json = serde_json::to_vec(&common).expect("numbers and names always become JSON");
+fn hash_of(run: Option<&LoaderOptions>, serving: Serving) -> u64 {
+    let common = run.map(|run| {
+        let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
+        (order.started(run.world_size), batch_size, sharding, tail, drop_short)
+    });
+    let json = serde_json::to_vec(&(common, serving)).expect("they always become JSON");
     xxh3_64(&json)
 }
 

@@ -14,6 +14,7 @@ use super::pair::{PeersDevice, Shared};
 use super::record::Record;
 use super::rendezvous::{self, Rendezvous};
 use super::round::Round;
+use super::serving::Serving;
 use super::stats::{Counters, PeerStats};
 use super::view::View;
 use crate::directory::{Directory, Intact};
@@ -49,16 +50,6 @@ pub struct PeerOptions {
     pub connect: ConnectOptions,
 }
 
-/// What a node answers to a peer that asks for data which its tiers lack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Serving {
-    /// It reads them from the origin, keeps those of chunks that it holds, and answers.
-    #[default]
-    ReadThrough,
-    /// That it has not got them: it serves copies only, and fetches those of chunks that it holds by itself.
-    CopiesOnly,
-}
-
 /// What a rank brings.
 pub struct Served<'a> {
     /// The samples.
@@ -81,6 +72,7 @@ pub struct Pass {
     records: Vec<Record>,
     rank: u32,
     keep_shares: bool,
+    serving: Serving,
 }
 
 impl Pass {
@@ -98,6 +90,11 @@ impl Pass {
             let what = "this is no text that says how to reach the peers of another process";
             Error::new(ErrorKind::InvalidArgument, what).source(error)
         })
+    }
+
+    /// The mode in which the round was joined.
+    pub fn serving(&self) -> Serving {
+        self.serving
     }
 }
 
@@ -158,7 +155,8 @@ impl Peers {
         };
         let deadline = Instant::now() + options.timeout;
         let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
-        let pass = Pass { records, rank: options.rank, keep_shares: options.keep_shares };
+        let PeerOptions { rank, keep_shares, serving, .. } = *options;
+        let pass = Pass { records, rank, keep_shares, serving };
         let peers = Peers::through(served, pass, &options.connect)?;
         target.set_allowed_hosts(hosts_of(&peers.round)?);
         Ok(Peers { target: Some(target), ..peers })

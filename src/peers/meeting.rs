@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::join::{PeerOptions, Serving, address_towards};
+use super::join::{PeerOptions, address_towards};
 use super::launcher::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
+use super::serving::Serving;
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::ConnectOptions;
 
@@ -41,6 +42,8 @@ pub struct JoinOptions {
     pub rendezvous_port: Option<u16>,
     /// The name of this node; `None`: the machine's identity.
     pub node: Option<String>,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
     /// How long to wait for all ranks.
     pub timeout: Duration,
 }
@@ -58,6 +61,8 @@ pub struct Meeting {
     pub is_named: bool,
     /// Where this rank listens for its peers.
     pub listen: SocketAddr,
+    /// What this node answers to a peer that asks for data which its tiers lack.
+    pub serving: Serving,
     node: Option<String>,
     timeout: Duration,
     place: Place,
@@ -115,6 +120,7 @@ impl JoinOptions {
             address: None,
             rendezvous_port: None,
             node: None,
+            serving: Serving::default(),
             timeout: DEFAULT_TIMEOUT,
         }
     }
@@ -173,7 +179,8 @@ impl JoinOptions {
             }
         };
         let (is_named, node, timeout) = (self.round.is_some(), self.node.clone(), self.timeout);
-        Ok(Meeting { rank, world_size, round, is_named, listen, node, timeout, place })
+        let serving = self.serving;
+        Ok(Meeting { rank, world_size, round, is_named, listen, serving, node, timeout, place })
     }
 
     /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
@@ -209,7 +216,7 @@ impl Meeting {
             world_size: self.world_size,
             listen: self.listen,
             node: self.node.clone(),
-            serving: Serving::default(),
+            serving: self.serving,
             keep_shares: false,
             timeout: self.timeout,
             connect: without_keys(connect),

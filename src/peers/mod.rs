@@ -27,13 +27,15 @@ mod presence;
 mod record;
 pub mod rendezvous;
 mod round;
+mod serving;
 mod stats;
 mod view;
 
 pub use chunk_map::{ChunkMap, Span, live_page_bytes};
-pub use join::{Pass, PeerOptions, Peers, Served, Serving, address_towards};
+pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
 pub use launcher::Launched;
 pub use meeting::{JoinOptions, Means, Meeting};
 pub use record::{MAX_RECORD_BYTES, Record};
 pub use round::{Node, Round};
+pub use serving::Serving;
 pub use stats::{NodeStats, PeerStats};

@@ -201,6 +201,12 @@
 // Tiers keep nothing.
 #define DLFS_POLICY_NONE 2
 
+// A node that lacks what a peer asks for reads it from the data set, keeps it and answers. The default.
+#define DLFS_PEER_READ_THROUGH 0
+
+// It answers that it is not there, and fetches what it holds by itself.
+#define DLFS_PEER_COPIES 1
+
 // The most bytes of a rank's record.
 #define DLFS_PEER_RECORD 1024
 
@@ -533,8 +539,8 @@ typedef struct {
     uint32_t batching;
     // How the ranks share each global batch: DLFS_SHARD_...
     uint32_t shard;
-    // Zero.
-    uint32_t reserved;
+    // What a node answers to a peer that asks for data which its tiers lack: DLFS_PEER_...
+    uint32_t peer_mode;
     // Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
     // (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
     // see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount

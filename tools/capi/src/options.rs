@@ -83,6 +83,11 @@ pub const DLFS_POLICY_CLAIRVOYANT: u32 = 1;
 /// Tiers keep nothing.
 pub const DLFS_POLICY_NONE: u32 = 2;
 
+/// A node that lacks what a peer asks for reads it from the data set, keeps it and answers. The default.
+pub const DLFS_PEER_READ_THROUGH: u32 = 0;
+/// It answers that it is not there, and fetches what it holds by itself.
+pub const DLFS_PEER_COPIES: u32 = 1;
+
 /// A waiting call calls this at least every 100 ms, on the thread that made the call; a value other
 /// than zero ends the call with DLFS_E_INTERRUPTED. A call that does not wait may not call it.
 pub type ShouldStop = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
@@ -255,8 +260,8 @@ pub struct SequenceOptions {
     pub batching: u32,
     /// How the ranks share each global batch: DLFS_SHARD_...
     pub shard: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What a node answers to a peer that asks for data which its tiers lack: DLFS_PEER_...
+    pub peer_mode: u32,
     /// Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
     /// (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
     /// see, "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount
@@ -460,9 +465,6 @@ impl SequenceOptions {
             DLFS_SHARD_LOCAL => Sharding::Local,
             other => return Err(unknown("shard", other)),
         };
-        if self.reserved != 0 {
-            return Err(unknown("reserved", self.reserved));
-        }
         options.drop_short = flag(self.drop_short, "drop_short")?;
         options.on_error = match self.on_error {
             DLFS_ON_ERROR_RAISE => OnError::Raise,

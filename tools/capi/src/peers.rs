@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use dlfs::dataset::Dataset;
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Peers, Record};
+use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Peers, Record, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::error::{DLFS_E_BUSY, Failure};
 use crate::mount::Mount;
-use crate::options::{DLFS_PEER_RECORD, SequenceOptions};
+use crate::options::{
+    DLFS_PEER_COPIES, DLFS_PEER_READ_THROUGH, DLFS_PEER_RECORD, SequenceOptions, unknown,
+};
 use crate::structs::utf8;
 
 impl Mount {
@@ -81,6 +83,7 @@ impl SequenceOptions {
             }
             _ => return Err(Failure::invalid("peer_set and peer_get go together")),
         };
+        let serving = self.serving()?;
         if !has_functions && self.peers.is_null() {
             return Ok(None);
         }
@@ -103,10 +106,21 @@ impl SequenceOptions {
                 let wrong = |_| Failure::invalid("rendezvous_port is at most 65,535");
                 join.rendezvous_port = Some(port.map_err(wrong)?);
             }
+            join.serving = serving;
             if self.peer_timeout_ms != 0 {
                 join.timeout = Duration::from_millis(self.peer_timeout_ms.into());
             }
             Ok(Some(join))
+        }
+    }
+}
+
+impl SequenceOptions {
+    fn serving(&self) -> Result<Serving, Failure> {
+        match self.peer_mode {
+            DLFS_PEER_READ_THROUGH => Ok(Serving::ReadThrough),
+            DLFS_PEER_COPIES => Ok(Serving::CopiesOnly),
+            other => Err(unknown("peer_mode", other)),
         }
     }
 }

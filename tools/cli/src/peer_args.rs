@@ -4,11 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use dlfs::ErrorKind;
 use dlfs::dataset::Image;
 use dlfs::peers::rendezvous::DEFAULT_TIMEOUT;
-use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats};
+use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 
@@ -31,6 +32,13 @@ pub(crate) struct PeerArgs {
     #[arg(long, value_name = "NAME", requires = "peers")]
     #[arg(help = loading("round", ", the same on all ranks and not used before [default: the launcher's]"))]
     round: Option<String>,
+    #[arg(long, value_name = "MODE", requires = "peers", value_parser = PossibleValuesParser::new(MODES))]
+    #[arg(help = loading(
+        "peer_mode",
+        ": read-through reads them from the data set, keeps them and answers; copies answers that they are not \
+         there, and fetches what the node holds by itself [default: read-through]"
+    ))]
+    peer_mode: Option<String>,
     #[arg(long, value_name = "IP[:PORT]", requires = "peers", value_parser = parse_listen)]
     #[arg(help = loading(
         "peer_address",
@@ -65,6 +73,14 @@ impl PeerArgs {
         self.node.clone()
     }
 
+    /// What nodes answer for data that they lack.
+    ///
+    /// # Errors
+    /// None: the command line has checked the name.
+    fn serving(&self) -> Result<Serving, Failure> {
+        Ok(self.peer_mode.as_deref().map_or(Ok(Serving::default()), str::parse)?)
+    }
+
     /// Where the ranks meet and which of them this is, if `--peers` is given. `place` is what the command line
     /// says of rank and world size.
     ///
@@ -78,6 +94,7 @@ impl PeerArgs {
             address: self.peer_address,
             rendezvous_port: self.rendezvous_port,
             node: self.node.clone(),
+            serving: self.serving()?,
             timeout: self.peer_timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
             ..JoinOptions::new(Means::of(means)?)
         };
@@ -145,6 +162,17 @@ pub(crate) fn peer_lines(stats: &PeerStats) -> Vec<String> {
     }
     vec![line]
 }
+
+/// The names of [`Serving`], in the order of its own table.
+const MODES: [&str; Serving::NAMES.len()] = {
+    let mut names = [""; Serving::NAMES.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = Serving::NAMES[at].0;
+        at += 1;
+    }
+    names
+};
 
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let of_ip = |ip: IpAddr| SocketAddr::new(ip, 0);

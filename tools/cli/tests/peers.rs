@@ -110,6 +110,32 @@ fn ranks_meet_at_rank_0_or_by_a_list_of_addresses() {
     }
 }
 
+/// With copiers that are slow, much is absent at first.
+#[test]
+fn nodes_that_serve_only_copies_say_what_is_not_there() {
+    let dir = TestDir::with_source();
+    let image = dir.arg("train.dlfs");
+    run(&["import", &dir.arg("source"), &image, "--chunk-size", "64K"]).code(0);
+    fs::create_dir(dir.path("rendezvous")).unwrap();
+    let ranks: Vec<_> = (0..RANKS)
+        .map(|nth| {
+            let mut command = rank(&dir, &image, nth, "copies");
+            command.args(["--peer-mode", "copies", "--copy-bandwidth", "64K"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts")
+        })
+        .collect();
+    let (mut samples, mut not_there) = (0, 0);
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        samples += report["samples"].as_u64().unwrap();
+        not_there += report["peers"]["not_there_bytes"].as_u64().unwrap();
+    }
+    assert_eq!(samples, 300, "each sample once");
+    assert!(not_there > 0, "everything was there");
+}
+
 #[test]
 fn two_jobs_do_not_touch_each_other() {
     let dir = TestDir::with_source();
@@ -280,6 +306,20 @@ fn what_keeps_ranks_apart_is_named() {
         "203.0.113.2:4421 for rank 1",
     );
     fails(of(1, "203.0.113.1:4421,127.0.0.1:4421"), "2 ranks, and the world size is 3");
+    let modes: Vec<_> = ["read-through", "copies", "copies"]
+        .into_iter()
+        .enumerate()
+        .map(|(nth, mode)| {
+            let mut command = rank(&dir, &image, nth, "modes");
+            command.args(["--peer-mode", mode]).stderr(Stdio::piped()).stdout(Stdio::null());
+            command.spawn().unwrap()
+        })
+        .collect();
+    for rank in modes {
+        let output = rank.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("mode of peers"), "{said}");
+    }
     let rendezvous = dir.arg("rendezvous");
     let bare = ["read", &image, "--peers", &rendezvous, "--round", "r", "--world-size", "1"];
     assert!(run(&bare).code(1).stderr.contains("there is no tier"));

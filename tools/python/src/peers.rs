@@ -18,8 +18,8 @@ use crate::options::{about, at_least_one, given_or, seconds};
 use crate::watch::Signals;
 
 /// The keywords that say how to join peers.
-pub(crate) const KEYWORDS: [&str; 5] =
-    ["peers", "round", "peer_address", "rendezvous_port", "peer_timeout"];
+pub(crate) const KEYWORDS: [&str; 6] =
+    ["peers", "round", "peer_mode", "peer_address", "rendezvous_port", "peer_timeout"];
 
 /// What dlfs._peers makes of `peers`: a text or an object, and rank and world size if the object knows them.
 type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
@@ -49,6 +49,9 @@ impl Join {
         options.place =
             if world_size > 1 { Some((given_or(given, "rank", 0)?, world_size)) } else { place };
         options.round = given_or(given, "round", None)?;
+        if let Some(mode) = given_or::<Option<String>>(given, "peer_mode", None)? {
+            options.serving = mode.parse().map_err(|error| raise(py, &error))?;
+        }
         if let Some(address) = given_or::<Option<String>>(given, "peer_address", None)? {
             options.address = Some(listen_of(py, &address)?);
         }

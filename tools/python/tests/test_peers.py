@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -193,9 +194,10 @@ def test_a_node_that_is_stopped_delays_nobody_for_long_and_may_go_on(striped, tm
             rank.communicate()
 
 
-def joined_by(image, meets, **options):
+def joined_by(image, meets, opened=None, **options):
     """A rank for each of `meets`, as threads; what join_peers returned, or raised, and the data sets."""
-    sets = [dlfs.open(image, tiers=["ram:8M"], node=f"{id(meets)}-{rank}") for rank in range(len(meets))]
+    named = [f"{id(meets)}-{rank}" for rank in range(len(meets))]
+    sets = [dlfs.open(image, tiers=["ram:8M"], node=node, **(opened or {})) for node in named]
     found = [None] * len(meets)
 
     def join(rank):
@@ -260,6 +262,18 @@ def test_ranks_meet_in_any_store(image, source, tmp_path, kind):
         assert max(map(len, values.values())) <= 1024
 
 
+def test_nodes_that_serve_only_copies_say_what_is_not_there(image, source, tmp_path):
+    plain = Plain()
+    # The copiers are slow, so that much is absent at first.
+    found, sets = joined_by(image, [plain, plain], round="copies", opened={"copy_bandwidth": 1 << 16}, peer_mode="copies")
+    assert found == [(0, 2), (1, 2)]
+    for ds in sets:
+        assert [bytes(ds[at]) for at in range(NUM)] == source.contents
+    assert sum(ds.stats()["places"]["not_there_bytes"] for ds in sets) > 0
+    # A process that gets the data set reads through the same peers, in the same mode.
+    assert [bytes(pickle.loads(pickle.dumps(sets[0]))[at]) for at in range(NUM)] == source.contents
+
+
 def test_missing_ranks_are_named(image, tmp_path):
     for kind, meets in stores(tmp_path).items():
         alone = dlfs.open(image, tiers=["ram:8M"], node=f"{kind}-{os.getpid()}")
@@ -290,6 +304,8 @@ def test_ranks_that_differ_and_wrong_options_are_named(image, tmp_path):
     ds = sets[0]
     with pytest.raises(TypeError, match="peers: .*not 7"):
         dlfs.Loader(ds, 8, peers=7)
+    with pytest.raises(dlfs.InvalidArgument, match="no mode 'through'|no mode \"through\""):
+        dlfs.Loader(ds, 8, peers=plain, peer_mode="through")
     with pytest.raises(TypeError, match="no option 'pears'"):
         ds.join_peers("auto", pears=1)
     with pytest.raises(dlfs.InvalidArgument, match="no launcher has said"):

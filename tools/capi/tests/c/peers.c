@@ -66,7 +66,9 @@ int main(int argc, char **argv) {
     // What cannot be, before anybody waits.
     options.peer_set = set;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "peer_set and peer_get go together");
-    options.peers = folder, options.peer_get = get;
+    options.peer_mode = 77;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "");
+    options.peer_mode = DLFS_PEER_READ_THROUGH, options.peers = folder, options.peer_get = get;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "and so do peer_set and peer_get");
     options.peer_set = NULL, options.peer_get = NULL, options.peer_address = "here";
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "neither IP nor IP:PORT");

@@ -215,6 +215,9 @@ class Loader(_Loader):
                      torch.distributed; a communicator of mpi4py; any object with set(key, value) and
                      get(keys). The data set needs a tier. Then rank and world_size default to the launcher's
     round            a name for this start of the job, not used before. None: the launcher's
+    peer_mode        what a node answers to a peer that asks for data which its tiers lack: "read-through" reads
+                     them from the data set, keeps them and answers; "copies" answers that they are not there,
+                     and fetches what the node holds by itself
     peer_address     where peers reach this rank: "IP" or "IP:PORT". None: the address from which MASTER_ADDR
                      is reached, any port
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
@@ -255,6 +258,7 @@ class Loader(_Loader):
         busy_poll: bool = False,
         peers: Any = None,
         round: str | None = None,
+        peer_mode: str = "read-through",
         peer_address: str | None = None,
         rendezvous_port: int | None = None,
         peer_timeout: float = 60.0,
@@ -284,6 +288,7 @@ class Loader(_Loader):
             busy_poll=busy_poll,
             peers=peers,
             round=round,
+            peer_mode=peer_mode,
             peer_address=peer_address,
             rendezvous_port=rendezvous_port,
             peer_timeout=peer_timeout,

@@ -591,7 +591,7 @@ class _DrawnSingly(Iterator[int]):
 
 
 # The options of Loader that say how to join peers.
-_PEERS = ("peers", "round", "peer_address", "rendezvous_port", "peer_timeout")
+_PEERS = ("peers", "round", "peer_mode", "peer_address", "rendezvous_port", "peer_timeout")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
