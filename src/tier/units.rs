@@ -62,7 +62,7 @@ impl Unit {
     }
 }
 
-/// All units of a data set, sorted by namespace and offset: 16 bytes each.
+/// All units of a data set, sorted by namespace and offset: 16 bytes each, and 4 to find it.
 ///
 /// Adjacent small samples share a unit up to 64 KiB, so that tracking small samples costs no more than
 /// large ones; a sample of 64 KiB or more has units of its own, which are kept together. The same holds for
@@ -73,6 +73,40 @@ pub struct Units {
     units: Vec<Unit>,
     /// For each namespace, the index of its first unit; then the total number.
     first: Vec<u32>,
+    /// For each namespace, where to look for the units of a page.
+    sections: Vec<Sections>,
+}
+
+/// A namespace in sections of equal length, no more than it has units: a random read then finds its unit without
+/// a search over all of them, of which each step would be a cache miss.
+#[derive(Debug, Clone, Default)]
+struct Sections {
+    /// Logarithm of a section's length in pages.
+    shift: u32,
+    /// For each section, the index of the first unit that ends behind its start.
+    first: Vec<u32>,
+}
+
+impl Sections {
+    /// Those of a namespace with these units, the first of which has index `base`.
+    fn of(units: &[Unit], base: u32) -> Sections {
+        let end = |unit: &Unit| unit.page + u64::from(unit.pages);
+        let last = units.last().map_or(0, end);
+        let shift = (0..64).find(|shift| last >> shift <= units.len() as u64).unwrap_or(63);
+        let mut unit = 0;
+        let first = (0..last.div_ceil(1 << shift)).map(|section| {
+            unit += units[unit..].iter().take_while(|unit| end(unit) <= section << shift).count();
+            base + unit as u32
+        });
+        Sections { first: first.collect(), shift }
+    }
+
+    /// Among which units is the first that ends behind `page`: it is one of them, or the one after.
+    fn around(&self, page: u64, all: &Range<u32>) -> Range<u32> {
+        let section = usize::try_from(page >> self.shift).unwrap_or(usize::MAX);
+        let at = |section: usize| self.first.get(section).copied().unwrap_or(all.end);
+        at(section)..at(section.saturating_add(1))
+    }
 }
 
 impl Units {
@@ -120,6 +154,8 @@ impl Units {
                 end = end.max(pages.end);
                 divide(rest.clone(), is_one_sample, rest.start > pages.start, &mut units.units);
             }
+            let base = *units.first.last().expect("it was just pushed");
+            units.sections.push(Sections::of(&units.units[base as usize..], base));
         }
         units.first.push(units.units.len() as u32);
         units
@@ -167,10 +203,14 @@ impl Units {
     /// The units of a namespace with bytes in `range`, in ascending order.
     pub fn within(&self, namespace: u16, range: &Range<u64>) -> Range<u32> {
         let all = self.of_namespace(namespace);
-        let units = &self.units[all.start as usize..all.end as usize];
-        let first = units.partition_point(|unit| unit.end_bytes() <= range.start);
-        let last = units[first..].iter().take_while(|unit| unit.start_bytes() < range.end).count();
-        all.start + first as u32..all.start + (first + last) as u32
+        let page = range.start / PAGE_BYTES;
+        let around = self.sections[usize::from(namespace)].around(page, &all);
+        let units = &self.units[around.start as usize..around.end as usize];
+        let first =
+            around.start as usize + units.partition_point(|unit| unit.end_bytes() <= range.start);
+        let units = &self.units[first..all.end as usize];
+        let len = units.iter().take_while(|unit| unit.start_bytes() < range.end).count();
+        first as u32..(first + len) as u32
     }
 
     /// The units that are kept together with `unit`: all those of its sample.
@@ -383,6 +423,16 @@ mod tests {
         ) {
             let units = Units::from_pages(samples.iter().copied());
             prop_assert!(units.units.windows(2).all(|pair| pair[0].end_bytes() <= pair[1].start_bytes()));
+            for start in 0..700 {
+                let range = start * PAGE_BYTES / 2..(start + 7) * PAGE_BYTES / 2;
+                let is_in = |unit: &Unit| {
+                    unit.start_bytes() < range.end && range.start < unit.end_bytes()
+                };
+                let before = units.units.iter().take_while(|unit| unit.end_bytes() <= range.start);
+                let first = before.count() as u32;
+                let len = units.units.iter().filter(|unit| is_in(unit)).count() as u32;
+                prop_assert_eq!(units.within(0, &range), first..first + len);
+            }
             for (page, pages) in samples {
                 for page in page..page + u64::from(pages) {
                     let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
