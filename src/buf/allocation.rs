@@ -28,6 +28,8 @@ enum Backing {
     Heap { start: NonNull<u8>, layout: Layout },
     /// A mapping, which is unmapped with the header; the header is a `Box` of its own.
     Mapped { _mapping: Mapping },
+    /// Memory that somebody else has and lends; the header, a `Box` of its own, keeps it alive.
+    Lent { _memory: Arc<dyn Send + Sync> },
     /// Slots of a pool, which also owns the header. The thread that claimed the slots sets both
     /// fields, so nobody else accesses them meanwhile.
     Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
@@ -70,6 +72,15 @@ impl Allocation {
         (Backing::Heap { start, layout }, start)
     }
 
+    /// The first handle on bytes that others may have, too: `memory` has them.
+    pub(super) fn lending(memory: Arc<dyn Send + Sync>) -> Allocation {
+        let header = Box::new(Header {
+            handles: Handles::new(1),
+            backing: Backing::Lent { _memory: memory },
+        });
+        Allocation(NonNull::from(Box::leak(header)))
+    }
+
     /// The first handle on `num_slots` slots of `pool`, beginning at the slot of `header`.
     ///
     /// # Safety
@@ -96,6 +107,11 @@ impl Allocation {
         self.header().handles.is_one()
     }
 
+    /// Whether the only handle may write the memory: not if somebody lends it.
+    pub(super) fn is_owned(&self) -> bool {
+        !matches!(self.header().backing, Backing::Lent { .. })
+    }
+
     /// Whether the memory belongs to a device driver.
     pub(super) fn is_of_driver(&self) -> bool {
         match &self.header().backing {
@@ -104,7 +120,7 @@ impl Allocation {
                 let pool = unsafe { &*pool.load(Ordering::Relaxed) };
                 pool.pages() == Pages::Driver
             }
-            Backing::Heap { .. } | Backing::Mapped { .. } => false,
+            Backing::Heap { .. } | Backing::Mapped { .. } | Backing::Lent { .. } => false,
         }
     }
 
@@ -142,9 +158,9 @@ impl Drop for Allocation {
                 // into the header is alive, `start` and `layout` were copied out.
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
-            Backing::Mapped { .. } => {
-                // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here, with what it
-                // maps; no reference into either is alive, this was the last handle.
+            Backing::Mapped { .. } | Backing::Lent { .. } => {
+                // SAFETY: leaked from a `Box` in `allocate_zeroed` or `lending`, freed once, here, with what it
+                // maps or keeps alive; no reference into either is alive, this was the last handle.
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
             Backing::Pool { pool, num_slots } => {

@@ -18,6 +18,7 @@
 
 mod allocation;
 mod handles;
+mod lends;
 mod pages;
 mod pool;
 mod shared;
@@ -28,6 +29,7 @@ mod slots;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+pub use lends::Lender;
 pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use shared::SharedBuf;

@@ -69,11 +69,12 @@ impl SharedBuf {
     /// Makes the bytes writable again: the inverse of [`IoBuf::freeze`].
     ///
     /// # Errors
-    /// `self`, if another handle on the same allocation exists.
+    /// `self`, if another handle on the same allocation exists, or if the bytes are lent by
+    /// [`super::SharedBytes`].
     pub fn thaw(mut self) -> Result<IoBuf, SharedBuf> {
         match self.allocation.take() {
             None => Ok(IoBuf::empty()),
-            Some(allocation) if allocation.is_only_handle() => {
+            Some(allocation) if allocation.is_only_handle() && allocation.is_owned() => {
                 // SAFETY: the only handle on the allocation, so nobody else has a buffer of it;
                 // this buffer is initialised memory of the allocation, by `of_range`.
                 Ok(unsafe { IoBuf::of_allocation(allocation, self.start, self.len) })

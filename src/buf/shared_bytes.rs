@@ -2,15 +2,19 @@
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use super::allocation::Allocation;
+use super::lends::{Lender, Lends};
 use super::pages::HUGE_LEN;
-use super::{HugePages, prefetch_lines};
+use super::{HugePages, SharedBuf, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Memory that other processes map, too: writable in the process that created it, readable in all others.
@@ -21,21 +25,32 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// A read that overlaps a write returns any mixture of old and new bytes. Who decides what is read where has
 /// to notice that, and to discard them: see `tier`.
+///
+/// The process that writes may lend pages without a copy, once they are frozen ([`SharedBytes::freeze`]). They are
+/// written again only after they were thawed and all buffers have come back ([`SharedBytes::thaw`]).
 #[derive(Debug)]
 pub struct SharedBytes {
+    map: Arc<Map>,
+    len: usize,
+    file: OwnedFd,
+    /// What is lent; `None` where another process writes.
+    lends: Option<Lends>,
+}
+
+/// The mapping.
+#[derive(Debug)]
+struct Map {
     /// The whole mapping, which exceeds the used part: that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
-    len: usize,
-    file: OwnedFd,
-    is_writable: bool,
 }
 
-// SAFETY: plain mapped memory, which is copied from and to by address; no reference into it exists.
-unsafe impl Send for SharedBytes {}
+// SAFETY: plain mapped memory, which is copied from and to by address. References exist only into frozen pages,
+// which `Lends` keeps from being written.
+unsafe impl Send for Map {}
 // SAFETY: as above.
-unsafe impl Sync for SharedBytes {}
+unsafe impl Sync for Map {}
 
 impl SharedBytes {
     /// Creates `len` zero bytes, in huge pages if there are any.
@@ -103,14 +118,13 @@ impl SharedBytes {
         // SAFETY: `skip` is below 2 MiB, and 2 MiB more than the file's length are mapped.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
         // Unmaps what is mapped, from here on.
-        let bytes = SharedBytes { mapped, mapped_len, start, len, file, is_writable };
+        let map = Arc::new(Map { mapped, mapped_len, start });
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let (protection, flags) = (ProtFlags::READ | write, MapFlags::SHARED | MapFlags::FIXED);
         let at = start.as_ptr().cast();
         // SAFETY: replaces a part of the mapping made above, to which nobody else has the address; the seals
         // keep the file at its length, so all of it stays backed.
-        unsafe { mmap(at, file_len, protection, flags, &bytes.file, 0) }
-            .map_err(std::io::Error::from)?;
+        unsafe { mmap(at, file_len, protection, flags, &file, 0) }.map_err(std::io::Error::from)?;
         let advice = match pages {
             HugePages::Auto => Advice::LinuxHugepage,
             HugePages::Off => Advice::LinuxNoHugepage,
@@ -118,7 +132,8 @@ impl SharedBytes {
         // SAFETY: the range was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(at, file_len, advice) };
         advised.unwrap_or(()); // without it, pages of 4 KiB
-        Ok(bytes)
+        let lends = if is_writable { Some(Lends::new(file_len / PAGE_LEN)?) } else { None };
+        Ok(SharedBytes { map, len, file, lends })
     }
 
     /// The file, to be passed to another process.
@@ -139,32 +154,80 @@ impl SharedBytes {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// There is no memory for them; nothing was written. They were mapped for reading.
+    /// There is no memory for them; nothing was written. They were mapped for reading. `EBUSY`: some are frozen, or
+    /// still lent.
     ///
     /// # Panics
     /// If they end behind the last byte.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> std::io::Result<()> {
         let to = self.at(offset, bytes.len());
-        if !self.is_writable {
-            return Err(Errno::ACCESS.into());
-        }
+        let lends = self.lends.as_ref().ok_or(Errno::ACCESS)?;
         self.allocate(offset, bytes.len())?;
-        // SAFETY: as in `read`; it is mapped for writing.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
-        Ok(())
+        let written = lends.write(pages(offset, bytes.len()), || {
+            // SAFETY: as in `read`; it is mapped for writing, and nobody has a reference into pages that may be
+            // written, nor gets one before `write` returns.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+        });
+        Ok(written.ok_or(Errno::BUSY)?)
+    }
+
+    /// Counts what one queue pair lends; `None` where another process writes.
+    pub fn lender(&self) -> Option<Arc<Lender>> {
+        Some(self.lends.as_ref()?.add(self.lending()))
+    }
+
+    /// The `len` bytes from `offset` on, if all of their pages are frozen. They stay as they are until the last
+    /// handle on them is dropped, and keep the memory mapped.
+    ///
+    /// # Panics
+    /// If they end behind the last byte.
+    pub fn lend(&self, lender: &Lender, offset: usize, len: usize) -> Option<SharedBuf> {
+        let start = NonNull::new(self.at(offset, len))?;
+        let handle = self.lends.as_ref()?.lend(lender, pages(offset, len))?;
+        // SAFETY: mapped as long as `handle` has the mapping. While it exists nobody writes these pages: they are
+        // frozen, and `Lends` lets no writer in before the handle is dropped.
+        Some(unsafe { SharedBuf::of_range(Some(handle), start, len) })
+    }
+
+    /// Freezes the pages of a range, so that they may be lent and are not written. No-op where another process
+    /// writes.
+    ///
+    /// # Panics
+    /// If it ends behind the last byte.
+    pub fn freeze(&self, offset: usize, len: usize) {
+        self.at(offset, len);
+        self.lends.iter().for_each(|lends| lends.freeze(pages(offset, len)));
+    }
+
+    /// Ends the lending of the pages of a range. `true`: nobody has a buffer of them, so they may be written.
+    /// Otherwise ask again later.
+    ///
+    /// # Panics
+    /// If it ends behind the last byte.
+    pub fn thaw(&self, offset: usize, len: usize) -> bool {
+        self.at(offset, len);
+        self.lends.as_ref().is_none_or(|lends| lends.thaw(pages(offset, len), || self.lending()))
+    }
+
+    fn lending(&self) -> Allocation {
+        Allocation::lending(self.map.clone())
     }
 
     /// Frees the memory of a range, which then reads as zeroes.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Those of the operating system. `EBUSY`: some of it is frozen, or still lent.
     ///
     /// # Panics
     /// If it ends behind the last byte.
     pub fn deallocate(&self, offset: usize, len: usize) -> std::io::Result<()> {
         self.at(offset, len);
+        let lends = self.lends.as_ref().ok_or(Errno::ACCESS)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, flags, offset as u64, len as u64)?)
+        let freed = lends.write(pages(offset, len), || {
+            rustix::fs::fallocate(&self.file, flags, offset as u64, len as u64)
+        });
+        Ok(freed.ok_or(Errno::BUSY)??)
     }
 
     /// Prefetches the first of `len` bytes from `offset` on into the processor's cache.
@@ -195,13 +258,14 @@ impl SharedBytes {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "{offset} and {len} of {}", self.len);
         // SAFETY: within the mapping, see above.
-        unsafe { self.start.add(offset).as_ptr() }
+        unsafe { self.map.start.add(offset).as_ptr() }
     }
 }
 
-impl Drop for SharedBytes {
+impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length, and nobody else has the address.
+        // SAFETY: mapped in `SharedBytes::map` with this length. The last of those who had the address is gone:
+        // the `SharedBytes`, and all that it has lent.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
     }
@@ -216,6 +280,11 @@ fn must_fit(len: usize) -> Result<()> {
     }
     let text = format!("cannot share {len} bytes of memory: this machine has {most}");
     Err(Error::new(ErrorKind::OutOfMemory, text))
+}
+
+/// The pages with bytes of a range.
+fn pages(offset: usize, len: usize) -> Range<usize> {
+    offset / PAGE_LEN..(offset + len).div_ceil(PAGE_LEN)
 }
 
 /// The length of the file: whole huge pages where it may be made of them.
@@ -281,6 +350,102 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::OutOfMemory);
             assert!(error.to_string().contains("1152921504606846976"), "{error}");
         }
+    }
+
+    #[test]
+    fn frozen_bytes_are_lent_and_stay_as_they_are_until_nobody_has_them() {
+        let bytes = SharedBytes::new(10 << 20).unwrap();
+        let (first, second) = (bytes.lender().unwrap(), bytes.lender().unwrap());
+        bytes.write(8192, &[1; 8192]).unwrap();
+        assert!(bytes.lend(&first, 8192, 4096).is_none(), "they may be written");
+        bytes.freeze(8192, 8192);
+        assert!(bytes.lend(&first, 4096, 8192).is_none(), "the first page is not frozen");
+        let lent = bytes.lend(&first, 12_000, 4000).unwrap();
+        let again = bytes.lend(&second, 8192, 8192).unwrap();
+        let busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::ResourceBusy;
+        assert!(busy(bytes.write(12_288, &[2; 4096]).unwrap_err()));
+        assert!(busy(bytes.deallocate(8192, 4096).unwrap_err()));
+        // The second page is thawed, the first is not.
+        assert!(!bytes.thaw(12_288, 4096));
+        assert!(bytes.lend(&first, 12_288, 4096).is_none());
+        let later = bytes.lend(&first, 8192, 4096).unwrap();
+        drop(lent);
+        assert!(!bytes.thaw(12_288, 4096) && busy(bytes.write(12_288, &[2]).unwrap_err()));
+        drop(again);
+        assert!(bytes.thaw(12_288, 4096), "who came later has no page of it");
+        bytes.write(12_288, &[2; 4096]).unwrap();
+        assert!(!bytes.thaw(8192, 4096));
+        drop(second);
+        assert!(later.iter().all(|&byte| byte == 1) && later.len() == 4096);
+        let later = later.thaw().unwrap_err();
+        drop(bytes);
+        assert!(later.iter().all(|&byte| byte == 1), "it keeps the memory");
+        assert!(later.thaw().is_err(), "also the last handle only reads");
+    }
+
+    #[test]
+    fn a_page_waits_for_lends_that_an_earlier_thaw_ended() {
+        let bytes = SharedBytes::new(64 << 10).unwrap();
+        let lender = bytes.lender().unwrap();
+        bytes.freeze(0, 64 << 10);
+        let lent = bytes.lend(&lender, 4096, 4096).unwrap();
+        assert!(!bytes.thaw(0, 4096), "any page may be lent with it");
+        assert!(!bytes.thaw(4096, 4096), "this one is, though by an allocation that has ended");
+        assert!(bytes.lend(&lender, 8192, 4096).is_some());
+        drop(lender);
+        assert!(!bytes.thaw(8192, 4096), "who has lent it is gone, and the buffer is not");
+        drop(lent);
+        assert!(bytes.thaw(0, 12_288));
+        bytes.write(0, &[3; 12_288]).unwrap();
+        let lender = bytes.lender().unwrap();
+        assert!(bytes.lend(&lender, 0, 4096).is_none());
+        bytes.freeze(0, 4096);
+        assert_eq!(bytes.lend(&lender, 0, 4096).unwrap()[..], [3; 4096]);
+        assert!(bytes.thaw(0, 4096), "nobody has it");
+    }
+
+    #[test]
+    fn pages_are_lent_and_rewritten_by_threads_and_no_buffer_ever_changes() {
+        let seed = 5_u64;
+        println!("seed {seed}");
+        let bytes = SharedBytes::new(256 << 10).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (bytes, stop) = (&bytes, &stop);
+                scope.spawn(move || {
+                    let (lender, mut state) = (bytes.lender().unwrap(), seed + thread);
+                    let mut held: Vec<(Vec<u8>, SharedBuf)> = Vec::new();
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let page = (state >> 40) as usize % 61;
+                        if let Some(lent) = bytes.lend(&lender, page * 4096, 3 * 4096) {
+                            held.push((lent.to_vec(), lent));
+                        }
+                        if held.len() > 8 {
+                            for (then, lent) in held.drain(..) {
+                                assert!(then[..] == lent[..], "page {page}");
+                            }
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let (mut rewritten, mut refused, mut page) = (0, 0, 0);
+            while rewritten < 500 || refused < 20 {
+                page = (page + 7) % 64;
+                if bytes.thaw(page * 4096, 4096) {
+                    bytes.write(page * 4096, &[rewritten as u8; 4096]).unwrap();
+                    bytes.freeze(page * 4096, 4096);
+                    rewritten += 1;
+                } else {
+                    refused += 1;
+                    std::thread::yield_now();
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            println!("{rewritten} pages rewritten, {refused} still lent");
+        });
     }
 
     #[test]

@@ -186,25 +186,6 @@ impl Shared {
         true
     }
 
-    /// Removes all copies of a unit and frees its room.
-    pub(super) fn drop_copies(&self, unit: u32) {
-        let mut ledger = self.ledger.lock();
-        let Some(location) = self.copies.location(unit) else { return };
-        let reserved = self.copies.reserved(unit);
-        self.copies.clear(unit);
-        let space = u64::from(self.units.get(unit).pages() - u32::from(location.first));
-        let place = location.page..location.page + space;
-        // After the last reader has notice, and before its room is reserved again.
-        let freed = self.media[usize::from(location.tier)].deallocate(place.clone());
-        ledger.unreserve(unit, location.tier, reserved.len().into());
-        ledger.give_back(unit, location.tier, place);
-        self.copies.set_room(ledger.room());
-        drop(ledger);
-        if let Err(error) = freed {
-            self.switch_off(location.tier, &error.report());
-        }
-    }
-
     /// Releases reserved pages that will not be written.
     pub(super) fn unreserve(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();

@@ -7,6 +7,8 @@
 //! hold for each other, are fetched ahead of the readers only while none waits for the origin. For a tier with
 //! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
 
+mod lent;
+
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::Receiver;
+use lent::Lent;
 
 use super::{Shared, TierPlan};
 use crate::buf::IoBuf;
@@ -68,6 +71,8 @@ pub(super) struct Copier {
     /// Copies of an earlier run to verify, with their tiers.
     to_check: VecDeque<(u8, Kept)>,
     unchecked: HashSet<u32>,
+    /// What nobody may write to yet.
+    lent: Lent,
     /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
     planned: VecDeque<u32>,
     active: Vec<Active>,
@@ -189,6 +194,7 @@ impl Copier {
             incomplete: VecDeque::new(),
             unchecked: to_check.iter().map(|(_, kept)| kept.unit).collect(),
             to_check: to_check.into(),
+            lent: Lent::default(),
             planned: VecDeque::new(),
             active: Vec::new(),
             dirty: shared.media.iter().map(|_| Dirty::default()).collect(),
@@ -207,7 +213,8 @@ impl Copier {
     pub(super) fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             if !self.poll_once(Instant::now()) {
-                let idle = self.incomplete.is_empty() && self.planned.is_empty();
+                let is_filled = self.incomplete.is_empty() && self.planned.is_empty();
+                let idle = is_filled && self.lent.is_empty();
                 let limit = if idle { IDLE_WAIT } else { BUSY_WAIT };
                 self.calls.wait_until(Instant::now() + limit);
             }
@@ -223,6 +230,7 @@ impl Copier {
             moved = true;
         }
         moved |= self.take_ended(now);
+        moved |= self.take_all_back();
         self.start_writes(now);
         self.start_checks(now);
         self.start_fetches(now);
@@ -234,7 +242,8 @@ impl Copier {
         match job {
             Job::Fill(units) => units.for_each(|unit| self.fill(unit, now)),
             Job::Piece { unit, first, bytes } => self.add(unit, first, bytes, now),
-            Job::Corrupt(unit, _) => {
+            Job::Corrupt(unit, pages) => {
+                self.take_back(unit, pages);
                 self.sum_again(unit, now);
                 if self.shared.is_filled_behind(unit) {
                     self.fill(unit, now);
@@ -280,15 +289,6 @@ impl Copier {
             What::Write { .. } | What::Index { .. } => false,
         };
         self.writing.contains_key(&unit) || self.active.iter().any(is_used)
-    }
-
-    /// Removes all copies of the unit and frees its room.
-    fn drop_copies(&mut self, unit: u32) {
-        self.end_filling(unit);
-        if let Some(location) = self.shared.copies.location(unit) {
-            self.set_entry(location.tier, unit, None);
-            self.shared.drop_copies(unit);
-        }
     }
 
     /// Requests all reserved pages of the unit.
@@ -394,8 +394,8 @@ impl Copier {
             let first = pages.0.trailing_zeros();
             let location = self.shared.copies.location(unit);
             let place = location.and_then(|location| Some((location, location.of_page(first)?)));
-            let Some((location, page)) = place else {
-                self.shared.copies.release(unit, pages); // evicted meanwhile
+            let Some((location, page)) = place.filter(|_| self.take_back(unit, pages)) else {
+                self.shared.copies.release(unit, pages); // evicted meanwhile, or still lent
                 self.end_write(unit, pages);
                 continue;
             };
@@ -432,6 +432,8 @@ impl Copier {
     fn written(&mut self, active: &Active, unit: u32, pages: PageSet, now: Instant) {
         let What::Write { location, sum, .. } = active.what else { return };
         let is_listed = self.list(unit, location, pages, sum);
+        let media = &self.shared.media[usize::from(location.tier)];
+        location.ranges(pages).for_each(|range| media.freeze(&range));
         self.shared.copies.publish(unit, pages);
         let all = self.shared.units.get(unit).all();
         let is_whole = all.without(self.shared.copies.there(unit)).is_empty();
@@ -730,7 +732,8 @@ impl Copier {
     }
 
     fn may_fetch_ahead(&self) -> bool {
-        self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
+        self.lent.has_no_room()
+            && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
@@ -741,7 +744,8 @@ impl Copier {
         }
         let copies = &self.shared.copies;
         let is_under_way = copies.under_way(unit);
-        copies.reserved(unit).without(is_under_way).without(copies.there(unit))
+        let absent = copies.reserved(unit).without(is_under_way).without(copies.there(unit));
+        absent.without(self.lent.pages_of(unit))
     }
 
     /// Reads missing pages of a unit from the origin; if they reach its end, also those that follow in the

@@ -66,6 +66,23 @@ impl Media {
         self.space_pages > self.capacity_pages
     }
 
+    /// These pages have their copies: readers may borrow them, if the tier is in this process's memory.
+    pub(super) fn freeze(&self, pages: &Range<u64>) {
+        if let Some(memory) = &self.memory {
+            memory.freeze(self.bytes_of(pages));
+        }
+    }
+
+    /// Ends the borrowing of copies that are withdrawn. `true`: nobody has borrowed any of them, so the pages may
+    /// be written and deallocated. Otherwise ask again later.
+    pub(super) fn thaw(&self, pages: &Range<u64>) -> bool {
+        self.memory.as_ref().is_none_or(|memory| memory.thaw(self.bytes_of(pages)))
+    }
+
+    fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
+        self.data_offset + pages.start * PAGE_BYTES..self.data_offset + pages.end * PAGE_BYTES
+    }
+
     /// Frees the storage of pages whose copies are no longer needed, if the tier is sparse.
     ///
     /// # Errors
@@ -74,11 +91,9 @@ impl Media {
         if !self.is_sparse() || pages.is_empty() {
             return Ok(());
         }
-        let start = self.data_offset + pages.start * PAGE_BYTES;
-        let range = start..start + (pages.end - pages.start) * PAGE_BYTES;
         match (&self.file, &self.memory) {
-            (Some(file), _) => file.deallocate(range),
-            (None, Some(memory)) => memory.deallocate(range),
+            (Some(file), _) => file.deallocate(self.bytes_of(&pages)),
+            (None, Some(memory)) => memory.deallocate(self.bytes_of(&pages)),
             (None, None) => Ok(()),
         }
     }

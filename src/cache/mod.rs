@@ -16,6 +16,10 @@
 //! read from the origin and written again. A failed read from a tier is a miss; a tier that cannot
 //! be written is switched off with one warning.
 //!
+//! A tier in memory lends its copies to a target, which sends them without copying them first. What is lent never
+//! changes: where copies were corrupt or evicted, nothing is written before all borrowers are done
+//! (`copier/lent.rs`). Only the process that owns the tiers lends, since it alone knows what it has lent.
+//!
 //! A folder holds the tiers of several data sets (`folder.rs`). Environments are described in a file of our own
 //! (`config.rs`) or in HDMLP's (`hdmlp.rs`, in the text format of `libconfig.rs`).
 //!
@@ -50,6 +54,7 @@ mod share;
 mod sources;
 mod stats;
 mod takeover;
+mod vacated;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

@@ -515,6 +515,53 @@ impl TieredPair {
         })
     }
 
+    fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
+        if !self.shared.is_owner() {
+            return None; // the owner does not know what others have borrowed
+        }
+        let units = self.shared.units.within(self.number, range);
+        let len = (range.end - range.start) as usize;
+        let (tier, at) = self.place_of(units.clone(), range)?;
+        let lent = self.sources[usize::from(tier) + 1].borrow(at, len)?;
+        if self.place_of(units, range) != Some((tier, at)) {
+            return None; // withdrawn before it was lent: the room may have other copies now
+        }
+        self.shared.counters.hit(tier, lent.len(), Duration::ZERO);
+        Some(lent)
+    }
+
+    fn borrow_origin(&self, range: &Range<u64>) -> Option<SharedBuf> {
+        if self.copies_only {
+            return None;
+        }
+        let lent = self.sources[0].borrow(range.start, (range.end - range.start) as usize)?;
+        self.shared.counters.origin_read(lent.len(), Duration::ZERO);
+        Some(lent)
+    }
+
+    /// The tier that has copies of all of `range`, which `units` divide, and the offset of the first if they are
+    /// contiguous there.
+    fn place_of(&self, units: Range<u32>, range: &Range<u64>) -> Option<(u8, u64)> {
+        let shared = &*self.shared;
+        let (mut place, mut end) = (None, range.start);
+        for unit in units {
+            let (location, there) = shared.copies_to_read(unit)?;
+            let bounds = shared.units.get(unit);
+            let pages = bounds.pages_in(range);
+            let from = bounds.start_bytes() + u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
+            let page = location.of_page(pages.0.trailing_zeros())?;
+            let data = shared.media[usize::from(location.tier)].data_offset;
+            // Where the range would begin if all of it were copied like this.
+            let begin = (data + page * PAGE_BYTES).checked_sub(from - range.start)?;
+            let found = *place.get_or_insert((location.tier, begin));
+            if found != (location.tier, begin) || from != end || !pages.without(there).is_empty() {
+                return None;
+            }
+            end = bounds.end_bytes().min(range.end);
+        }
+        place.filter(|_| end == range.end)
+    }
+
     /// Passes data from the origin that a tier keeps to the copier, while it has room.
     fn pass_on(&self, claims: Vec<Claim>, start: u64, bytes: &[u8]) {
         let shared = &*self.shared;
@@ -623,14 +670,12 @@ impl QueuePair for TieredPair {
         self.sources.iter_mut().for_each(|source| source.pair.use_pool(pool));
     }
 
-    /// Lends only the origin's own memory, whatever is copied: an origin that lends is in memory
-    /// already. Tiers do not lend, since copies may be evicted.
+    /// Lends copies in memory that this process owns. A copy that is withdrawn meanwhile stays as it is until the
+    /// buffer is dropped. An origin in memory lends, too.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
-        let origin = &self.sources[0];
-        let slba = Lba(slba.0.checked_mul(PAGE_BYTES)? / origin.block_len());
-        let lent = origin.pair.borrow(slba, len_bytes)?;
-        self.shared.counters.origin_read(len_bytes, Duration::ZERO);
-        Some(lent)
+        let start = slba.0.checked_mul(PAGE_BYTES)?;
+        let range = start..start.checked_add(len_bytes as u64)?;
+        self.borrow_copies(&range).or_else(|| self.borrow_origin(&range))
     }
 
     fn outstanding(&self) -> usize {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::buf::IoBuf;
+use crate::buf::{IoBuf, SharedBuf};
 use crate::plan::{Rate, Source as Place, SourceRates};
 use crate::qpair::{Io, IoOp, QueuePair};
 use crate::tier::Ledger;
@@ -125,8 +125,10 @@ impl Source {
         Source { pair, block_len, pending, limit, held, in_flight: 0 }
     }
 
-    pub(super) fn block_len(&self) -> u64 {
-        self.block_len
+    /// Borrows bytes, unless reads are limited.
+    pub(super) fn borrow(&self, offset: u64, len_bytes: usize) -> Option<SharedBuf> {
+        let slba = Lba(offset / self.block_len);
+        if self.limit.is_some() { None } else { self.pair.borrow(slba, len_bytes) }
     }
 
     pub(super) fn push(&mut self, offset: u64, buf: IoBuf, tag: u64) {

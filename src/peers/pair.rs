@@ -480,7 +480,7 @@ impl QueuePair for PeersPair {
         }
     }
 
-    /// Only the origin of this rank's cache lends, if it is in memory already.
+    /// This rank's cache lends what it has in memory.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         self.cache.borrow(slba, len_bytes)
     }

@@ -9,7 +9,8 @@
 //! the borrowed stripes.
 //!
 //! [`MemNamespace::shared`] has no stripes: other processes read the same memory, and no lock keeps them from
-//! it. What a read returns that overlaps a write is for the caller to discard.
+//! it. What a read returns that overlaps a write is for the caller to discard. Its writer says which blocks are
+//! lent: those that it has frozen ([`MemNamespace::freeze`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,7 +25,7 @@ use super::{
     Capabilities, Completion, Cpus, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
     QueuePair,
 };
-use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch};
+use crate::buf::{HugePages, IoBuf, Lender, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::{ALIGN_BYTES, Lba};
 
@@ -49,7 +50,7 @@ impl MemNamespace {
     }
 
     /// As [`MemNamespace::new`], in memory that other processes may read: see [`MemNamespace::attach`].
-    /// Nobody borrows its bytes.
+    /// Callers borrow blocks that are frozen, and no others.
     ///
     /// # Errors
     /// As [`MemNamespace::new`].
@@ -86,10 +87,29 @@ impl MemNamespace {
         Ok(MemNamespace { region: Arc::new(region), namespace })
     }
 
+    /// From now on the blocks in `range` of a namespace that is shared may be borrowed, and are not written.
+    pub fn freeze(&self, range: Range<u64>) {
+        if let Region::Shared(bytes) = &*self.region {
+            bytes.freeze(range.start as usize, (range.end - range.start) as usize);
+        }
+    }
+
+    /// Ends the borrowing of the blocks in `range`. `true`: nobody has borrowed any of them, so they may be
+    /// written and deallocated. Otherwise ask again later.
+    pub fn thaw(&self, range: Range<u64>) -> bool {
+        match &*self.region {
+            Region::Shared(bytes) => {
+                bytes.thaw(range.start as usize, (range.end - range.start) as usize)
+            }
+            Region::Own(_) => true,
+        }
+    }
+
     /// Frees the memory of the blocks in `range` of a namespace that is shared; they then read as zeroes.
     ///
     /// # Errors
-    /// `Unsupported`: it is not shared. Errors of the operating system.
+    /// `Unsupported`: it is not shared. Errors of the operating system; `EBUSY`: some are frozen, or still
+    /// borrowed.
     pub fn deallocate(&self, range: Range<u64>) -> Result<()> {
         match &*self.region {
             Region::Shared(bytes) => {
@@ -156,7 +176,8 @@ impl Device for MemNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let taken = VecDeque::with_capacity(usize::from(self.namespace.queue_depth));
         let (region, namespace) = (Arc::clone(&self.region), self.namespace.clone());
-        Ok(Box::new(MemPair { region, namespace, taken }))
+        let lender = region.lender();
+        Ok(Box::new(MemPair { region, namespace, taken, lender }))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -206,6 +227,8 @@ struct MemPair {
     region: Arc<Region>,
     namespace: Namespace,
     taken: VecDeque<Io>,
+    /// Counts what is borrowed from memory that is shared.
+    lender: Option<Arc<Lender>>,
 }
 
 impl MemPair {
@@ -266,7 +289,12 @@ impl QueuePair for MemPair {
 
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
         let offset = slba.0 * u64::from(self.namespace.block_len_bytes);
-        self.namespace.read_only.then(|| self.region.borrow(offset, len_bytes)).flatten()
+        match (&*self.region, &self.lender) {
+            (Region::Shared(shared), Some(lender)) => {
+                shared.lend(lender, offset as usize, len_bytes)
+            }
+            _ => self.namespace.read_only.then(|| self.region.borrow(offset, len_bytes)).flatten(),
+        }
     }
 
     fn start(&mut self) {}
@@ -313,6 +341,14 @@ impl Region {
             RwLock::new(pool.take(len).expect("as many slots as stripes").freeze())
         };
         Ok(Region::Own((0..len).step_by(STRIPE_LEN_BYTES).map(stripe).collect()))
+    }
+
+    /// Counts what one queue pair lends of memory that is shared.
+    fn lender(&self) -> Option<Arc<Lender>> {
+        match self {
+            Region::Own(_) => None,
+            Region::Shared(shared) => shared.lender(),
+        }
     }
 
     /// Writes to every page, zeroes all of them.
@@ -379,7 +415,7 @@ impl Region {
         Ok(())
     }
 
-    /// Borrows `len` bytes in place, unless they lie in two stripes or other processes share them.
+    /// Borrows `len` bytes of this process's own memory in place, unless they lie in two stripes.
     fn borrow(&self, offset: u64, len: usize) -> Option<SharedBuf> {
         let Region::Own(stripes) = self else { return None };
         let (stripe, start) = split_offset(offset);

@@ -346,8 +346,8 @@ pub trait QueuePair: Send {
     /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks
     /// within the namespace.
     ///
-    /// Borrowed bytes never change: a later write goes to other memory. `None`: the engine does not hold
-    /// these bytes contiguously in memory, so submit a read.
+    /// Borrowed bytes never change: a later write goes to other memory, or has to wait. `None`: the engine does not
+    /// hold these bytes contiguously in memory, so submit a read.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
     /// Registers every descriptor that signals work with the poller's `registry`, including those of later

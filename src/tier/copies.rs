@@ -9,6 +9,8 @@
 //! releases the page. A claimant that dies leaves its claims behind: the waiting readers give up after a while
 //! and read the page themselves, which ends the claim.
 
+use std::ops::Range;
+
 use crate::sync::{AtomicU64, Ordering};
 
 use super::PageSet;
@@ -29,6 +31,15 @@ impl CopyLocation {
     #[inline]
     pub fn of_page(&self, page: u32) -> Option<u64> {
         page.checked_sub(self.first.into()).map(|skip| self.page + u64::from(skip))
+    }
+
+    /// Where those of the unit's `pages` are in the tier for which there is room, in ascending order.
+    pub fn ranges(self, pages: PageSet) -> impl Iterator<Item = Range<u64>> {
+        let has_room = pages.and(PageSet::range(self.first.into()..64));
+        has_room.runs().map(move |run| {
+            let first = self.page + u64::from(run.start) - u64::from(self.first);
+            first..first + u64::from(run.end - run.start)
+        })
     }
 }
 
@@ -278,6 +289,8 @@ mod tests {
     fn a_location_has_the_pages_from_its_first_on() {
         let location = CopyLocation { tier: 0, first: 3, page: 100 };
         assert_eq!([2, 3, 5].map(|page| location.of_page(page)), [None, Some(100), Some(102)]);
+        let ranges: Vec<_> = location.ranges(PageSet(0b1001_1110)).collect();
+        assert_eq!(ranges, [100..102, 104..105]);
     }
 
     #[test]
