@@ -27,11 +27,15 @@ pub(crate) struct Image {
 impl Image {
     pub(crate) fn import(at: &Path, options: &Options) -> Image {
         let (samples, len) = (options.number("samples"), options.number("len"));
+        Image::import_with(at, samples, len, options.number("chunk") as u32)
+    }
+
+    /// Samples of equal length in chunks of `chunk_size_bytes`.
+    pub(crate) fn import_with(at: &Path, samples: u64, len: u64, chunk_size_bytes: u32) -> Image {
         let source = tempfile::tempdir_in(at).expect("a folder");
         files::make_files(source.path(), samples, len as usize);
-        let path = at.join("train.dlfs");
+        let path = at.join(format!("train-{len}-{chunk_size_bytes}.dlfs"));
         let addresses = [Address::from_path(&path)];
-        let chunk_size_bytes = options.number("chunk") as u32;
         let import_options = ImportOptions { chunk_size_bytes, ..ImportOptions::default() };
         let sources = [source.path().to_owned()];
         let connect = ConnectOptions::default();
@@ -98,6 +102,7 @@ impl Cluster {
                 arguments.extend(["--rank", &rank_text, "--world", &world, "--listen", &listen]);
                 arguments.extend(["--order", setting.order, "--batch", options.text("batch")]);
                 arguments.extend(["--peers", meeting.to_str().expect("a path of our making")]);
+                arguments.extend(["--window", options.text("window")]);
                 arguments.extend(setting.verify.then_some("--verify"));
                 Some(Side::start_in(network.machine(rank + 1), &arguments))
             })

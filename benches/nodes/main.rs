@@ -8,30 +8,46 @@ mod support;
 
 mod cluster;
 mod faults;
+mod loaders;
+mod many;
 mod network;
 mod peer_reads;
+mod scaling;
 mod sides;
+mod simulated;
 
 use std::path::Path;
 
 use cluster::{Cluster, Image, Setting};
 use support::{Options, machine};
 
-const USAGE: &str = "cargo bench --bench nodes -- [--nodes 4,8] [--samples N] [--len BYTES] [--kills N] [--at FOLDER]
+const USAGE: &str = "cargo bench --bench nodes -- [--rows ROW,ROW...] [--nodes 4,8] [--kills N] [--at FOLDER]
 
 Needs root and the commands ip and tc: each node is a process in a network namespace of its own, on one bridge,
-and the origin's link sends --origin-mb megabytes a second. First the bytes that the origin sends in five epochs,
-beside the data; then epochs paced as by a training step of --pace-mb megabytes a second, with everything local,
-through peers, and without; the same unpaced, with its processor time (times begin at the first batch, whose own
-is of a cold start); then reads of a peer's tier in memory beside reads of a namespace in memory; then faults:
-one of four nodes is killed, stopped, or loses its link.";
+and the origin's link sends --origin-mb megabytes a second. The rows:
+
+origin     the bytes that the origin sends in five epochs, beside the data
+epochs     epochs paced as by a training step of --pace-mb megabytes a second, with everything local, through
+           peers, and without; the same unpaced, with its processor time (times begin at the first batch, whose
+           own is of a cold start)
+reads      reads of a peer's tier in memory beside reads of a namespace in memory
+many       --many nodes as threads of one process: what a node costs by the number of its peers
+simulated  runs from a cold start beside what dlfs-sim predicts for them (built by cargo build --release -p
+           dlfs-sim, or named by $DLFS_SIM)
+scaling    samples a second of 1, 2, 4 and 8 paced nodes through dlfs and through a shared file system, sshfs,
+           which is skipped where its commands are missing
+loaders    MosaicML Streaming, LitData and WebDataset with their local caches beside dlfs, from the same origin; skipped
+           without nginx, or without the Python of benches/peers/install.sh, or of $DLFS_PEERS_PYTHON
+faults     one of four nodes is killed, stopped, or loses its link";
 
 fn main() {
     support::results::record("nodes");
     let options = Options::parse(
         USAGE,
         &[
+            ("rows", "origin,epochs,reads,many,simulated,scaling,loaders,faults"),
             ("nodes", "4,8"),
+            ("many", "16,32,64"),
             ("samples", "2400"),
             ("len", "112640"),
             ("chunk", "512K"),
@@ -40,10 +56,12 @@ fn main() {
             ("pace-mb", "120"),
             ("kills", "5"),
             ("tier", "file"),
+            ("window", "0"),
             ("at", "/dev/shm"),
             ("side", ""),
             ("image", ""),
             ("listen", ""),
+            ("port", ""),
             ("rank", "0"),
             ("world", "1"),
             ("order", "global"),
@@ -56,6 +74,9 @@ fn main() {
         "origin" => sides::origin(&options),
         "holder" => peer_reads::holder(&options),
         "reader" => peer_reads::reader(&options),
+        "many" => many::nodes(&options),
+        "files" => scaling::files(&options),
+        "sftp" => scaling::sftp(&options),
         _ => sides::rank(&options),
     }
 }
@@ -73,12 +94,27 @@ fn bench(options: &Options) {
     );
     let nodes = options.text("nodes").split(',').map(|num| num.parse().expect("numbers of nodes"));
     let nodes: Vec<usize> = nodes.collect();
-    origin_bytes(&image, work.path(), options, &nodes);
-    epochs(&image, work.path(), options, nodes[0]);
-    peer_reads::compare(work.path());
-    faults::kill(&image, work.path(), options);
-    faults::stop(&image, work.path(), options);
-    faults::take_link_down(&image, work.path(), options);
+    for row in options.text("rows").split(',') {
+        let at = work.path();
+        match row {
+            "origin" => origin_bytes(&image, at, options, &nodes),
+            "epochs" => epochs(&image, at, options, nodes[0]),
+            "reads" => peer_reads::compare(at),
+            "many" => many::compare(at, options),
+            "simulated" => simulated::compare(at, options, &nodes),
+            "scaling" => scaling::compare(&image, at, options),
+            "loaders" => loaders::compare(&image, at, options),
+            "faults" => {
+                faults::kill(&image, at, options);
+                faults::stop(&image, at, options);
+                faults::take_link_down(&image, at, options);
+            }
+            other => {
+                eprintln!("--rows {other}: there is no such row; see --help");
+                std::process::exit(2);
+            }
+        }
+    }
 }
 
 /// Bytes that the origin sends in five epochs, beside the pages with samples.

@@ -79,8 +79,10 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // The links go with their namespaces. Nothing can be done about an error.
-        for machine in &self.machines {
+        // A link would go with its namespace, but later, and the next network has links of the same names.
+        // Nothing can be done about an error.
+        for (number, machine) in self.machines.iter().enumerate() {
+            let _ = ip(&["link", "del", &self.link(number)]);
             let _ = ip(&["netns", "del", machine]);
         }
         let _ = ip(&["link", "del", &self.bridge()]);

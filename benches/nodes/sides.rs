@@ -69,7 +69,8 @@ impl Read {
         read
     }
 
-    fn line(mut self) -> String {
+    /// For [`Read::parse`].
+    pub(crate) fn line(mut self) -> String {
         self.fields().map(|field| field.to_string()).join(" ")
     }
 }
@@ -102,7 +103,7 @@ pub(crate) fn rank(options: &Options) {
     }
 }
 
-fn order(name: &str) -> OrderSpec {
+pub(crate) fn order(name: &str) -> OrderSpec {
     let kind = match name {
         "global" => OrderKind::Global,
         "grouped" => OrderKind::Grouped { lanes: 0, group: 4 },
@@ -118,7 +119,9 @@ pub(crate) fn join(options: &Options) -> Image {
     if folder.is_empty() {
         return image;
     }
-    let peers = peer_options(options);
+    let place = (options.number("rank") as u32, options.number("world") as u32);
+    let listen = SocketAddr::new(options.text("listen").parse().expect("an IP address"), 0);
+    let peers = peer_options(place, listen);
     let mut folder = Folder::new(Path::new(folder), &peers.round).expect("a shared folder");
     image.with_peers(&peers, &run(options, 0..1), &mut folder).expect("all ranks join")
 }
@@ -135,16 +138,23 @@ fn run(options: &Options, epochs: Range<u64>) -> LoaderOptions {
     let (rank, world_size) = (options.number("rank") as u32, options.number("world") as u32);
     let batch_size = options.number("batch") as usize;
     let order = order(options.text("order"));
-    LoaderOptions { epochs, rank, world_size, ..LoaderOptions::new(order, batch_size, 1) }
+    let window_bytes = options.number("window") as usize;
+    LoaderOptions {
+        epochs,
+        rank,
+        world_size,
+        window_bytes,
+        ..LoaderOptions::new(order, batch_size, 1)
+    }
 }
 
-fn peer_options(options: &Options) -> PeerOptions {
-    let (rank, world_size) = (options.number("rank") as u32, options.number("world") as u32);
+/// How `rank` of `world_size` joins its peers: each rank is a node of its own.
+pub(crate) fn peer_options((rank, world_size): (u32, u32), listen: SocketAddr) -> PeerOptions {
     PeerOptions {
         round: "bench".to_owned(),
         rank,
         world_size,
-        listen: SocketAddr::new(options.text("listen").parse().expect("an IP address"), 0),
+        listen,
         node: Some(format!("machine {rank}")),
         serving: Serving::ReadThrough,
         keep_shares: false,
@@ -153,7 +163,7 @@ fn peer_options(options: &Options) -> PeerOptions {
     }
 }
 
-fn open(address: &str, tier: &str) -> Image {
+pub(crate) fn open(address: &str, tier: &str) -> Image {
     let tiers = (!tier.is_empty()).then(|| tier.parse().expect("a tier"));
     let policy = Policy::FirstTouch;
     let tiers =
@@ -200,7 +210,7 @@ fn is_file(number: u64, bytes: &[u8]) -> bool {
 }
 
 /// Waits until the tiers copy nothing, for a moment or for at most a minute.
-fn settle(image: &Image) {
+pub(crate) fn settle(image: &Image) {
     let Some(tiers) = image.tiers() else { return };
     let (start, mut since) = (Instant::now(), Instant::now());
     while since.elapsed() < Duration::from_millis(200) && start.elapsed().as_secs() < 60 {

@@ -150,7 +150,8 @@ impl Side {
         Side::run(command.args(["netns", "exec", machine]).arg(this_program()).args(arguments))
     }
 
-    fn run(command: &mut Command) -> Side {
+    /// Another program that ends when its standard input closes.
+    pub fn run(command: &mut Command) -> Side {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
