@@ -74,7 +74,10 @@ impl Origin {
         let tiers = tier.map(|tier| tier.parse().unwrap());
         let tiers = TierOptions {
             tiers: tiers.into_iter().collect(),
-            policy: Policy::FirstTouch,
+            policy: match self.serving {
+                Serving::Planned => Policy::Clairvoyant,
+                _ => Policy::FirstTouch,
+            },
             bandwidth_bytes_per_s: self.copier_bytes_per_s,
             ..TierOptions::default()
         };
@@ -548,6 +551,120 @@ fn nodes_that_serve_only_copies_fetch_them_by_themselves() {
     let from_peers: u64 =
         nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum();
     assert!(from_peers > data, "two of three bytes are held elsewhere");
+}
+
+#[test]
+fn nodes_serve_what_the_plan_of_the_run_keeps() {
+    let origin = Origin { serving: Serving::Planned, ..Origin::new(43, 1_000, 20_000) };
+    let nodes = nodes(&origin, 3, 1.0);
+    // Before a run there is no plan, so nobody is asked.
+    nodes[0].read_ids(&origin, &[SampleId(7)]);
+    assert_eq!(nodes[0].stats().not_there_reads, 0);
+    read_all(&origin, &nodes, 0..4);
+    let not_there = || nodes.iter().map(|node| node.stats().not_there_reads).sum::<u64>();
+    let from_peers =
+        || -> u64 { nodes.iter().flat_map(|node| node.stats().nodes).map(|node| node.bytes).sum() };
+    let absent = || nodes.iter().map(|node| node.stats().not_there_bytes).sum::<u64>();
+    println!("{} wrong guesses while copies were made, of {} bytes", not_there(), absent());
+    assert_eq!(not_there() > 0, absent() > 0);
+    let held = || nodes.iter().map(Node::held_bytes).sum::<u64>();
+    let mut last = (held(), Instant::now());
+    wait_until("all copies", || {
+        if held() != last.0 {
+            last = (held(), Instant::now());
+        }
+        last.1.elapsed() > Duration::from_millis(1500)
+    });
+    // Now the planned copies are there, and the plan stays.
+    let (absent_before, peers_before) = (absent(), from_peers());
+    let served = origin.target.stats().read_bytes;
+    let all: Vec<SampleId> = (0..1_000).map(SampleId).collect();
+    nodes.iter().for_each(|node| node.read_ids(&origin, &all));
+    let (crossed, data) = (from_peers() - peers_before, origin.data_bytes());
+    let (absent, served) = (absent() - absent_before, origin.target.stats().read_bytes - served);
+    println!(
+        "{crossed} of 3 * {data} bytes came from peers, {absent} were absent, {served} from the origin"
+    );
+    assert!(crossed > data / 2, "each node reads what others keep from them");
+    // A tier may lack room for a page at the border of two units.
+    assert!(absent * 50 <= crossed, "{absent} bytes by wrong guesses");
+    // By frequency some samples are kept several times, and others nowhere.
+    assert!(served > 0 && served < 2 * data);
+}
+
+#[test]
+fn a_plan_does_without_local_shares_and_with_its_own_policy() {
+    let origin = Origin { serving: Serving::Planned, ..Origin::new(44, 100, 20_000) };
+    let options = PeerOptions {
+        round: "start".to_owned(),
+        rank: 0,
+        world_size: 1,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        node: None,
+        serving: Serving::Planned,
+        keep_shares: false,
+        timeout: Duration::from_secs(30),
+        connect: ConnectOptions::default(),
+    };
+    let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
+    let mut join = |origin: &Origin, sharding| {
+        let run = LoaderOptions { sharding, ..run(0, 1, 0..1) };
+        origin.open(Some("ram:4M")).with_peers(&options, &run, &mut folder)
+    };
+    let error = join(&origin, Sharding::Local).map(drop).unwrap_err();
+    assert!(error.to_string().contains("follows from the shares"), "{error}");
+    let image = join(&origin, Sharding::Strided).unwrap();
+    let local = LoaderOptions { sharding: Sharding::Local, ..run(0, 1, 0..1) };
+    let error = image.prefetcher(local).map(drop).unwrap_err();
+    assert!(error.to_string().contains("follows from the shares"), "{error}");
+    drop(image);
+    let other_policy = Origin { serving: Serving::ReadThrough, ..origin };
+    let error = join(&other_policy, Sharding::Strided).map(drop).unwrap_err();
+    assert!(error.report().contains("add --policy clairvoyant"), "{}", error.report());
+}
+
+/// The tiers of two ranks, which are on nodes with these names.
+#[test]
+fn tiers_that_two_nodes_share_count_once_or_are_refused() {
+    let origin = Origin::new(45, 100, 20_000);
+    for names in [["one", "one"], ["one", "two"]] {
+        let tier = origin.temp.path().join(names[1]);
+        fs::create_dir(&tier).unwrap();
+        let tier = format!("file:{}:4M", tier.display());
+        let join = |rank: usize| {
+            let options = PeerOptions {
+                round: names[1].to_owned(),
+                rank: rank as u32,
+                world_size: 2,
+                listen: "127.0.0.1:0".parse().unwrap(),
+                node: Some(names[rank].to_owned()),
+                serving: Serving::ReadThrough,
+                keep_shares: false,
+                timeout: Duration::from_secs(30),
+                connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
+            };
+            let mut folder = Folder::new(origin.rendezvous(), names[1]).unwrap();
+            origin.open(Some(&tier)).with_peers(&options, None, &mut folder)
+        };
+        let joined: Vec<_> = thread::scope(|scope| {
+            let joining: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+            joining.into_iter().map(|joined| joined.join().unwrap()).collect()
+        });
+        for joined in joined {
+            match (names[1], joined) {
+                ("one", Ok(image)) => {
+                    let round = image.peers().unwrap().round();
+                    let pages: u64 = image.tiers().unwrap().capacities().iter().sum();
+                    let rooms: Vec<u64> = round.nodes().iter().map(|n| n.room_bytes()).collect();
+                    assert_eq!(rooms, [pages * PAGE_BYTES], "one node, whose room counts once");
+                }
+                ("two", Err(error)) => {
+                    assert!(error.to_string().contains("share their tiers"), "{error}");
+                }
+                (name, joined) => panic!("{name}: {joined:?}"),
+            }
+        }
+    }
 }
 
 #[test]

@@ -32,6 +32,9 @@ pub struct Environment {
     /// The most that one process gets from the origin, in 10^6 bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_link_mb_per_s: Option<f64>,
+    /// The most that one process gets from another node, in 10^6 bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_mb_per_s: Option<f64>,
     /// The tiers, fastest first.
     #[serde(default, rename = "tier")]
     pub tiers: Vec<TierTable>,
@@ -111,8 +114,10 @@ impl Environment {
             }
         };
         let link = self.origin_link_mb_per_s.map(|link| rate("the origin's link", link));
+        let network = self.network_mb_per_s.map(|network| rate("the network", network));
         let tiers = stages.into_iter().map(Some).collect();
-        Ok(SourceRates { tiers, origin, client, origin_link: link.transpose()? })
+        let (origin_link, network) = (link.transpose()?, network.transpose()?);
+        Ok(SourceRates { tiers, origin, client, origin_link, network })
     }
 
     /// The tiers as stages of the performance model, and the origin's table.
@@ -242,6 +247,7 @@ mod tests {
         refuse("threads = 2\n", "threads = 0\n", "no thread");
         refuse("policy =", "origin_by = \"nodes\"\npolicy =", "nodes");
         refuse("policy =", "origin_link_mb_per_s = 0\npolicy =", "link");
+        refuse("policy =", "network_mb_per_s = -1\npolicy =", "network");
         refuse("policy =", "copy_bandwidth = \"0\"\npolicy =", "0 bytes");
         refuse("policy =", "copy_bandwidth = \"-5M\"\npolicy =", "copy_bandwidth");
         refuse("capacity = \"2G\"", "capacity = \"2G\"\ncolour = 1", "colour");

@@ -8,7 +8,8 @@
 //! | `.backend`, `.backend_options.path` | `memory`, or `filesystem` and its folder |
 //! | `pfs_bandwidth` of `processes`, `bw` | the origin's table, by processes |
 //! | `b_fs` | the most that one process gets from the origin |
-//! | `b_c`, `distributed_threads`, `checkpoint`, `checkpoint_path` | nothing: a warning says so |
+//! | `b_c` | the most that one process gets from another node |
+//! | `distributed_threads`, `checkpoint`, `checkpoint_path` | nothing: a warning says so |
 //!
 //! The policy is HDMLP's own, `clairvoyant`. A key that is none of these is refused by name.
 
@@ -38,6 +39,7 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
         false => Vec::new(),
     };
     let origin_link_mb_per_s = root.has("b_fs").then(|| root.number("b_fs")).transpose()?;
+    let network_mb_per_s = root.has("b_c").then(|| root.number("b_c")).transpose()?;
     unused.extend(UNUSED.into_iter().filter(|key| root.take(key).is_some()).map(str::to_owned));
     root.end()?;
     if !unused.is_empty() {
@@ -49,6 +51,7 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
         origin,
         origin_by: Some("processes".to_owned()),
         origin_link_mb_per_s,
+        network_mb_per_s,
         tiers,
         ..Environment::default()
     })
@@ -183,7 +186,7 @@ fn refuse(text: String) -> Error {
 }
 
 /// Keys without an effect here.
-const UNUSED: [&str; 4] = ["b_c", "distributed_threads", "checkpoint", "checkpoint_path"];
+const UNUSED: [&str; 3] = ["distributed_threads", "checkpoint", "checkpoint_path"];
 
 /// Integers up to this are exact as floating-point numbers.
 const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
@@ -253,10 +256,14 @@ pfs_bandwidth: (
         // A third of the way from 192 to 637, shared by two.
         assert_eq!(rates.of_tier(1).map(|rate| rate.0 / 1000), Some(170_166));
         assert_eq!(rates.of_origin(3, 1).map(|rate| rate.0 / 1000), Some(378_333));
-        assert_eq!([0, 1].map(|tier| rates.choose(tier, 1)), [Source::Local(0), Source::Origin]);
+        assert_eq!(
+            [0, 1].map(|tier| rates.choose(Some(tier), None, 1)),
+            [Source::Local(0), Source::Origin]
+        );
+        assert_eq!(rates.network, Some(Rate::mb_per_s(24_000)));
         let linked = TEXT.replace("b_fs = 2000", "b_fs = 100");
         let rates = Environment::parse(&linked).unwrap().options().unwrap().rates;
-        assert_eq!(rates.choose(1, 1), Source::Local(1), "the link limits the origin");
+        assert_eq!(rates.choose(Some(1), None, 1), Source::Local(1), "the link limits the origin");
     }
 
     #[test]

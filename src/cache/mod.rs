@@ -63,10 +63,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Uuid;
+use crate::plan::Source;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
@@ -229,7 +231,7 @@ impl Cache {
     }
 
     /// The units of the data set.
-    pub fn units(&self) -> &Units {
+    pub fn units(&self) -> &Arc<Units> {
         &self.tiers.opening.units
     }
 
@@ -290,8 +292,7 @@ impl Cache {
         fills: bool,
         intact: &Arc<Intact>,
     ) {
-        // A second round has the same samples.
-        let _ = self.tiers.opening.intact.set(Arc::clone(intact));
+        self.set_checked(intact);
         let units = self.units();
         let chunk = |(namespace, bytes, is_held)| {
             let units_of = units.within(namespace, &bytes);
@@ -315,6 +316,31 @@ impl Cache {
         }
         if fills {
             shared.send(Job::Behind(holding.held_units().collect()));
+        }
+    }
+
+    /// Samples that arrive whole are compared with `intact` before their copies are published, since other nodes
+    /// rely on them.
+    pub fn set_checked(&self, intact: &Arc<Intact>) {
+        // A second round has the same samples.
+        let _ = self.tiers.opening.intact.set(Arc::clone(intact));
+    }
+
+    /// Where to read data of which this node has a copy in the tier `own`, and another node has one in its tier
+    /// `other`, while `processes` read from the origin at once: by the rates that are known, the nearest of equally
+    /// fast ones.
+    pub fn source(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
+        self.tiers.opening.options.rates.choose(own, other, processes)
+    }
+
+    /// A number that is the same for all processes of this machine that share these tiers, and that no other tiers
+    /// have while this machine runs; 0 if they are not shared.
+    pub fn shared_id(&self) -> u64 {
+        let Opening { options, identity, .. } = &self.tiers.opening;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        match share::socket_name(options, *identity) {
+            Some(name) if !boot.is_empty() => xxh3_64(&[boot.as_bytes(), &name].concat()).max(1),
+            _ => 0,
         }
     }
 

@@ -4,8 +4,11 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::options::MAX_TIERS;
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::PlannedCopy;
 use crate::tier::Units;
+use crate::units::{Lba, SampleId};
 
 /// Which units a run keeps in which tier, and how often it reads each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,7 +51,7 @@ impl TierPlan {
     /// then by the first read, until one does not fit, which closes the tier and begins the next. The first
     /// read is the earliest of any process: the processes of a job advance together, so places in their lists
     /// compare. A unit that no process plans to keep is not kept.
-    fn merge(plans: &[&TierPlan], units: &Units, capacities: &[u64]) -> TierPlan {
+    pub fn merge(plans: &[&TierPlan], units: &Units, capacities: &[u64]) -> TierPlan {
         let mut reads = vec![0_u16; units.len() as usize];
         let mut first = vec![u32::MAX; units.len() as usize];
         for plan in plans {
@@ -85,6 +88,29 @@ impl TierPlan {
         }
         copies.sort_unstable_by_key(|&(unit, _)| (first[unit as usize], unit));
         TierPlan { copies, reads, fingerprint: units.fingerprint() }
+    }
+
+    /// For each unit, the tier that keeps it.
+    pub fn tier_of_units(&self, units: &Units) -> Vec<Option<u8>> {
+        let mut tiers = vec![None; units.len() as usize];
+        for &(first, tier) in &self.copies {
+            units.together_with(first).for_each(|unit| tiers[unit as usize] = Some(tier));
+        }
+        tiers
+    }
+
+    /// Calls `visit` with each unit that is kept, in the order of first access: copies lie in their tier in that order,
+    /// so the lowest address is copied first.
+    pub fn copies_in_order(&self, units: &Units, mut visit: impl FnMut(PlannedCopy)) {
+        let mut next = [0; MAX_TIERS];
+        for (&(first, tier), first_access) in self.copies.iter().zip(0..) {
+            for unit in units.together_with(first) {
+                let lba = Lba(next[usize::from(tier)]);
+                next[usize::from(tier)] += u64::from(units.get(unit).pages());
+                let (sample, frequency) = (SampleId(unit.into()), self.reads[first as usize]);
+                visit(PlannedCopy { sample, tier, lba, first_access, frequency });
+            }
+        }
     }
 
     /// Checks that it belongs to `units` and to this many tiers.
@@ -140,6 +166,18 @@ mod tests {
         let earlier = plan(&[(2, 0)], &[]);
         let merged = TierPlan::merge(&[&first, &second, &earlier], &units(), &[12, 4]);
         assert_eq!(merged.copies, [(0, 0), (2, 1), (1, 0), (4, 0)]);
+    }
+
+    #[test]
+    fn copies_lie_in_each_tier_in_the_order_of_first_access() {
+        let one = plan(&[(5, 1), (2, 0), (9, 1)], &[2]);
+        let mut copies = Vec::new();
+        one.copies_in_order(&units(), |copy| {
+            copies.push((copy.sample.0, copy.tier, copy.lba.0, copy.frequency));
+        });
+        assert_eq!(copies, [(5, 1, 0, 1), (2, 0, 0, 2), (9, 1, 4, 1)]);
+        let tiers = one.tier_of_units(&units());
+        assert_eq!((tiers[2], tiers[3], tiers[9]), (Some(0), None, Some(1)));
     }
 
     #[test]

@@ -38,7 +38,8 @@ impl Sources {
     /// avoided now and were not before.
     pub(super) fn choose_for(&self, processes: u32) -> Vec<u8> {
         let tiers = 0..self.rates.tiers.len() as u8;
-        let is_avoided = |&tier: &u8| self.rates.choose(tier, processes) == Place::Origin;
+        let is_avoided =
+            |&tier: &u8| self.rates.choose(Some(tier), None, processes) == Place::Origin;
         let avoided: Vec<u8> = tiers.filter(is_avoided).collect();
         let bits = avoided.iter().fold(0, |bits, tier| bits | 1 << tier);
         let before = self.avoided.swap(bits, Ordering::AcqRel);

@@ -239,7 +239,7 @@ pub const LOADING: &[SharedOption] = &[
         "peer_mode",
         ["peer-mode", "peer_mode", "peer_mode"],
         Open,
-        "What a node answers to a peer that asks for data which its tiers lack",
+        "Who holds what, and what a node answers to a peer that asks for data which its tiers lack",
     ),
     row(
         "peer_address",

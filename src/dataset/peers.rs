@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
@@ -13,10 +13,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served, Serving};
+use crate::plan::Source;
 use crate::prefetch::LoaderOptions;
 use crate::qpair::ConnectOptions;
 use crate::reader::{Watch, interrupted};
-use crate::tier::PAGE_BYTES;
+use crate::tier::Policy;
 
 use super::{Dataset, Image};
 
@@ -29,15 +30,16 @@ impl Image {
     /// ([`PeerOptions::keep_shares`]).
     ///
     /// # Errors
-    /// `InvalidArgument`: the image has no tiers, so that there is nothing to serve. Those of
-    /// [`Peers::join`].
+    /// `InvalidArgument`: the image has no tiers, so that there is nothing to serve; or for peers by plan, its tiers
+    /// keep by another policy, or shares are local. Those of [`Peers::join`].
     pub fn with_peers<'a>(
-        mut self,
+        self,
         options: &PeerOptions,
         run: impl Into<Option<&'a LoaderOptions>>,
         rendezvous: &mut dyn Rendezvous,
     ) -> Result<Image> {
         let run = run.into();
+        self.check_mode(run, options.serving)?;
         let served = self.served(run, options.serving)?;
         // Ranks that share tiers are one node.
         let node = self.tiers().and_then(Cache::node).map(str::to_owned);
@@ -47,11 +49,16 @@ impl Image {
             keep_shares: options.keep_shares || is_local,
             ..options.clone()
         };
+        let is_by_hash = options.serving != Serving::Planned;
+        if is_by_hash && self.tiers().map(Cache::policy) == Some(Policy::Clairvoyant) {
+            tracing::warn!(
+                "the tiers keep what this rank reads most, by the policy clairvoyant, and not what this node holds \
+                 for others by a hash: take the policy first-touch, or peers by plan"
+            );
+        }
         let peers = Peers::join(&served, &options, rendezvous)?;
-        self.hold(&peers, options.serving, &served.intact);
-        self.devices = peers.devices().to_vec();
-        self.peers = Some(Arc::new(peers));
-        Ok(self)
+        let intact = served.intact;
+        Ok(self.through(peers, &intact))
     }
 
     /// As [`Image::with_peers`], for a process beside the one that has joined as this rank: it reads through
@@ -59,14 +66,18 @@ impl Image {
     ///
     /// # Errors
     /// `InvalidArgument`: the image has no tiers. Those of [`Peers::attach`].
-    pub fn attach_to_peers(mut self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
-        let serving = pass.serving();
-        let served = self.served(None, serving)?;
+    pub fn attach_to_peers(self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
+        let served = self.served(None, pass.serving())?;
         let peers = Peers::attach(&served, pass, connect)?;
-        self.hold(&peers, serving, &served.intact);
+        let intact = served.intact;
+        Ok(self.through(peers, &intact))
+    }
+
+    fn through(mut self, peers: Peers, intact: &Arc<Intact>) -> Image {
         self.devices = peers.devices().to_vec();
         self.peers = Some(Arc::new(peers));
-        Ok(self)
+        self.hold(intact);
+        self
     }
 
     /// `options` with the place of ranks and chunks, if they say local shares.
@@ -83,7 +94,26 @@ impl Image {
             let hint = "name the job's peers, or take strided shares";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         };
+        if peers.serving() == Serving::Planned {
+            let error = Error::new(ErrorKind::InvalidArgument, LOCAL_BY_PLAN);
+            return Err(error.hint(LOCAL_BY_PLAN_HINT));
+        }
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
+    }
+
+    /// Decides by the known rates whether peers are asked while `processes` read from the origin: not if that is
+    /// faster than the network between nodes, or than any tier behind it. Warns when they are asked no more.
+    pub(super) fn avoid_slow_peers(&self, processes: u32) -> bool {
+        let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return false };
+        let tiers = 0..cache.capacities().len() as u8;
+        let is_slow = |tier: u8| cache.source(None, Some(tier), processes) == Source::Origin;
+        let is_avoided = !tiers.is_empty() && tiers.into_iter().all(is_slow);
+        if !peers.set_avoided(is_avoided) && is_avoided {
+            tracing::warn!(
+                "by the rates of the file of tiers, the data set is faster than another node, so no node is asked"
+            );
+        }
+        is_avoided
     }
 
     /// The other nodes of the job, if the image is read through their caches.
@@ -114,6 +144,7 @@ impl Image {
                 }
             }
             all.not_there_bytes = of_peers.not_there_bytes;
+            all.not_there_reads = of_peers.not_there_reads;
             all.rerouted_bytes = of_peers.rerouted_bytes;
             all.mismatched_bytes = of_peers.mismatched_bytes;
         }
@@ -133,20 +164,44 @@ impl Image {
             let text = "peers serve each other what their tiers hold, and there is no tier";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
         };
-        let pages: u64 = cache.capacities().iter().sum();
         Ok(Served {
             directory: &self.directory,
             intact: Arc::new(Intact::new(Arc::clone(&self.directory))),
             cache: cache.devices(),
             views: cache.views(serving.is_copies_only()),
-            room_bytes: pages * PAGE_BYTES,
+            tiers: cache.shared_id(),
+            room_pages: cache.capacities(),
             order: hash_of(run, serving),
         })
     }
 
-    /// The tiers keep room for the chunks that this node holds.
-    fn hold(&self, peers: &Peers, serving: Serving, intact: &Arc<Intact>) {
-        let Some(cache) = self.tiers() else { return };
+    /// Checks that tiers and shares suit the mode.
+    fn check_mode(&self, run: Option<&LoaderOptions>, serving: Serving) -> Result<()> {
+        let Some(policy) = self.tiers().map(Cache::policy) else { return Ok(()) };
+        let refuse = |text: &str, hint: &'static str| {
+            Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint))
+        };
+        if serving != Serving::Planned {
+            return Ok(());
+        }
+        if policy != Policy::Clairvoyant {
+            let text = "peers by plan serve what the plan of the run keeps in the tiers, and these keep by another \
+                        policy";
+            return refuse(text, "add --policy clairvoyant (policy in Python, tier_policy in C)");
+        }
+        match run.is_some_and(|run| run.sharding == Sharding::Local) {
+            true => refuse(LOCAL_BY_PLAN, LOCAL_BY_PLAN_HINT),
+            false => Ok(()),
+        }
+    }
+
+    /// The tiers keep room for the chunks that this node holds, unless nobody would ask for them.
+    fn hold(&self, intact: &Arc<Intact>) {
+        let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return };
+        let (serving, is_avoided) = (peers.serving(), self.avoid_slow_peers(peers.place().1));
+        if serving == Serving::Planned || is_avoided {
+            return cache.set_checked(intact);
+        }
         let chunk = |number| {
             let chunk = self.directory.chunk(number);
             let bytes = chunk.offset_bytes..chunk.offset_bytes + chunk.len_bytes;
@@ -177,6 +232,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
+        self.image().check_mode(run, meeting.serving)?;
         self.image().served(run, meeting.serving)?;
         let mut meeting = meeting.clone();
         if !meeting.is_named {
@@ -187,18 +243,37 @@ impl Dataset {
             }
         }
         let mut own = meeting.rendezvous(connect)?;
-        let rendezvous: &mut dyn Rendezvous = match (&mut own, object) {
-            (Some(own), _) => &mut **own,
-            (None, Some(object)) => object,
-            (None, None) => {
-                let text = "the ranks meet in an object of the program, and there is none";
-                return Err(Error::new(ErrorKind::InvalidArgument, text));
-            }
-        };
+        let rendezvous = chosen(&mut own, object)?;
         let mut watched = Watched { rendezvous, watch };
         let image = self.image().clone();
         let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
+    }
+
+    /// Goes on serving the tiers until all ranks of the round have called this, or until `timeout`: the copies of a
+    /// rank that ends earlier are lost to its peers. Returns at once in a process that does not serve. `meeting`
+    /// and `object` are those of [`Dataset::with_peers`].
+    ///
+    /// # Errors
+    /// `TimedOut`: ranks are missing; the message names them. `Interrupted`: `watch` ended the wait. Those of
+    /// [`Meeting::rendezvous`]. None of them matters to this rank's own reads.
+    pub fn leave_peers(
+        &self,
+        meeting: &Meeting,
+        timeout: Duration,
+        connect: &ConnectOptions,
+        object: Option<&mut dyn Rendezvous>,
+        watch: &mut dyn Watch,
+    ) -> Result<()> {
+        let Some(peers) = self.image().peers().filter(|peers| peers.is_serving()) else {
+            return Ok(());
+        };
+        // Under the name that this round got when it was joined.
+        let (rank, _) = peers.place();
+        let round = &peers.round().records()[rank as usize].round;
+        let mut own = meeting.clone().of_round(round).rendezvous_of_end(connect)?;
+        let rendezvous = chosen(&mut own, object)?;
+        peers.wait_for_end(&mut Watched { rendezvous, watch }, timeout)
     }
 
     /// As [`Image::attach_to_peers`].
@@ -220,6 +295,8 @@ pub struct Places {
     pub places: Vec<Place>,
     /// Bytes that a peer was asked for and did not deliver.
     pub not_there_bytes: u64,
+    /// The reads of which those are: wrong guesses of what is there.
+    pub not_there_reads: u64,
     /// Bytes that were read elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
     /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
@@ -262,6 +339,21 @@ pub enum PlaceKind {
     Origin,
 }
 
+/// Where the ranks meet: at `own`, or in the program's object.
+fn chosen<'a, 'b: 'a>(
+    own: &'a mut Option<Box<dyn Rendezvous>>,
+    object: Option<&'b mut dyn Rendezvous>,
+) -> Result<&'a mut dyn Rendezvous> {
+    match (own, object) {
+        (Some(own), _) => Ok(&mut **own),
+        (None, Some(object)) => Ok(object),
+        (None, None) => {
+            let text = "the ranks meet in an object of the program, and there is none";
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
+    }
+}
+
 /// A rendezvous that a watch can end.
 struct Watched<'a> {
     rendezvous: &'a mut dyn Rendezvous,
@@ -289,6 +381,11 @@ impl Rendezvous for Watched<'_> {
         self.rendezvous.describe()
     }
 }
+
+/// Why there are no local shares by plan.
+const LOCAL_BY_PLAN: &str =
+    "local shares follow from what nodes hold, and by plan what nodes hold follows from the shares";
+const LOCAL_BY_PLAN_HINT: &str = "take strided shares, or the mode read-through or copies";
 
 /// A hash of what the ranks of a job must have in common.
 fn hash_of(run: Option<&LoaderOptions>, serving: Serving) -> u64 {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::cache::{Cache, Identity, TierOptions, TierPlan};
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::plan::{ByUnit, Planner, Tier, TrainingRun};
+use crate::peers::{Peers, PlanMap, Serving};
+use crate::plan::{ByUnit, HolderMap, Planner, Source, Tier, TrainingRun};
 use crate::prefetch::LoaderOptions;
 use crate::tier::{Policy, Units};
 use crate::units::SampleId;
@@ -37,16 +38,66 @@ impl Image {
     /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
     pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
         self.tiers().into_iter().for_each(|cache| cache.set_processes(options.world_size));
+        self.avoid_slow_peers(options.world_size);
         let plans = |cache: &&Cache| cache.policy() == Policy::Clairvoyant;
         let Some(cache) = self.tiers().filter(plans) else {
             return Ok(());
         };
-        cache.set_plan(&planned(cache, &self.directory, options)?)
+        let run = run_of(&self.directory, options)?;
+        let units = cache.units();
+        let unit_of = units.by_sample(&self.directory);
+        let by_unit = ByUnit::new(&run, &unit_of);
+        let mut planner = Planner::new(&by_unit, &**units, crate::tier::PAGE_BYTES as u32)?;
+        cache.set_plan(&planned(units, &mut planner, &[options.rank], &cache.capacities())?)?;
+        match self.peers().filter(|peers| peers.serving() == Serving::Planned) {
+            Some(peers) => plan_peers(cache, peers, &mut planner),
+            None => Ok(()),
+        }
     }
 }
 
-/// The units that this rank keeps, each with its tier, in the order in which the rank first reads them.
-fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Result<TierPlan> {
+/// Plans the tiers of all nodes, and from which node this one reads what.
+///
+/// Loaders of worker processes divide a rank further: their rank modulo the ranks of the round is that of the
+/// process that has joined. A run of other ranks, such as one that every rank reads alone, leaves the plan as it is.
+fn plan_peers(cache: &Cache, peers: &Peers, planner: &mut UnitPlanner<'_>) -> Result<()> {
+    let (round, (_, ranks)) = (peers.round(), peers.place());
+    let run_ranks = planner.num_ranks();
+    if !run_ranks.is_multiple_of(ranks) {
+        return Ok(());
+    }
+    let units = cache.units();
+    let (mut others, mut own) = (HolderMap::empty(units.len().into()), Vec::new());
+    for (index, node) in (0_u16..).zip(round.nodes()) {
+        let of_node = (0..run_ranks).filter(|rank| round.node_of(rank % ranks) == index);
+        let of_node: Vec<u32> = of_node.collect();
+        let plan = planned(units, planner, &of_node, &node.room_pages)?;
+        if index == peers.own_node() {
+            own = plan.tier_of_units(units);
+        } else {
+            plan.copies_in_order(units, |copy| others.add(index.into(), &copy));
+        }
+    }
+    let node = |unit: u32| {
+        let Some(other) = others.holder(SampleId(unit.into())) else { return PlanMap::NOBODY };
+        match cache.source(own[unit as usize], Some(other.tier), run_ranks) {
+            Source::Remote(_) => other.rank as u16,
+            Source::Local(_) | Source::Origin => PlanMap::NOBODY,
+        }
+    };
+    let nodes = (0..units.len()).map(node).collect();
+    peers.set_plan(PlanMap::new(Arc::clone(units), nodes));
+    Ok(())
+}
+
+/// Plans units instead of samples.
+type UnitPlanner<'a> = Planner<'a, ByUnit<'a, TrainingRun<'a, Directory>>, Units>;
+
+/// What the ranks read in the run of `options`.
+fn run_of<'a>(
+    directory: &'a Directory,
+    options: &LoaderOptions,
+) -> Result<TrainingRun<'a, Directory>> {
     let (first, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
@@ -58,23 +109,36 @@ fn planned(cache: &Cache, directory: &Directory, options: &LoaderOptions) -> Res
         Some(state) => state.order,
         None => options.order.started(options.world_size),
     };
-    let run = TrainingRun::new(directory, order, epochs, options.world_size, options.tail)
+    Ok(TrainingRun::new(directory, order, epochs, options.world_size, options.tail)
         .map_err(crate::plan::PlanError::from)?
         .after(consumed)
-        .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64);
-    let unit_of = cache.units().by_sample(directory);
-    let by_unit = ByUnit::new(&run, &unit_of);
-    let mut planner = Planner::new(&by_unit, cache.units(), crate::tier::PAGE_BYTES as u32)?;
-    let tier = |num_blocks| Tier { num_blocks };
-    let tiers: Vec<Tier> = cache.capacities().into_iter().map(tier).collect();
-    let mut copies = Vec::new();
-    planner.plan(options.rank, &tiers, &mut |copy| {
-        copies.push((copy.sample.0 as u32, copy.tier));
-    })?;
-    let frequencies = planner.frequencies();
-    let reads = (0..cache.units().len()).map(|unit| frequencies.of(SampleId(unit.into())));
-    let fingerprint = cache.units().fingerprint();
-    Ok(TierPlan { copies, reads: reads.collect(), fingerprint })
+        .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
+}
+
+/// The units that `ranks`, which share tiers of these capacities in pages, keep, each with its tier, in the order
+/// in which the first of them reads them.
+fn planned(
+    units: &Units,
+    planner: &mut UnitPlanner<'_>,
+    ranks: &[u32],
+    capacities: &[u64],
+) -> Result<TierPlan> {
+    let tiers: Vec<Tier> = capacities.iter().map(|&num_blocks| Tier { num_blocks }).collect();
+    let mut plans = Vec::with_capacity(ranks.len());
+    for &rank in ranks {
+        let mut copies = Vec::new();
+        planner.plan(rank, &tiers, &mut |copy| {
+            copies.push((copy.sample.0 as u32, copy.tier));
+        })?;
+        let frequencies = planner.frequencies();
+        let reads = (0..units.len()).map(|unit| frequencies.of(SampleId(unit.into())));
+        let fingerprint = units.fingerprint();
+        plans.push(TierPlan { copies, reads: reads.collect(), fingerprint });
+    }
+    Ok(match plans.len() {
+        1 => plans.remove(0),
+        _ => TierPlan::merge(&plans.iter().collect::<Vec<_>>(), units, capacities),
+    })
 }
 
 /// Epochs that a plan covers: the most for which the time of planning is measured.

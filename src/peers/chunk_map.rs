@@ -51,21 +51,21 @@ impl ChunkMap {
         &self.holders
     }
 
-    /// Splits `range` of a namespace by chunk, and appends the spans in their order.
-    pub fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
+    /// Splits `range` of a namespace by chunk, and calls `visit` with the spans in their order.
+    pub fn split(&self, namespace: u16, range: Range<u64>, mut visit: impl FnMut(Span)) {
         let chunks = self.namespaces.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
         let first = chunks.partition_point(|chunk| chunk.end <= range.start);
         let mut at = range.start;
         for chunk in chunks[first..].iter().take_while(|chunk| chunk.start < range.end) {
             if chunk.start > at {
-                spans.push(Span { range: at..chunk.start, chunk: None });
+                visit(Span { range: at..chunk.start, chunk: None });
             }
             let end = chunk.end.min(range.end);
-            spans.push(Span { range: chunk.start.max(at)..end, chunk: Some(chunk.number) });
+            visit(Span { range: chunk.start.max(at)..end, chunk: Some(chunk.number) });
             at = end;
         }
         if at < range.end {
-            spans.push(Span { range: at..range.end, chunk: None });
+            visit(Span { range: at..range.end, chunk: None });
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use super::identity::{nguid_of, nqn_of};
 use super::links::{Links, Reached};
 use super::node::NodeIdentity;
 use super::pair::{PeersDevice, Shared};
+use super::plan_map::{LatestPlan, PlanMap};
 use super::record::Record;
 use super::rendezvous::{self, Rendezvous};
 use super::round::Round;
@@ -21,6 +23,7 @@ use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
+use crate::process::Forked;
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
 use crate::target::{Target, TargetOptions, TargetStats};
@@ -60,8 +63,10 @@ pub struct Served<'a> {
     pub cache: &'a [Arc<dyn Device>],
     /// What it serves to peers: the same, or only the copies.
     pub views: Vec<Arc<dyn Device>>,
-    /// Bytes of pages that the node's tiers hold.
-    pub room_bytes: u64,
+    /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
+    pub tiers: u64,
+    /// Pages that each of the node's tiers holds, fastest first.
+    pub room_pages: Vec<u64>,
     /// A hash of what must be the same on all ranks.
     pub order: u64,
 }
@@ -105,8 +110,9 @@ pub struct Peers {
     devices: Vec<Arc<dyn Device>>,
     round: Round,
     pass: Pass,
-    /// Serves the cache, unless another process of this rank does.
+    /// Serves the cache, unless another process of this rank does, such as the parent of a forked one.
     target: Option<Target>,
+    home: Forked<()>,
 }
 
 impl Peers {
@@ -151,7 +157,8 @@ impl Peers {
             version: format!("{}/{PROTOCOL}", env!("CARGO_PKG_VERSION")),
             hostnqn: own_host.to_string(),
             addresses: vec![target.local_addr()],
-            room_bytes: served.room_bytes,
+            tiers: served.tiers,
+            room_pages: served.room_pages.clone(),
         };
         let deadline = Instant::now() + options.timeout;
         let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
@@ -198,12 +205,21 @@ impl Peers {
             own: round.node_of(pass.rank),
             counters: Counters::new(round.nodes().len()),
             intact: Arc::clone(&served.intact),
+            plan: (pass.serving == Serving::Planned).then(LatestPlan::default),
+            avoids: AtomicBool::new(false),
         });
         let devices = (0..).zip(served.cache).map(|(number, cache)| -> Arc<dyn Device> {
             let (shared, cache) = (Arc::clone(&shared), Arc::clone(cache));
             Arc::new(PeersDevice { shared, cache, number })
         });
-        Ok(Peers { devices: devices.collect(), shared, round, pass, target: None })
+        Ok(Peers {
+            devices: devices.collect(),
+            shared,
+            round,
+            pass,
+            target: None,
+            home: Forked::new(()),
+        })
     }
 
     /// The namespaces of the image, read through the peers.
@@ -254,9 +270,32 @@ impl Peers {
         (self.pass.rank, self.pass.records.len() as u32)
     }
 
+    /// What nodes answer for what they lack, and by what rule they hold data.
+    pub fn serving(&self) -> Serving {
+        self.pass.serving
+    }
+
+    /// Sets who keeps what by the plan of the run that begins. No effect unless the mode is
+    /// [`Serving::Planned`]; until then nobody is asked.
+    pub fn set_plan(&self, plan: PlanMap) {
+        if let Some(latest) = &self.shared.plan {
+            latest.set(plan);
+        }
+    }
+
+    /// Says whether the origin is faster than any peer: then none is asked. Returns what was said before.
+    pub fn set_avoided(&self, is_avoided: bool) -> bool {
+        self.shared.avoids.swap(is_avoided, Ordering::AcqRel)
+    }
+
     /// What another process of this rank needs in order to read through the same peers.
     pub fn pass(&self) -> &Pass {
         &self.pass
+    }
+
+    /// Whether it is this process that serves the rank's tiers to peers.
+    pub fn is_serving(&self) -> bool {
+        self.target.is_some() && self.home.is_ours()
     }
 
     /// The index of this rank's node.
@@ -329,4 +368,4 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
 const MAX_MEMORY_WAIT: Duration = Duration::from_millis(200);
 
 /// The version of the exchange between peers, and of the computation of holders.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;

@@ -16,6 +16,8 @@ pub struct Launched {
     pub world_size: u32,
     /// This rank among those of its node, from 0.
     pub local_rank: u32,
+    /// The number of ranks on its node, if the launcher says it.
+    pub local_world_size: Option<u32>,
     /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
     /// The unique name of this start of the job, if the launcher provides one.
@@ -28,6 +30,7 @@ struct Variables {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
+    local_world_size: Option<&'static str>,
     /// Variables whose values together name the start.
     round: &'static [&'static str],
     /// Without this variable the others do not count.
@@ -41,6 +44,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "RANK",
         world_size: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
+        local_world_size: Some("LOCAL_WORLD_SIZE"),
         round: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
         needs: "RANK",
     },
@@ -49,6 +53,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         round: &["PMIX_NAMESPACE"],
         needs: "OMPI_COMM_WORLD_RANK",
     },
@@ -57,6 +62,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
+        local_world_size: Some("MPI_LOCALNRANKS"),
         round: &["PMI_JOBID"],
         needs: "PMI_RANK",
     },
@@ -65,6 +71,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
+        local_world_size: None,
         round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
         // A batch script has the other variables too, but is one process, whatever the number of tasks.
         needs: "SLURM_STEP_ID",
@@ -94,6 +101,8 @@ impl Launched {
         }
         let local_rank =
             if get(launcher.local_rank).is_some() { number(launcher.local_rank)? } else { 0 };
+        let local_world_size = launcher.local_world_size.filter(|name| get(name).is_some());
+        let local_world_size = local_world_size.map(&number).transpose()?;
         let master = match (get("MASTER_ADDR"), get("MASTER_PORT")) {
             (Some(host), Some(port)) => {
                 let port = port.parse().map_err(|_| {
@@ -109,6 +118,7 @@ impl Launched {
             rank,
             world_size,
             local_rank,
+            local_world_size,
             master,
             round: named.join("."),
         }))
@@ -149,6 +159,7 @@ mod tests {
             ("RANK", "5"),
             ("WORLD_SIZE", "16"),
             ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "8"),
             ("MASTER_ADDR", "node0"),
             ("MASTER_PORT", "29500"),
             ("TORCHELASTIC_RUN_ID", "job7"),
@@ -159,6 +170,7 @@ mod tests {
             rank: 5,
             world_size: 16,
             local_rank: 1,
+            local_world_size: Some(8),
             master: Some(("node0".to_owned(), 29_500)),
             round: "job7.2".to_owned(),
         };

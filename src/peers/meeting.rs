@@ -152,7 +152,19 @@ impl JoinOptions {
         let listen = match (self.address, &self.means, master) {
             (Some(address), ..) => address,
             (None, Means::List(list), _) => resolved(&list[rank as usize])?,
-            (None, _, Some(master)) => SocketAddr::new(address_towards(master)?, 0),
+            (None, _, Some(master)) => {
+                let ip = address_towards(master)?;
+                let local = launched.and_then(|launched| launched.local_world_size);
+                if ip.is_loopback() && are_elsewhere(&master.0, local, world_size) {
+                    tracing::warn!(
+                        master = master.0,
+                        "MASTER_ADDR is a loopback address here, so peers on other machines cannot reach this rank: \
+                         name the machine's address, or say where peers reach it with --peer-address IP \
+                         (peer_address in Python and C)"
+                    );
+                }
+                SocketAddr::new(ip, 0)
+            }
             (None, ..) if world_size == 1 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             (None, ..) => {
                 let text = "nothing says where peers reach this rank".to_owned();
@@ -259,6 +271,12 @@ impl Meeting {
         }))
     }
 
+    /// The same under another name of the round.
+    #[must_use]
+    pub fn of_round(self, round: &str) -> Meeting {
+        Meeting { round: round.to_owned(), ..self }
+    }
+
     /// How long to wait for all ranks.
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -267,6 +285,16 @@ impl Meeting {
 
 fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
     ConnectOptions { dhchap_secret: None, dhchap_ctrl_secret: None, ..connect.clone() }
+}
+
+/// Whether some of the ranks are probably on other machines, though `host` is a loopback address on this one. If the
+/// launcher does not say how many are here, the address or `localhost` counts as meant, and any other name does not:
+/// it may be this machine's own.
+fn are_elsewhere(host: &str, local: Option<u32>, world_size: u32) -> bool {
+    match local {
+        Some(local) => local < world_size,
+        None => world_size > 1 && host != "localhost" && host.parse::<IpAddr>().is_err(),
+    }
 }
 
 /// This rank's place in the list: as given, else that of the only address that this machine has.
@@ -381,6 +409,7 @@ mod tests {
             rank: 1,
             world_size: 2,
             local_rank: 0,
+            local_world_size: None,
             master: master.map(|host| (host.to_owned(), 29_500)),
             round: "job.0".to_owned(),
         }
@@ -442,6 +471,15 @@ mod tests {
             refused(&options, Some(&launched(Some("127.0.0.1"))))
                 .contains("rank 2 of world size 2")
         );
+    }
+
+    #[test]
+    fn a_loopback_address_is_meant_unless_ranks_are_elsewhere() {
+        assert!(are_elsewhere("127.0.0.1", Some(1), 2), "the other rank is on another machine");
+        assert!(!are_elsewhere("node0", Some(2), 2), "all ranks are here");
+        assert!(are_elsewhere("node0", None, 2), "this machine's own name");
+        assert!(!are_elsewhere("localhost", None, 2) && !are_elsewhere("::1", None, 2));
+        assert!(!are_elsewhere("node0", None, 1));
     }
 
     #[test]

@@ -12,6 +12,10 @@
 //! A peer that is dead, slow or wrong is never an error of a read: the next node in the chunk's order
 //! serves it, and finally the reader's own origin.
 //!
+//! With [`Serving::Planned`] who holds what follows from the plan of the run instead ([`PlanMap`]): a node keeps what
+//! its own ranks read most often, and others ask it for that. It says itself what is not there (yet), and the
+//! reader then goes to the origin.
+//!
 //! Read `launcher.rs` (the launcher's variables), `meeting.rs` (what a user says), `record.rs`, `round.rs`,
 //! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (who can be asked).
 
@@ -23,6 +27,7 @@ mod links;
 mod meeting;
 mod node;
 mod pair;
+mod plan_map;
 mod presence;
 mod record;
 pub mod rendezvous;
@@ -35,6 +40,7 @@ pub use chunk_map::{ChunkMap, Span, live_page_bytes};
 pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
 pub use launcher::Launched;
 pub use meeting::{JoinOptions, Means, Meeting};
+pub use plan_map::PlanMap;
 pub use record::{MAX_RECORD_BYTES, Record};
 pub use round::{Node, Round};
 pub use serving::Serving;

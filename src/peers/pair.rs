@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::chunk_map::{ChunkMap, Span};
 use super::links::{Links, Slot};
+use super::plan_map::{LatestPlan, PlanMap};
 use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::Intact;
@@ -30,6 +31,10 @@ pub(super) struct Shared {
     pub(super) own: u16,
     pub(super) counters: Counters,
     pub(super) intact: Arc<Intact>,
+    /// Who keeps what, if the plan of the run decides that.
+    pub(super) plan: Option<LatestPlan>,
+    /// Whether the origin is faster than any peer.
+    pub(super) avoids: AtomicBool,
 }
 
 /// One origin namespace, read from the nodes that hold its chunks.
@@ -63,6 +68,7 @@ impl Device for PeersDevice {
             pieces: Pieces::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
+            plan: (0, None),
             spans: Vec::new(),
             suspects: Vec::new(),
             most_bytes: MOST_BYTES,
@@ -107,12 +113,23 @@ impl PeerScope {
 
 /// The state of a piece.
 struct Way {
-    chunk: Option<u32>,
+    keeper: Keeper,
     /// Who reads it.
     source: Source,
     /// Whether that peer has delivered wrong bytes of it: now it must fetch them anew, and they are checked here.
     is_anew: bool,
     began: Instant,
+}
+
+/// Who keeps the data of a piece for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeper {
+    /// Nobody.
+    None,
+    /// The holder of this chunk.
+    Chunk(u32),
+    /// This node, by the plan of the run.
+    Planned(u16),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +202,9 @@ struct PeersPair {
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
-    spans: Vec<Span>,
+    /// The number of the plan of the run, and the plan.
+    plan: (u32, Option<Arc<PlanMap>>),
+    spans: Vec<(Range<u64>, Keeper)>,
     /// Ranges of which a node has delivered wrong bytes; the next read of each makes it fetch them anew.
     suspects: Vec<Suspect>,
     /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
@@ -204,20 +223,36 @@ impl PeersPair {
         }
         let start = io.slba.0 * PAGE_BYTES;
         let mut spans = std::mem::take(&mut self.spans);
-        self.shared.map.split(self.number, start..start + io.buf.len() as u64, &mut spans);
+        self.split(start..start + io.buf.len() as u64, &mut spans);
         let mut cutting = self.pieces.begin(io, start, spans.len());
-        for Span { range, chunk } in spans.drain(..) {
+        for (range, keeper) in spans.drain(..) {
             let suspect = self.take_suspect(&range).map(Source::Peer);
-            let source = match self.source_of(chunk, None, now) {
+            let source = match self.source_of(keeper, None, now) {
                 // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
                 other if suspect.is_some_and(|suspect| suspect != other) => Source::Cache,
                 source => source,
             };
-            let way = Way { chunk, source, is_anew: suspect == Some(source), began: now };
+            let way = Way { keeper, source, is_anew: suspect == Some(source), began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source);
         }
         self.spans = spans;
+    }
+
+    /// Splits a range by who keeps its data.
+    fn split(&mut self, range: Range<u64>, spans: &mut Vec<(Range<u64>, Keeper)>) {
+        let Some(latest) = &self.shared.plan else {
+            let chunk = |chunk: Option<u32>| chunk.map_or(Keeper::None, Keeper::Chunk);
+            let add = |Span { range, chunk: of }| spans.push((range, chunk(of)));
+            return self.shared.map.split(self.number, range, add);
+        };
+        latest.follow(&mut self.plan);
+        match &self.plan.1 {
+            None => spans.push((range, Keeper::None)),
+            Some(plan) => plan.split(self.number, range, |part, node| {
+                spans.push((part, node.map_or(Keeper::None, Keeper::Planned)));
+            }),
+        }
     }
 
     /// The node that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
@@ -233,10 +268,21 @@ impl PeersPair {
         Some(node)
     }
 
-    /// Who reads `chunk` now: its holder, or the next node in its order that can be asked, after `failed`.
-    fn source_of(&self, chunk: Option<u32>, failed: Option<u16>, now: Instant) -> Source {
-        let Shared { links, map, own, .. } = &*self.shared;
-        let Some(chunk) = chunk else { return Source::Cache };
+    /// Who reads what `keeper` keeps: the holder of its chunk, or the next node in the chunk's order that can be
+    /// asked, after `failed`. What a plan names has one keeper only.
+    fn source_of(&self, keeper: Keeper, failed: Option<u16>, now: Instant) -> Source {
+        let Shared { links, map, own, avoids, .. } = &*self.shared;
+        if avoids.load(Ordering::Relaxed) {
+            return Source::Cache;
+        }
+        let chunk = match keeper {
+            Keeper::None => return Source::Cache,
+            Keeper::Chunk(chunk) => chunk,
+            Keeper::Planned(node) => {
+                let is_asked = failed.is_none() && node != *own && links.is_there(node, now);
+                return if is_asked { Source::Peer(node) } else { Source::Cache };
+            }
+        };
         let Some(holder) = map.holders().holder(chunk) else { return Source::Cache };
         if holder == *own {
             return Source::Cache;
@@ -335,10 +381,10 @@ impl PeersPair {
     /// Reads a piece from the next node in its chunk's order after `failed`; one whose bytes were wrong before,
     /// from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
-        let Way { chunk, is_anew, .. } = self.pieces.get_mut(id).info;
+        let Way { keeper, is_anew, .. } = self.pieces.get_mut(id).info;
         let source = match is_anew {
             true => Source::Cache,
-            false => self.source_of(chunk, Some(failed), now),
+            false => self.source_of(keeper, Some(failed), now),
         };
         self.go_to(id, buf, source, now);
     }
@@ -494,9 +540,9 @@ impl QueuePair for PeersPair {
         let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
         let mut spans = Vec::new();
         let range = start..start.saturating_add(len_bytes as u64);
-        self.shared.map.split(self.number, range, &mut spans);
-        for Span { range, chunk } in spans {
-            let Source::Peer(node) = self.source_of(chunk, None, now) else { continue };
+        self.split(range, &mut spans);
+        for (range, keeper) in spans {
+            let Source::Peer(node) = self.source_of(keeper, None, now) else { continue };
             self.shared.counters.mismatched((range.end - range.start) as usize);
             self.shared.links.mismatched(node, now);
             if self.suspects.len() < MAX_SUSPECTS {

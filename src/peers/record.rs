@@ -35,8 +35,10 @@ pub struct Record {
     pub hostnqn: String,
     /// Where its caches can be reached, best first; none if it serves nothing.
     pub addresses: Vec<SocketAddr>,
-    /// Bytes of pages that the node's tiers hold: the quotas less what the indexes take.
-    pub room_bytes: u64,
+    /// The tiers: the same number for all processes that share them; 0 if nobody can share them.
+    pub tiers: u64,
+    /// Pages that each of the tiers holds, fastest first: the quotas less what the indexes take.
+    pub room_pages: Vec<u64>,
 }
 
 impl Record {
@@ -91,7 +93,8 @@ pub(super) mod tests {
             hostnqn: "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001"
                 .to_owned(),
             addresses: vec![SocketAddr::from(([10, 0, 0, 1], 4421))],
-            room_bytes: 20 << 30,
+            tiers: 0,
+            room_pages: vec![4 << 18, 16 << 18],
         }
     }
 
@@ -115,7 +118,8 @@ pub(super) mod tests {
         long.hostnqn = "n".repeat(223);
         long.addresses =
             vec!["[fe80:1111:2222:3333:4444:5555:6666:7777]:65535".parse().unwrap(); 6];
-        long.room_bytes = u64::MAX;
+        long.tiers = u64::MAX;
+        long.room_pages = vec![1 << 40];
         long.to_bytes().unwrap();
         long.host = "h".repeat(500);
         assert_eq!(long.to_bytes().unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -1,10 +1,11 @@
 //! A round: the ranks that started together, and the nodes that they run on. Fixed until the next start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{ChunkHolders, Member};
+use crate::tier::PAGE_BYTES;
 
 /// The records of all ranks, checked, by node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +25,20 @@ pub struct Node {
     pub host: String,
     /// Its ranks, ascending.
     pub ranks: Vec<u32>,
-    /// Bytes of pages that its tiers hold.
-    pub room_bytes: u64,
+    /// Pages that each of its tiers holds, fastest first.
+    pub room_pages: Vec<u64>,
+}
+
+impl Node {
+    /// Bytes of pages that its tiers hold together.
+    pub fn room_bytes(&self) -> u64 {
+        bytes_of(&self.room_pages)
+    }
+}
+
+/// Records come from elsewhere: the sum may be any number.
+fn bytes_of(pages: &[u64]) -> u64 {
+    pages.iter().fold(0_u64, |sum, &pages| sum.saturating_add(pages)).saturating_mul(PAGE_BYTES)
 }
 
 impl Round {
@@ -37,17 +50,20 @@ impl Round {
     pub fn new(records: Vec<Record>, own: u32) -> Result<Round> {
         let mine = &records[own as usize];
         records.iter().try_for_each(|record| check_alike(mine, record))?;
+        check_tiers(&records)?;
         let mut nodes: BTreeMap<u64, Node> = BTreeMap::new();
         for record in &records {
             let node = nodes.entry(record.node).or_insert_with(|| Node {
                 id: record.node,
                 host: record.host.clone(),
                 ranks: Vec::new(),
-                room_bytes: 0,
+                room_pages: Vec::new(),
             });
             node.ranks.push(record.rank);
             // All ranks of a node use the tiers of the one that came first.
-            node.room_bytes = node.room_bytes.max(record.room_bytes);
+            if bytes_of(&record.room_pages) > bytes_of(&node.room_pages) {
+                node.room_pages.clone_from(&record.room_pages);
+            }
         }
         Ok(Round { nodes: nodes.into_values().collect(), records })
     }
@@ -86,12 +102,29 @@ impl Round {
         };
         let member = |node: &Node| Member {
             id: node.id,
-            room_bytes: node.room_bytes,
+            room_bytes: node.room_bytes(),
             share_bytes: if keep_shares { share(node) } else { u64::MAX },
         };
         let members: Vec<Member> = self.nodes.iter().map(member).collect();
         Ok(ChunkHolders::new(self.records[0].image, &members, chunk_bytes)?)
     }
+}
+
+/// Nodes are sets of tiers: if two of them had the same, its room would count twice.
+fn check_tiers(records: &[Record]) -> Result<()> {
+    let mut first: HashMap<u64, &Record> = HashMap::new();
+    for record in records.iter().filter(|record| record.tiers != 0) {
+        let other = *first.entry(record.tiers).or_insert(record);
+        if other.node != record.node {
+            let message = format!(
+                "rank {} on node {} and rank {} on node {} share their tiers, whose room would count twice",
+                other.rank, other.host, record.rank, record.host
+            );
+            let hint = "give both the same node name, or each node tiers of its own";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
+        }
+    }
+    Ok(())
 }
 
 fn check_alike(mine: &Record, other: &Record) -> Result<()> {
@@ -133,10 +166,10 @@ mod tests {
     #[test]
     fn ranks_of_one_node_share_its_room() {
         let mut all = records(5);
-        all[3].room_bytes = 1;
+        all[3].room_pages = vec![1];
         let round = Round::new(all, 2).unwrap();
         let nodes: Vec<_> =
-            round.nodes().iter().map(|node| (node.ranks.clone(), node.room_bytes)).collect();
+            round.nodes().iter().map(|node| (node.ranks.clone(), node.room_bytes())).collect();
         assert_eq!(nodes, [(vec![0, 1], 20 << 30), (vec![2, 3], 20 << 30), (vec![4], 20 << 30)]);
         assert_eq!((0..5).map(|rank| round.node_of(rank)).collect::<Vec<_>>(), [0, 0, 1, 1, 2]);
     }
@@ -145,7 +178,7 @@ mod tests {
     fn with_shares_a_node_holds_what_its_ranks_read() {
         let mut all = records(5);
         for record in &mut all {
-            record.room_bytes = 1 << 40;
+            record.room_pages = vec![1 << 28];
         }
         let round = Round::new(all, 0).unwrap();
         let chunks = vec![4 << 20; 1_000];
@@ -156,6 +189,19 @@ mod tests {
         }
         let unlimited = round.holders(&chunks, false).unwrap();
         assert!(unlimited.held_bytes(2) > total * 102 / 500, "a third, by room alone");
+    }
+
+    #[test]
+    fn two_nodes_with_the_same_tiers_are_named() {
+        let mut all = records(6);
+        for record in &mut all {
+            record.tiers = record.node;
+        }
+        Round::new(all.clone(), 0).unwrap();
+        all[5].tiers = all[0].tiers;
+        let error = Round::new(all, 3).unwrap_err().report();
+        assert!(error.contains("rank 0 on node node0 and rank 5 on node node2 share"), "{error}");
+        assert!(error.contains("the same node name"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a node answers to a peer that asks for data which its tiers lack.
+//! What a node answers to a peer that asks for data which its tiers lack, and by what rule nodes hold data.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 
-/// What a node answers to a peer that asks for data which its tiers lack.
+/// What a node answers to a peer that asks for data which its tiers lack, and by what rule nodes hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Serving {
@@ -16,12 +16,19 @@ pub enum Serving {
     /// That it has not got them: it serves copies only, and fetches those of chunks that it holds by itself.
     #[serde(rename = "copies")]
     CopiesOnly,
+    /// As `CopiesOnly`; and who holds what follows not from a hash, but from the plan of the run: each node keeps
+    /// what its own ranks read most often, and serves that (NoPFS).
+    #[serde(rename = "plan")]
+    Planned,
 }
 
 impl Serving {
     /// All of them, by the names that the command, Python and C have.
-    pub const NAMES: &[(&str, Serving)] =
-        &[("read-through", Serving::ReadThrough), ("copies", Serving::CopiesOnly)];
+    pub const NAMES: &[(&str, Serving)] = &[
+        ("read-through", Serving::ReadThrough),
+        ("copies", Serving::CopiesOnly),
+        ("plan", Serving::Planned),
+    ];
 
     /// Whether peers never make this node read the origin.
     pub fn is_copies_only(self) -> bool {
@@ -56,6 +63,9 @@ mod tests {
             assert_eq!(serde_json::to_value(serving).unwrap(), *name);
         }
         let error = "through".parse::<Serving>().unwrap_err().report();
-        assert!(error.contains("\"through\"") && error.contains("read-through, copies"), "{error}");
+        assert!(
+            error.contains("\"through\"") && error.contains("read-through, copies, plan"),
+            "{error}"
+        );
     }
 }

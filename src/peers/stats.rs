@@ -10,6 +10,7 @@ use serde::Serialize;
 pub(super) struct Counters {
     peers: Vec<OfPeer>,
     not_there: AtomicU64,
+    not_there_reads: AtomicU64,
     rerouted: AtomicU64,
     mismatched: AtomicU64,
 }
@@ -29,6 +30,8 @@ pub struct PeerStats {
     pub nodes: Vec<NodeStats>,
     /// Bytes that a peer was asked for and did not deliver.
     pub not_there_bytes: u64,
+    /// The reads of which those are: wrong guesses of what is there.
+    pub not_there_reads: u64,
     /// Bytes that were read elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
     /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
@@ -61,6 +64,7 @@ impl Counters {
 
     pub(super) fn not_there(&self, len: usize) {
         self.not_there.fetch_add(len as u64, Ordering::Relaxed);
+        self.not_there_reads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn rerouted(&self, len: usize) {
@@ -80,6 +84,7 @@ impl Counters {
         PeerStats {
             nodes: self.peers.iter().map(of_node).collect(),
             not_there_bytes: self.not_there.load(Ordering::Relaxed),
+            not_there_reads: self.not_there_reads.load(Ordering::Relaxed),
             rerouted_bytes: self.rerouted.load(Ordering::Relaxed),
             mismatched_bytes: self.mismatched.load(Ordering::Relaxed),
         }

@@ -6,8 +6,8 @@
 use super::model::fastest;
 use super::{Curve, Rate, Source, Stage};
 
-/// The rates of a machine's tiers and of its origin, as far as they are known. An unknown tier counts as faster
-/// than any origin, and an unknown origin as slower than any tier.
+/// The rates of a machine's tiers and of its origin, as far as they are known. An unknown tier or
+/// network counts as faster than any origin, and an unknown origin as slower than any tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceRates {
     /// Tiers, fastest first.
@@ -18,6 +18,8 @@ pub struct SourceRates {
     pub client: OriginClient,
     /// The most that one process gets from the origin.
     pub origin_link: Option<Rate>,
+    /// The most that one process gets from another node.
+    pub network: Option<Rate>,
 }
 
 /// What a client of the origin's table is.
@@ -51,11 +53,23 @@ impl SourceRates {
         }
     }
 
-    /// Where to read data of which `tier` has a copy.
-    pub fn choose(&self, tier: u8, processes: u32) -> Source {
-        let copy = self.of_tier(tier).unwrap_or(Rate(u64::MAX));
+    /// What a thread gets of a copy in `tier` of another node, which is assumed to be like this node's: min(b_c,
+    /// r_j(p_j) / p_j).
+    pub fn of_peer(&self, tier: u8) -> Option<Rate> {
+        match (self.of_tier(tier), self.network) {
+            (Some(rate), Some(network)) => Some(rate.min(network)),
+            (rate, network) => rate.or(network),
+        }
+    }
+
+    /// Where to read data of which this node has a copy in the tier `own`, and another one in the tier `other`.
+    pub fn choose(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
+        let known = |rate: Option<Rate>| rate.unwrap_or(Rate(u64::MAX));
+        let tier = own.or(other).unwrap_or(0);
         let origin = self.of_origin(processes, tier).unwrap_or(Rate(0));
-        fastest([(Source::Local(tier), copy), (Source::Origin, origin)])
+        let own = own.map(|tier| (Source::Local(tier), known(self.of_tier(tier))));
+        let other = other.map(|tier| (Source::Remote(tier), known(self.of_peer(tier))));
+        fastest(own.into_iter().chain(other).chain([(Source::Origin, origin)]))
     }
 
     /// Number of threads of `tier`.
@@ -88,7 +102,7 @@ mod tests {
             origin: Some(mb(&[(1, origin), (2, 2 * origin), (4, 2 * origin)])),
             ..SourceRates::default()
         };
-        let choose = |origin, processes| rates(origin).choose(0, processes);
+        let choose = |origin, processes| rates(origin).choose(Some(0), None, processes);
         assert_eq!(choose(99, 1), Source::Local(0));
         assert_eq!(choose(100, 1), Source::Local(0), "a tie");
         assert_eq!(choose(101, 1), Source::Origin);
@@ -97,12 +111,28 @@ mod tests {
     }
 
     #[test]
+    fn another_node_s_copy_is_read_unless_the_network_is_slower_than_the_origin() {
+        let rates = |network| SourceRates {
+            tiers: vec![tier(1, &[(1, 1_000)]), tier(1, &[(1, 80)])],
+            origin: Some(mb(&[(1, 100), (4, 200)])),
+            network: Some(Rate::mb_per_s(network)),
+            ..SourceRates::default()
+        };
+        assert_eq!(rates(99).choose(None, Some(0), 1), Source::Origin);
+        assert_eq!(rates(100).choose(None, Some(0), 1), Source::Remote(0), "a tie");
+        assert_eq!(rates(99).choose(None, Some(0), 4), Source::Remote(0), "four get 50 each");
+        assert_eq!(rates(500).choose(None, Some(1), 1), Source::Origin, "its drive is slow");
+        assert_eq!(rates(500).choose(Some(1), Some(0), 4), Source::Remote(0), "its memory is fast");
+        assert_eq!(rates(80).choose(Some(1), Some(0), 4), Source::Local(1), "a tie");
+    }
+
+    #[test]
     fn a_client_is_a_thread_or_a_process() {
         let rates = |client| SourceRates {
             tiers: vec![tier(4, &[(1, 100), (4, 200)])],
             origin: Some(mb(&[(1, 80), (4, 160), (8, 160)])),
             client,
-            origin_link: None,
+            ..SourceRates::default()
         };
         let by_thread = rates(OriginClient::Thread);
         assert_eq!(by_thread.of_tier(0), Some(Rate::mb_per_s(50)));
@@ -110,18 +140,23 @@ mod tests {
         assert_eq!(by_thread.of_origin(2, 0), Some(Rate::mb_per_s(20)));
         let by_process = rates(OriginClient::Process);
         assert_eq!(by_process.of_origin(1, 0), Some(Rate::mb_per_s(80)));
-        assert_eq!(by_process.choose(0, 1), Source::Origin);
+        assert_eq!(by_process.choose(Some(0), None, 1), Source::Origin);
         let linked = SourceRates { origin_link: Some(Rate::mb_per_s(50)), ..by_process };
-        assert_eq!(linked.choose(0, 1), Source::Local(0), "as fast as the link, and nearer");
+        let chosen = linked.choose(Some(0), None, 1);
+        assert_eq!(chosen, Source::Local(0), "as fast as the link, and nearer");
     }
 
     #[test]
     fn what_is_unknown_leaves_the_copy_first() {
         let nothing = SourceRates::default();
-        assert_eq!((nothing.choose(3, 1), nothing.threads(3)), (Source::Local(3), None));
+        assert_eq!(nothing.choose(Some(3), Some(0), 1), Source::Local(3));
+        assert_eq!(
+            (nothing.choose(None, Some(3), 1), nothing.threads(3)),
+            (Source::Remote(3), None)
+        );
         let origin = SourceRates { origin: Some(mb(&[(1, 1 << 40)])), ..nothing.clone() };
-        assert_eq!(origin.choose(0, 0), Source::Local(0));
+        assert_eq!(origin.choose(Some(0), None, 0), Source::Local(0));
         let tiers = SourceRates { tiers: vec![None, tier(1, &[(1, 1)])], ..nothing };
-        assert_eq!((tiers.choose(1, 9), tiers.threads(1)), (Source::Local(1), Some(1)));
+        assert_eq!((tiers.choose(Some(1), None, 9), tiers.threads(1)), (Source::Local(1), Some(1)));
     }
 }

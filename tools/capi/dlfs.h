@@ -207,6 +207,10 @@
 // It answers that it is not there, and fetches what it holds by itself.
 #define DLFS_PEER_COPIES 1
 
+// A node holds what its own ranks read most often, by the plan of the run, not what a hash names, and
+// answers as with DLFS_PEER_COPIES (NoPFS). For DLFS_POLICY_CLAIRVOYANT.
+#define DLFS_PEER_PLAN 2
+
 // The most bytes of a rank's record.
 #define DLFS_PEER_RECORD 1024
 
@@ -539,7 +543,8 @@ typedef struct {
     uint32_t batching;
     // How the ranks share each global batch: DLFS_SHARD_...
     uint32_t shard;
-    // What a node answers to a peer that asks for data which its tiers lack: DLFS_PEER_...
+    // Who holds what, and what a node answers to a peer that asks for data which its tiers lack:
+    // DLFS_PEER_...
     uint32_t peer_mode;
     // Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
     // (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes
@@ -675,6 +680,16 @@ const char *dlfs_version(void);
 // system denies access. DLFS_E_TIMED_OUT: nothing answered. DLFS_E_BUSY: another process is using
 // a tier.
 int dlfs_mount(const char *addresses, const dlfs_mount_options *options, dlfs_fs **fs);
+
+// Goes on serving the tiers to peers until all ranks call this, for at most `timeout_ms` (0: the
+// `peer_timeout_ms` of the sequence that has joined); then close the sequences and unmount. The copies of a
+// rank that ends earlier are lost to the others, which then read the data set. With `peer_set` and
+// `peer_get` it calls them, as dlfs_sequence does, and `should_stop` of that sequence. DLFS_OK at once
+// without peers, and in a forked child. Any thread.
+//
+// DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them. DLFS_E_BUSY: another thread is joining
+// or leaving.
+int dlfs_leave_peers(const dlfs_fs *fs, uint32_t timeout_ms);
 
 // Closes the handle. Any thread.
 //
@@ -829,8 +844,8 @@ int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 // NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
 //
 // `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
-// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `rerouted_bytes` and
-// `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
+// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `not_there_reads`,
+// `rerouted_bytes` and `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
 //
 // DLFS_E_NOT_FOUND: the mount has no tiers.
 int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);

@@ -14,6 +14,7 @@ use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
 use crate::fields::{Division, number_of};
 use crate::handles;
 use crate::options::{MountOptions, Stop};
+use crate::peers::Joined;
 use crate::structs::{Struct, check_out, give, give_text, optional_text, put, take_or, text};
 
 /// A mounted data set: an opaque handle.
@@ -23,7 +24,7 @@ pub struct Fs(());
 pub(crate) struct Mount {
     pub(crate) dataset: Dataset,
     /// The same, read through the tiers of the job's other nodes, once a sequence has joined them.
-    pub(crate) through_peers: Mutex<Option<Dataset>>,
+    pub(crate) through_peers: Mutex<Option<Joined>>,
     /// How to connect, also to peers.
     pub(crate) connect: ConnectOptions,
     pub(crate) stop: Stop,
@@ -115,6 +116,22 @@ pub unsafe extern "C" fn dlfs_mount(
                 handles::insert(Mount { dataset, through_peers, connect, stop, division })?;
             put(fs, handle.cast::<Fs>(), "fs")?;
         }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Goes on serving the tiers to peers until all ranks call this, for at most `timeout_ms` (0: the
+/// `peer_timeout_ms` of the sequence that has joined); then close the sequences and unmount. The copies of a
+/// rank that ends earlier are lost to the others, which then read the data set. With `peer_set` and
+/// `peer_get` it calls them, as dlfs_sequence does, and `should_stop` of that sequence. DLFS_OK at once
+/// without peers, and in a forked child. Any thread.
+///
+/// DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them. DLFS_E_BUSY: another thread is joining
+/// or leaving.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
+    guard(|| {
+        mount_of(fs)?.leave_peers(timeout_ms)?;
         Ok(DLFS_OK)
     })
 }

@@ -87,6 +87,9 @@ pub const DLFS_POLICY_NONE: u32 = 2;
 pub const DLFS_PEER_READ_THROUGH: u32 = 0;
 /// It answers that it is not there, and fetches what it holds by itself.
 pub const DLFS_PEER_COPIES: u32 = 1;
+/// A node holds what its own ranks read most often, by the plan of the run, not what a hash names, and
+/// answers as with DLFS_PEER_COPIES (NoPFS). For DLFS_POLICY_CLAIRVOYANT.
+pub const DLFS_PEER_PLAN: u32 = 2;
 
 /// A waiting call calls this at least every 100 ms, on the thread that made the call; a value other
 /// than zero ends the call with DLFS_E_INTERRUPTED. A call that does not wait may not call it.
@@ -260,7 +263,8 @@ pub struct SequenceOptions {
     pub batching: u32,
     /// How the ranks share each global batch: DLFS_SHARD_...
     pub shard: u32,
-    /// What a node answers to a peer that asks for data which its tiers lack: DLFS_PEER_...
+    /// Who holds what, and what a node answers to a peer that asks for data which its tiers lack:
+    /// DLFS_PEER_...
     pub peer_mode: u32,
     /// Where the ranks find each other, in order to share the tiers of all nodes of the job: "auto"
     /// (at rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes

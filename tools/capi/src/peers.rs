@@ -7,16 +7,29 @@ use std::time::{Duration, Instant};
 
 use dlfs::dataset::Dataset;
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Peers, Record, Serving};
+use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Meeting, Peers, Record, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::error::{DLFS_E_BUSY, Failure};
 use crate::mount::Mount;
 use crate::options::{
-    DLFS_PEER_COPIES, DLFS_PEER_READ_THROUGH, DLFS_PEER_RECORD, SequenceOptions, unknown,
+    DLFS_PEER_COPIES, DLFS_PEER_PLAN, DLFS_PEER_READ_THROUGH, DLFS_PEER_RECORD, SequenceOptions,
+    unknown,
 };
 use crate::structs::utf8;
+
+/// The peers that a mount has joined.
+pub(crate) struct Joined {
+    dataset: Dataset,
+    meeting: Meeting,
+    /// The options of the sequence that has joined them: where the ranks meet again at the end.
+    given: SequenceOptions,
+}
+
+// SAFETY: of the options only the functions and their arguments are used again, and the header says that any
+// thread that makes a call may call them.
+unsafe impl Send for Joined {}
 
 impl Mount {
     /// The data set for a sequence, and its options: read through peers if `given` names them. The first such
@@ -40,7 +53,7 @@ impl Mount {
                 return Err(Failure::new(DLFS_E_BUSY, text));
             }
         };
-        if let Some(dataset) = &*joined {
+        if let Some(Joined { dataset, .. }) = &*joined {
             let place = dataset.image().peers().map(Peers::place);
             return Ok((dataset.clone(), given.options(place)?));
         }
@@ -55,15 +68,36 @@ impl Mount {
             Some(object),
             &mut given.stop(),
         )?;
-        *joined = Some(dataset.clone());
+        *joined = Some(Joined { dataset: dataset.clone(), meeting, given: *given });
         Ok((dataset, options))
+    }
+
+    /// Goes on serving peers until all ranks leave, or for a time; see `dlfs_leave_peers`.
+    pub(crate) fn leave_peers(&self, timeout_ms: u32) -> Result<(), Failure> {
+        let joined = match self.through_peers.try_lock() {
+            Ok(joined) => joined,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let text = "another thread joins or leaves the peers of this mount";
+                return Err(Failure::new(DLFS_E_BUSY, text));
+            }
+        };
+        let Some(Joined { dataset, meeting, given }) = &*joined else { return Ok(()) };
+        let timeout = match timeout_ms {
+            0 => meeting.timeout(),
+            given => Duration::from_millis(given.into()),
+        };
+        let mut functions = Functions { given: *given, round: CString::default() };
+        let (object, stop): (&mut dyn Rendezvous, _) = (&mut functions, &mut given.stop());
+        Ok(dataset.leave_peers(meeting, timeout, &self.connect, Some(object), stop)?)
     }
 
     /// The data set as the last sequence has read it.
     pub(crate) fn latest(&self) -> Dataset {
         // While a thread joins, nothing has come from peers.
-        let joined = self.through_peers.try_lock().ok().and_then(|joined| joined.clone());
-        joined.unwrap_or_else(|| self.dataset.clone())
+        let joined = self.through_peers.try_lock().ok();
+        let joined = joined.as_ref().and_then(|joined| joined.as_ref());
+        joined.map_or_else(|| self.dataset.clone(), |joined| joined.dataset.clone())
     }
 }
 
@@ -120,6 +154,7 @@ impl SequenceOptions {
         match self.peer_mode {
             DLFS_PEER_READ_THROUGH => Ok(Serving::ReadThrough),
             DLFS_PEER_COPIES => Ok(Serving::CopiesOnly),
+            DLFS_PEER_PLAN => Ok(Serving::Planned),
             other => Err(unknown("peer_mode", other)),
         }
     }

@@ -94,8 +94,8 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
 /// NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
 ///
 /// `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
-/// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `rerouted_bytes` and
-/// `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
+/// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `not_there_reads`,
+/// `rerouted_bytes` and `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
 ///
 /// DLFS_E_NOT_FOUND: the mount has no tiers.
 #[unsafe(no_mangle)]

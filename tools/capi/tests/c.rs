@@ -168,7 +168,7 @@ fn ranks_in_c_read_through_each_others_tiers() {
                     let folder = folder.to_str().unwrap();
                     let mut command = program.command(&[&address, &rank, &node, folder, means]);
                     command.env("MASTER_PORT", &master_port);
-                    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
                     command.spawn().unwrap()
                 })
                 .collect();
@@ -177,7 +177,7 @@ fn ranks_in_c_read_through_each_others_tiers() {
     }
 }
 
-/// Each rank prints where its bytes came from when it has read all, and ends when all have.
+/// Each rank prints where its bytes came from when it has read all, and leaves when all have.
 fn ends_together(mut ranks: Vec<Child>) {
     let mut read = Vec::new();
     for rank in &mut ranks {
@@ -186,7 +186,7 @@ fn ends_together(mut ranks: Vec<Child>) {
         read.push(line);
     }
     for (rank, line) in ranks.into_iter().zip(read) {
-        let output = rank.wait_with_output().unwrap(); // closes its input first
+        let output = rank.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success() && !line.is_empty(), "{line}{said}");
         let peer = line.split("\"place\":\"peer\"").nth(1).unwrap_or_default();

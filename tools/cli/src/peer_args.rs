@@ -35,8 +35,10 @@ pub(crate) struct PeerArgs {
     #[arg(long, value_name = "MODE", requires = "peers", value_parser = PossibleValuesParser::new(MODES))]
     #[arg(help = loading(
         "peer_mode",
-        ": read-through reads them from the data set, keeps them and answers; copies answers that they are not \
-         there, and fetches what the node holds by itself [default: read-through]"
+        ": read-through: a hash names the holder, which reads them from the data set, keeps them and answers; \
+         copies: the same holder answers that they are not there, and fetches what it holds by itself; plan: a \
+         node holds what its ranks read most often, and answers as with copies (NoPFS; with --policy \
+         clairvoyant) [default: read-through]"
     ))]
     peer_mode: Option<String>,
     #[arg(long, value_name = "IP[:PORT]", requires = "peers", value_parser = parse_listen)]

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::nvme::Address;
-use dlfs::peers::Pass;
+use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
@@ -21,7 +22,7 @@ use crate::ffi::{Memory, Output, Source};
 use crate::held::{Absent, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
-use crate::options::open_options;
+use crate::options::{about, open_options, seconds};
 use crate::peers::{Join, KEYWORDS};
 use crate::watch::{detached, try_detached};
 use crate::{log, names, numpy};
@@ -45,8 +46,8 @@ pub(crate) struct Dataset {
     options: Py<PyDict>,
     /// How to connect, also to peers.
     connect: ConnectOptions,
-    /// Locked while a thread joins peers.
-    joining: Mutex<()>,
+    /// How this process has joined peers, if it has. Locked while a thread does.
+    joining: Mutex<Option<(Join, Meeting)>>,
 }
 
 #[pymethods]
@@ -63,7 +64,7 @@ impl Dataset {
         let fields = Fields::new(dataset.fields(), chosen.as_deref());
         let fields = Arc::new(fields.map_err(|error| raise(py, &error))?);
         let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
-        let (connect, joining) = (options.open.connect, Mutex::new(()));
+        let (connect, joining) = (options.open.connect, Mutex::new(None));
         Ok(Dataset { dataset, fields, address, options: given.unbind(), connect, joining })
     }
 
@@ -334,7 +335,7 @@ impl Dataset {
         options.set_item("peers", peers)?;
         let join = Join::of(&options)?;
         let join = join.ok_or_else(|| raise_invalid(py, "peers is None: nobody joins".into()))?;
-        self.through_peers(py, &join, |_| Ok(None))
+        self.through_peers(py, join, |_| Ok(None))
     }
 
     /// Reads through the peers that another process of this rank has joined; `text` is from its
@@ -347,9 +348,16 @@ impl Dataset {
     }
 
     /// Closes the connections. Batches and views stay valid; loaders continue until closed.
-    fn close(&self, py: Python<'_>) {
-        let dataset = self.dataset.write().unwrap_or_else(|held| held.into_inner()).take();
-        py.detach(|| drop(dataset));
+    ///
+    /// The process that has joined peers first goes on serving them, until all ranks have closed their
+    /// data sets or are waiting for that, for peer_timeout seconds at most (None: as long as it would
+    /// have waited to join; 0: not at all): whoever ends earlier takes its copies along. If ranks are
+    /// missing then, a warning names them. Leaving a `with` block by an exception does not wait.
+    #[pyo3(signature = (*, peer_timeout=None))]
+    fn close(&self, py: Python<'_>, peer_timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let given =
+            peer_timeout.map(|given| about("peer_timeout", given, seconds("peer_timeout", given)));
+        self.close_within(py, given.transpose()?)
     }
 
     /// Whether close was called.
@@ -362,9 +370,10 @@ impl Dataset {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let has_failed = exception.iter().any(|part| !part.is_none());
+        self.close_within(py, has_failed.then_some(Duration::ZERO))
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -408,10 +417,10 @@ impl Dataset {
     pub(crate) fn through_peers(
         &self,
         py: Python<'_>,
-        join: &Join,
+        join: Join,
         run: impl FnOnce((u32, u32)) -> PyResult<Option<LoaderOptions>>,
     ) -> PyResult<(u32, u32)> {
-        let Ok(_joining) = self.joining.try_lock() else {
+        let Ok(mut joining) = self.joining.try_lock() else {
             let text = "another thread joins the peers of this data set";
             return Err(raise(py, &dlfs::Error::new(dlfs::ErrorKind::Busy, text)));
         };
@@ -424,7 +433,26 @@ impl Dataset {
         let run = run(place)?;
         let joined = join.join(py, &dataset, &meeting, run.as_ref(), &self.connect)?;
         self.replace(py, joined)?;
+        *joining = Some((join, meeting));
         Ok(place)
+    }
+
+    /// Closes the data set; see `close`.
+    fn close_within(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        let dataset = self.dataset.write().unwrap_or_else(|held| held.into_inner()).take();
+        let joined = self.joining.try_lock().ok().and_then(|mut joined| joined.take());
+        let left = match (&dataset, &joined) {
+            (Some(dataset), Some((join, meeting))) => {
+                let timeout = timeout.unwrap_or_else(|| join.timeout());
+                match timeout.is_zero() {
+                    true => Ok(()),
+                    false => join.leave(py, dataset, meeting, timeout, &self.connect),
+                }
+            }
+            _ => Ok(()),
+        };
+        py.detach(|| drop(dataset));
+        left
     }
 
     fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {

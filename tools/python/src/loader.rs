@@ -435,7 +435,7 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
             Ok(())
         };
         let run = |place| place_of(place).and_then(|()| loader_options(options).map(Some));
-        let place = dataset.get().through_peers(dataset.py(), &join, run)?;
+        let place = dataset.get().through_peers(dataset.py(), join, run)?;
         place_of(place)?;
     }
     for keyword in KEYWORDS {

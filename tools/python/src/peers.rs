@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, Watch};
 use dlfs::peers::rendezvous::Rendezvous;
@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{raise, raise_invalid};
+use crate::log;
 use crate::options::{about, at_least_one, given_or, seconds};
 use crate::watch::Signals;
 
@@ -31,6 +32,44 @@ pub(crate) struct Join {
 }
 
 impl Join {
+    /// How long to wait for all ranks.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.options.timeout
+    }
+
+    /// Goes on serving peers until all ranks have left, or for `timeout`, on this thread, which is detached from
+    /// the interpreter meanwhile. What goes wrong is a warning: this rank has read what it wanted.
+    ///
+    /// # Errors
+    /// What a handler of signals raised.
+    pub(crate) fn leave(
+        &self,
+        py: Python<'_>,
+        dataset: &Dataset,
+        meeting: &Meeting,
+        timeout: Duration,
+        connect: &ConnectOptions,
+    ) -> PyResult<()> {
+        let object = self.object.as_ref().map(|object| object.clone_ref(py));
+        let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
+        let mut signals = Signals::default();
+        let left = py.detach(|| {
+            let met: Option<&mut dyn Rendezvous> = match &mut object {
+                Some(object) => Some(object),
+                None => None,
+            };
+            let watch: &mut dyn Watch = &mut signals;
+            dataset.leave_peers(meeting, timeout, connect, met, watch)
+        });
+        if let Some(raised) = signals.take_raised() {
+            return Err(raised);
+        }
+        if let Err(error) = left {
+            tracing::warn!("not all ranks have closed their data set: {}", error.report());
+        }
+        log::hand_over(py)
+    }
+
     /// What the keywords say; `None` without `peers`.
     pub(crate) fn of(given: &Bound<'_, PyDict>) -> PyResult<Option<Join>> {
         let py = given.py();

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -265,13 +266,76 @@ def test_ranks_meet_in_any_store(image, source, tmp_path, kind):
 def test_nodes_that_serve_only_copies_say_what_is_not_there(image, source, tmp_path):
     plain = Plain()
     # The copiers are slow, so that much is absent at first.
-    found, sets = joined_by(image, [plain, plain], round="copies", opened={"copy_bandwidth": 1 << 16}, peer_mode="copies")
+    opened = {"copy_bandwidth": 1 << 16}
+    found, sets = joined_by(image, [plain, plain], round="copies", opened=opened, peer_mode="copies")
     assert found == [(0, 2), (1, 2)]
     for ds in sets:
         assert [bytes(ds[at]) for at in range(NUM)] == source.contents
     assert sum(ds.stats()["places"]["not_there_bytes"] for ds in sets) > 0
     # A process that gets the data set reads through the same peers, in the same mode.
     assert [bytes(pickle.loads(pickle.dumps(sets[0]))[at]) for at in range(NUM)] == source.contents
+
+
+def test_a_data_set_that_is_closed_serves_on_until_all_ranks_have_closed_theirs(image, source):
+    plain = Plain()
+    opened = [None, None]
+
+    def joins(rank):
+        opened[rank] = dlfs.open(
+            image, tiers=["ram:8M"], node=f"{id(plain)}-{rank}", peers=plain, round="closing", rank=rank, world_size=2,
+            peer_address="127.0.0.1",
+        )
+
+    threads = [threading.Thread(target=joins, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = opened
+    loaders = [dlfs.Loader(ds, 8, seed=3, peers=plain) for ds in opened]
+    places = [(loader.options["rank"], loader.options["world_size"]) for loader in loaders]
+    assert places == [(0, 2), (1, 2)], "a loader takes its place from the peers that it names"
+    for loader in loaders:
+        loader.close()
+    closes = threading.Thread(target=first.close)
+    closes.start()
+    # It is closed for its own program, and waits.
+    while not (first.closed and "dlfs/closing end/0" in plain.values):
+        time.sleep(0.01)
+    assert [bytes(second[at]) for at in range(NUM)] == source.contents
+    stats = second.stats()["places"]
+    assert stats["places"][1]["bytes"] > 0 and stats["rerouted_bytes"] == 0, "the other one still serves"
+    assert closes.is_alive()
+    second.close()
+    closes.join()
+
+
+def test_closing_ends_after_its_time_and_at_once_after_an_exception(image, caplog):
+    plain = Plain()
+    _, sets = joined_by(image, [plain, plain], round="left", peer_timeout=60)
+    with pytest.raises(ZeroDivisionError), sets[0]:
+        1 / 0
+    assert "dlfs/left end/0" not in plain.values, "it waited"
+    sets[1].close(peer_timeout=0.2)
+    assert any("did not come" in record.getMessage() for record in caplog.records)
+    with pytest.raises(TypeError, match="without peers"):
+        dlfs.open(image, rank=0)
+
+
+def test_a_plan_of_the_run_says_who_keeps_what(image):
+    plain = Plain()
+    opened = {"policy": "clairvoyant"}
+    found, sets = joined_by(image, [plain, plain], round="plan", opened=opened, peer_mode="plan")
+    assert found == [(0, 2), (1, 2)]
+    loaders = [dlfs.Loader(ds, 8, "global", seed=3, epochs=3, rank=rank, world_size=2) for rank, ds in enumerate(sets)]
+    ids = [id for _ in range(3) for loader in loaders for batch in loader for id in batch.ids.tolist()]
+    assert sorted(ids) == sorted([*range(NUM)] * 3)
+    assert all("not_there_reads" in ds.stats()["places"] for ds in sets)
+    with pytest.raises(dlfs.InvalidArgument, match="follows from the shares"):
+        dlfs.Loader(sets[0], 8, "global", rank=0, world_size=2, shard="local")
+    with dlfs.open(image, tiers=["ram:8M"], node="first-touch") as ds:
+        with pytest.raises(dlfs.InvalidArgument, match="another policy"):
+            ds.join_peers(plain, rank=0, world_size=1, round="policy", peer_address="127.0.0.1", peer_mode="plan")
 
 
 def test_missing_ranks_are_named(image, tmp_path):

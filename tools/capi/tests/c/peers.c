@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     FAILS(DLFS_E_INVALID, dlfs_sequence(bare, &options, &seq), "there is no tier");
     char json[8];
     FAILS(DLFS_E_NOT_FOUND, dlfs_places(bare, json, sizeof json, NULL), "no tiers");
-    CHECK(dlfs_unmount(bare) == 0);
+    CHECK(dlfs_leave_peers(bare, 0) == 0 && dlfs_unmount(bare) == 0);
     options.peers = NULL, options.peer_set = set, options.peer_get = broken, options.peer_user = argv[4];
     FAILS(DLFS_E_IO, dlfs_sequence(fs, &options, &seq), "peer_get returned 77");
     options.peers = folder, options.peer_set = NULL, options.peer_get = NULL;
@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
     printf("%s\n", text);
     fflush(stdout);
     // The other one may still read from here.
-    CHECK(getchar() == EOF);
+    CHECK(dlfs_leave_peers(fs, 0) == 0);
     CHECK(dlfs_sequence_close(seq) == 0 && dlfs_unmount(fs) == 0);
     return 0;
 }

@@ -107,6 +107,8 @@ def open(
     stop_at_first_failure: bool = False,
     node: str | None = None,
     fields: str | bytes | None = None,
+    peers: Any = None,
+    **joining: Any,
 ) -> Dataset:
     """Opens the data set at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; a list of these, or a string with commas, for a striped image.
@@ -142,6 +144,10 @@ def open(
     node             the name of this node, if several run on one machine: processes on nodes of other names
                      do not share tiers in memory
     fields           name of the field that represents the sample, if samples have several
+    peers            where the ranks find each other, in order to share the tiers of all nodes of the job, with the
+                     options of Dataset.join_peers: rank, world_size, round, peer_mode, peer_address,
+                     rendezvous_port and peer_timeout. Waits until all ranks have joined. A loader that is to take
+                     its rank and world size from them names `peers`, too
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     invalid address or option.
@@ -173,7 +179,16 @@ def open(
         "node": node,
         "fields": fields,
     }
-    return Dataset(address, **options)
+    if joining and peers is None:
+        raise TypeError(f"open() got {', '.join(joining)} without peers")
+    dataset = Dataset(address, **options)
+    if peers is not None:
+        try:
+            dataset.join_peers(peers, **joining)
+        except BaseException:
+            dataset.close()
+            raise
+    return dataset
 
 
 class Loader(_Loader):
@@ -215,9 +230,11 @@ class Loader(_Loader):
                      torch.distributed; a communicator of mpi4py; any object with set(key, value) and
                      get(keys). The data set needs a tier. Then rank and world_size default to the launcher's
     round            a name for this start of the job, not used before. None: the launcher's
-    peer_mode        what a node answers to a peer that asks for data which its tiers lack: "read-through" reads
-                     them from the data set, keeps them and answers; "copies" answers that they are not there,
-                     and fetches what the node holds by itself
+    peer_mode        who holds what, and what a node answers to a peer that asks for data which its tiers lack.
+                     "read-through": a hash names the holder, which reads them from the data set, keeps them
+                     and answers; "copies": the same holder answers that they are not there, and fetches what
+                     it holds by itself; "plan": a node holds what its ranks read most often, and answers as
+                     with "copies" (NoPFS; the data set needs the policy "clairvoyant")
     peer_address     where peers reach this rank: "IP" or "IP:PORT". None: the address from which MASTER_ADDR
                      is reached, any port
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
