@@ -689,7 +689,8 @@ int dlfs_mount(const char *addresses, const dlfs_mount_options *options, dlfs_fs
 //
 // DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them. DLFS_E_BUSY: another thread is joining
 // or leaving.
-int dlfs_leave_peers(const dlfs_fs *fs, uint32_t timeout_ms);
+int dlfs_leave_peers(const dlfs_fs *fs,
+                     uint32_t timeout_ms);
 
 // Closes the handle. Any thread.
 //
