@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::nvme::identify::{IdentifyNamespace, NamespaceDescriptors, decode_namespace_list};
-use dlfs::nvme::sqe::{cns, log_page};
+use dlfs::nvme::sqe::{admin, cns, feature, log_page};
 use dlfs::nvme::{Cc, Csts, IdentifyController, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{ConnectOptions, Cpus, Device};
+use dlfs::qpair::{Capabilities, ConnectOptions, Cpus, Device, Namespace, PairScope, QueuePair};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
@@ -494,5 +494,62 @@ fn many_namespaces_are_served_while_their_devices_are_slow() {
     io.send(&reads);
     for _ in 0..40 {
         assert!(matches!(io.receive(), Reply::Data { success: true, .. }));
+    }
+}
+
+/// A namespace that says how many of its blocks are allocated.
+struct Thin(Faulty);
+
+impl Device for Thin {
+    fn namespace(&self) -> Namespace {
+        self.0.namespace()
+    }
+
+    fn queue_pair_in(&self, scope: &PairScope) -> dlfs::Result<Box<dyn QueuePair>> {
+        self.0.queue_pair_in(scope)
+    }
+
+    fn grow(&self, len_bytes: u64) -> dlfs::Result<()> {
+        self.0.grow(len_bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { allocated_bytes: Some(0), ..self.0.capabilities() }
+    }
+}
+
+#[test]
+fn a_host_says_whether_reads_of_deallocated_blocks_have_a_status_of_their_own() {
+    for is_thin in [true, false] {
+        let faulty = Faulty::new(Arc::new(MemNamespace::new(8 * MIB, 512).unwrap()));
+        let absent = Status::UNWRITTEN_BLOCK.do_not_retry();
+        faulty.add(Rule::any_read(u32::MAX, Fault::Status(absent)));
+        let device: Arc<dyn Device> =
+            if is_thin { Arc::new(Thin(faulty)) } else { Arc::new(faulty) };
+        let target = Target::bind(TargetOptions::new(nqn()), vec![device]).unwrap();
+        let (mut host, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), NO_DIGESTS);
+        let (_, page) = host.call(Sqe::identify(0, cns::NAMESPACE, NSID), &[]);
+        let nsfeat = IdentifyNamespace::decode(&page).unwrap().nsfeat;
+        assert_eq!(nsfeat & IdentifyNamespace::NSFEAT_DAE != 0, is_thin);
+        let mut get = Sqe::set_features(0, feature::ERROR_RECOVERY, 0);
+        get.opcode = admin::GET_FEATURES;
+        let mut read = || io.call(Sqe::read(0, NSID, Lba(0), 8, 4096), &[]).0.status();
+        let off = Sqe::set_features(0, feature::ERROR_RECOVERY, 0);
+        let on = Sqe::set_features(0, feature::ERROR_RECOVERY, feature::DULBE);
+        let (cqe, _) = host.call(get, &[]);
+        assert!(cqe.status().is_success());
+        if !is_thin {
+            assert_eq!(cqe.dw0.get(), 0);
+            assert!(host.call(on, &[]).0.status().is(Status::INVALID_FIELD));
+            continue;
+        }
+        assert_eq!(cqe.dw0.get(), feature::DULBE, "on unless the host says otherwise");
+        assert_eq!(read(), absent);
+        assert!(host.call(off, &[]).0.status().is_success());
+        assert_eq!(host.call(get, &[]).0.dw0.get(), 0);
+        // Never zeros, which would be taken for data.
+        assert_eq!(read(), Status::UNRECOVERED_READ_ERROR.do_not_retry());
+        assert!(host.call(on, &[]).0.status().is_success());
+        assert_eq!(read(), absent);
     }
 }

@@ -258,7 +258,7 @@ pub struct LbaFormat {
 /// | 0..8     | `nsze`     | size in blocks                                             |
 /// | 8..16    | `ncap`     | capacity in blocks                                         |
 /// | 16..24   | `nuse`     | blocks in use                                              |
-/// | 24       | `nsfeat`   | bit 0 thin provisioning, bit 4: NPWG and its like are given |
+/// | 24       | `nsfeat`   | bit 0 thin provisioning, bit 2 DAE, bit 4: NPWG and its like are given |
 /// | 25       | `nlbaf`    | number of LBA formats, 0-based                             |
 /// | 26       | `flbas`    | formatted with: 3:0 and 6:5 index, bit 4 interleaved       |
 /// | 27..29   | `mc, dpc`  | metadata and protection capabilities                       |
@@ -309,6 +309,8 @@ impl IdentifyNamespace {
     pub const NMIC_SHARED: u8 = 1;
     /// `nsfeat`: thin provisioning, so that fewer blocks may be in use than there are.
     pub const NSFEAT_THINP: u8 = 1;
+    /// `nsfeat`: reads of deallocated or unwritten blocks can fail with a status of their own (DAE).
+    pub const NSFEAT_DAE: u8 = 1 << 2;
     /// `nsattr`: writes are refused.
     pub const NSATTR_WRITE_PROTECTED: u8 = 1;
 
@@ -330,9 +332,9 @@ impl IdentifyNamespace {
         id
     }
 
-    /// The same namespace, thinly provisioned, with `used_blocks` blocks allocated.
+    /// The same namespace, thinly provisioned, with `used_blocks` blocks allocated. Reads of the others fail.
     pub fn thin(mut self, used_blocks: u64) -> IdentifyNamespace {
-        self.nsfeat |= IdentifyNamespace::NSFEAT_THINP;
+        self.nsfeat |= IdentifyNamespace::NSFEAT_THINP | IdentifyNamespace::NSFEAT_DAE;
         self.nuse = U64::new(used_blocks);
         self
     }

@@ -123,6 +123,10 @@ pub mod cns {
 
 /// Feature identifiers (FID, bits 7:0 of dword 10).
 pub mod feature {
+    /// Error recovery: whether reads of deallocated blocks fail, and time limits.
+    pub const ERROR_RECOVERY: u8 = 0x05;
+    /// Bit 16 of its Dword 11 (DULBE): reads of deallocated or unwritten blocks fail and say so.
+    pub const DULBE: u32 = 1 << 16;
     /// Volatile write cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     /// Number of queues.

@@ -49,7 +49,7 @@ pub(super) fn execute(
         admin::IDENTIFY => identify(subsystem, controller, sqe).map_or_else(Answer::Fail, page),
         admin::GET_LOG_PAGE => get_log_page(subsystem, controller, sqe, room, local),
         admin::SET_FEATURES => set_features(subsystem, controller, sqe),
-        admin::GET_FEATURES => get_features(controller, sqe),
+        admin::GET_FEATURES => get_features(subsystem, controller, sqe),
         admin::ASYNC_EVENT_REQUEST => Answer::Pending,
         admin::KEEP_ALIVE => Answer::Done(0),
         // Abort is best effort; bit 0 of the result says that no command was aborted.
@@ -199,6 +199,15 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
             controller.async_event_config.store(value, Ordering::Relaxed);
             Answer::Done(0)
         }
+        feature::ERROR_RECOVERY => {
+            let is_possible = value & feature::DULBE == 0 || subsystem.is_thin();
+            if !is_possible || controller.is_discovery {
+                return Answer::Fail(Status::INVALID_FIELD);
+            }
+            let hides = subsystem.is_thin() && value & feature::DULBE == 0;
+            controller.hides_unwritten.store(hides, Ordering::Relaxed);
+            Answer::Done(0)
+        }
         feature::KEEP_ALIVE_TIMER => {
             let kato_ms = subsystem.keep_alive_ms(value, controller.is_discovery);
             controller.kato_ms.store(kato_ms, Ordering::Relaxed);
@@ -210,13 +219,17 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
     }
 }
 
-fn get_features(controller: &Controller, sqe: &Sqe) -> Answer {
+fn get_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Answer {
     match sqe.low_byte_of_cdw10() {
         feature::NUMBER_OF_QUEUES => {
             Answer::Done(queues_to_wire(controller.granted_queues().max(1)))
         }
         feature::ASYNC_EVENT_CONFIG => {
             Answer::Done(u64::from(controller.async_event_config.load(Ordering::Relaxed)))
+        }
+        feature::ERROR_RECOVERY if !controller.is_discovery => {
+            let is_on = subsystem.is_thin() && !controller.hides_unwritten();
+            Answer::Done(if is_on { feature::DULBE.into() } else { 0 })
         }
         feature::KEEP_ALIVE_TIMER => {
             Answer::Done(u64::from(controller.kato_ms.load(Ordering::Relaxed)))

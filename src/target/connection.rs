@@ -430,6 +430,15 @@ impl HostConnection {
     }
 
     fn fail(&mut self, id: CommandId, status: Status) {
+        // A host that has switched that status off gets another failure: zeros would be wrong samples.
+        let status = match &self.queue {
+            Some(queue)
+                if status.is(Status::UNWRITTEN_BLOCK) && queue.controller.hides_unwritten() =>
+            {
+                Status::UNRECOVERED_READ_ERROR.do_not_retry()
+            }
+            _ => status,
+        };
         self.protocol.finish(id, status, 0);
     }
 

@@ -69,6 +69,8 @@ pub(super) struct Controller {
     last_seen_ms: AtomicU64,
     /// Asynchronous event configuration, kept for Get Features.
     pub(super) async_event_config: AtomicU32,
+    /// Whether the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
+    pub(super) hides_unwritten: AtomicBool,
     queues: Mutex<Queues>,
 }
 
@@ -156,6 +158,11 @@ impl Subsystem {
     pub(super) fn allocated_bytes(&self, nsid: u32) -> Option<u64> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
         self.devices.get(index)?.capabilities().allocated_bytes
+    }
+
+    /// Whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
+    pub(super) fn is_thin(&self) -> bool {
+        self.devices.iter().any(|device| device.capabilities().allocated_bytes.is_some())
     }
 
     /// NSIDs of the namespaces, all of which are active.
@@ -329,6 +336,7 @@ impl Subsystem {
             kato_ms: AtomicU32::new(kato_ms),
             last_seen_ms: AtomicU64::new(self.millis(now)),
             async_event_config: AtomicU32::new(0),
+            hides_unwritten: AtomicBool::new(false),
             queues: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, controller.clone());
@@ -482,6 +490,11 @@ impl Controller {
     /// subsystem's hosts.
     pub(super) fn accounted_to(&self) -> Nqn {
         if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
+    }
+
+    /// Whether reads of deallocated blocks must not fail with the status of their own.
+    pub(super) fn hides_unwritten(&self) -> bool {
+        self.hides_unwritten.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_enabled(&self) -> bool {
