@@ -8,13 +8,21 @@ use dlfs::format::checksum::crc32c;
 use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::superblock_set::{SuperblockCopies, SuperblockSetError, select_generation};
-use dlfs::format::{ChunkHead, ChunkHeader, FormatError, GenerationRecord, Pack, Superblock, Uuid};
+use dlfs::format::{
+    ChunkHead, ChunkHeader, FormatError, FormatVersion, GenerationRecord, Pack, Superblock, Uuid,
+};
 use dlfs::units::{Generation, SampleId};
 use images::{Image, folder, sample};
 use proptest::prelude::*;
 
+const VERSIONS: [FormatVersion; 2] = [FormatVersion::V1, FormatVersion::V2];
+
 fn small() -> Image {
-    let mut image = Image::new(2, Pack::Aligned);
+    small_of(FormatVersion::V2)
+}
+
+fn small_of(version: FormatVersion) -> Image {
+    let mut image = Image::of_version(version, 2, Pack::Aligned);
     image.add(&folder(2, 20), 3, 40, &["a", "b"]);
     image.delete(&[3, 4, 39]);
     image
@@ -94,9 +102,11 @@ fn every_flipped_bit_of_a_superblock_is_seen_and_the_other_copy_is_used() {
 
 #[test]
 fn every_flipped_bit_and_every_cut_of_a_chunk_header_is_seen() {
-    let image = small();
-    let head = image.heads()[0];
-    let bytes = image.read(0, 65_536, head.data_start()).to_vec();
+    VERSIONS.into_iter().for_each(|version| check_flips_and_cuts_of_a_header(&small_of(version)));
+}
+
+fn check_flips_and_cuts_of_a_header(image: &Image) {
+    let (head, bytes) = (image.heads()[0], image.first_header());
     let whole = ChunkHeader::parse(&bytes).unwrap();
     for bit in 0..bytes.len() * 8 {
         let mut damaged = bytes.clone();
@@ -198,9 +208,11 @@ fn forged_superblocks_are_refused_or_harmless() {
 
 #[test]
 fn forged_chunk_headers_are_refused_or_harmless() {
-    let image = small();
-    let head = image.heads()[0];
-    let bytes = image.read(0, 65_536, head.data_start()).to_vec();
+    VERSIONS.into_iter().for_each(|version| check_forged_headers(&small_of(version)));
+}
+
+fn check_forged_headers(image: &Image) {
+    let (head, bytes) = (image.heads()[0], image.first_header());
     let header_len = head.header_len as usize;
     for at in 8..header_len.min(400) {
         for len in [1, 2, 4, 8] {
@@ -333,7 +345,7 @@ fn chunks_that_overlap_or_lie_outside_the_image_are_refused() {
 /// It would be returned as verified, although its checksum is that of other bytes.
 #[test]
 fn a_sample_whose_length_alone_became_zero_is_refused() {
-    let mut image = Image::new(1, Pack::Aligned);
+    let mut image = Image::of_version(FormatVersion::V1, 1, Pack::Aligned);
     image.add(&[sample("a", None, 0), sample("b", None, 4096)], 0, 0, &[]);
     let bytes = image.open().0.to_snapshot().unwrap();
     let lengths = SnapshotHead::parse(&bytes).unwrap().section(kind::LENGTHS).unwrap().offset;
@@ -344,8 +356,7 @@ fn a_sample_whose_length_alone_became_zero_is_refused() {
     assert!(error.to_string().contains("checksum of an empty sample"), "{error}");
     assert!(Directory::from_snapshot(bytes).is_ok(), "one that is empty is not");
 
-    let head = image.heads()[0];
-    let mut header = image.read(0, 65_536, head.data_start()).to_vec();
+    let mut header = image.first_header();
     header[128 + 20] ^= 1; // the checksum of the first
     seal_chunk(&mut header);
     let error = ChunkHeader::parse(&header).unwrap_err();
@@ -434,7 +445,7 @@ fn what_generation_g_freed_is_whole_in_g_plus_1_and_used_again_in_g_plus_2() {
         let (directory, superblock) = before.open();
         for run in directory.cell_ranges().chain([superblock.snapshot_range()]) {
             let offset = before.layout.offset_of(run.cell).unwrap();
-            let len = run.cells * u64::from(before.layout.chunk_size_bytes);
+            let len = run.cells * before.layout.cell_bytes();
             let then = before.read(run.namespace, offset, len);
             assert_eq!(image.read(run.namespace, offset, then.len() as u64), then);
         }

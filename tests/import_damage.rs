@@ -7,9 +7,9 @@ use std::fs;
 use std::sync::Arc;
 
 use dlfs::dataset::{Image, OpenOptions, VerifyReport};
-use dlfs::format::ChunkHead;
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::superblock::SUPERBLOCK_BYTES;
+use dlfs::format::{ChunkHead, ChunkHeader};
 use dlfs::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET};
 use dlfs::import::{self, Onto, delete_on, import_onto};
 use dlfs::qpair::Device;
@@ -153,8 +153,8 @@ fn an_image_of_a_future_version_is_named_as_such_and_not_written_to() {
     let (_, mut bytes) = small();
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 5, 100, 9);
-    // Version 2 of the superblock, with a correct checksum.
-    bytes[32768 + 8] = 2;
+    // Version 3 of the superblock, with a correct checksum.
+    bytes[32768 + 8] = 3;
     let crc = crc32c::crc32c(&bytes[32768..32768 + SUPERBLOCK_BYTES - 4]);
     bytes[32768 + SUPERBLOCK_BYTES - 4..32768 + SUPERBLOCK_BYTES]
         .copy_from_slice(&crc.to_le_bytes());
@@ -180,7 +180,7 @@ fn a_rebuild_without_the_newest_record_never_goes_back_behind_what_is_committed(
     delete_on(&disks.devices(), &[name]).unwrap();
     let mut bytes = disks.contents().remove(0);
     let superblock = open(&bytes).unwrap().superblocks()[0];
-    let cell_bytes = superblock.layout.chunk_size_bytes as usize;
+    let cell_bytes = superblock.layout.cell_bytes() as usize;
     let is_record = |cell: &mut &mut [u8]| {
         ChunkHead::parse(cell)
             .is_ok_and(|head| head.kind == ChunkKind::Record && head.id.generation == Generation(2))
@@ -239,8 +239,7 @@ fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
     }
 }
 
-/// The chunk says that its sample belongs to another part, which exists, has the same bytes, and has an id
-/// that no chunk of this part can hold.
+/// The chunk says that its samples are shuffled in another way: its ids follow from that.
 #[test]
 fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -255,15 +254,14 @@ fn a_purge_refuses_a_chunk_whose_samples_are_not_those_of_its_slots() {
     let image = open(&bytes).unwrap();
     let chunk = image.directory().chunk(1);
     let at = chunk.offset_bytes as usize;
-    let header_len = u32::from_le_bytes(*bytes[at + 12..].first_chunk().unwrap()) as usize;
-    bytes[at + 80..at + 88].fill(0); // first id of its part
-    let gone = image.directory().deleted_ranges()[0].0;
-    let ids = (0..4).map(|entry| at + 128 + 32 * entry);
-    let live = ids.clone().find(|&id| bytes[id] != gone as u8).unwrap();
-    bytes[live..live + 8].fill(0); // sample 0, which is live
-    let table = crc32c::crc32c(&bytes[at + 128..at + header_len]);
-    bytes[at + 120..at + 124].copy_from_slice(&table.to_le_bytes());
-    reseal(&mut bytes, at, 128);
+    let ids = |bytes: &[u8]| -> Vec<u64> {
+        ChunkHeader::parse(&bytes[at..]).unwrap().samples().map(|sample| sample.id.0).collect()
+    };
+    let right = ids(&bytes);
+    while ids(&bytes) == right {
+        bytes[at + 88] += 1; // the seed of its part
+        reseal(&mut bytes, at, 128);
+    }
     let disks = Disks::holding(&[bytes]);
     let error = import::purge_on(&disks.devices(), &mut ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");

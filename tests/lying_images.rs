@@ -12,7 +12,7 @@ use dlfs::directory::commit::reserve_current;
 use dlfs::format::checksum::crc32c;
 use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::copy_offset;
-use dlfs::format::{CellRange, Pack, Space, Superblock};
+use dlfs::format::{CellRange, FormatVersion, Pack, Space, Superblock};
 use dlfs::import::{Onto, delete_on, import_onto, purge_on, rebuild_on};
 use dlfs::qpair::Device;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
@@ -21,7 +21,8 @@ use dlfs::{ErrorKind, Result};
 use images::{Image, folder, sample};
 use import_support::{options, paths, tree};
 
-const CELL: u64 = 64 << 10;
+const CHUNK: u64 = 64 << 10;
+const CELL: u64 = 4096;
 
 /// Two generations; the second has deletions.
 fn honest() -> Image {
@@ -115,7 +116,7 @@ fn what_a_snapshot_says_of_the_whole_image_must_be_what_the_superblock_says() {
         ),
         ("cells of the record, far more", 72, 8, 1 << 20),
         ("cells of the record, behind 2^63 bytes", 72, 8, 1 << 50),
-        ("chunk size", 80, 4, 2 * CELL),
+        ("chunk size", 80, 4, 2 * CHUNK),
         ("namespace of the record", 84, 2, 1),
     ];
     for (what, at, width, value) in lies {
@@ -140,7 +141,7 @@ fn what_the_directory_reads_must_lie_within_what_the_superblock_says_is_used() {
         ("a chunk's cell, behind 2^63 bytes", 8, 8, 1 << 50),
         ("a chunk's cell, lost, with live samples", 8, 8, u64::MAX),
         ("a chunk's pages, none", 32, 4, 0),
-        ("a chunk's pages, a page more than a cell", 32, 4, last_page(CELL) + 1),
+        ("a chunk's pages, a page more than the chunk size", 32, 4, last_page(CHUNK) + 1),
         ("a chunk's data, behind the chunk", 36, 2, 0xffff),
         ("a chunk's namespace", 38, 2, 1),
     ];
@@ -207,7 +208,7 @@ fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
         let name = image.open().0.name(SampleId(20)).unwrap().unwrap();
         let bytes = image.namespaces[0].clone();
         std::fs::write(&path, &bytes).unwrap();
-        let most = (bytes.len() as u64).next_multiple_of(CELL) + 12 * CELL;
+        let most = (bytes.len() as u64).next_multiple_of(CHUNK) + 12 * CHUNK;
         let len = || std::fs::metadata(&path).unwrap().len();
         let deleted = delete_on(&device(&path).unwrap(), &[name]);
         assert!(len() <= most, "freed {which}: delete made it {} of {most} bytes", len());
@@ -219,10 +220,11 @@ fn no_cells_that_an_image_names_make_a_file_longer_than_what_is_written() {
 
 #[test]
 fn a_chunk_whose_header_names_another_sample_at_a_slot_is_found_by_verify() {
-    let mut image = Image::new(1, Pack::Aligned);
+    // Of version 1, since later ones have no ids in their headers.
+    let mut image = Image::of_version(FormatVersion::V1, 1, Pack::Aligned);
     image.add(&[sample("a", None, 100), sample("b", None, 100)], 0, 0, &[]);
     let head = image.heads()[0];
-    let at = (head.cell * CELL) as usize;
+    let at = (head.cell * CHUNK) as usize;
     let entries = at + 128;
     let mut bytes = image.namespaces[0].clone();
     put(&mut bytes, entries, 8, 1);

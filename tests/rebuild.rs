@@ -80,6 +80,7 @@ fn purge(image: &mut Image, source: &[Sample]) -> Directory {
         part_first: part.first,
         part_seed: part.seed,
         part_window: part.window,
+        part_count: part.count,
         fields: directory.fields().to_vec(),
     };
     let mut builder = DirectoryBuilder::new(image.layout);

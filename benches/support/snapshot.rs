@@ -16,6 +16,7 @@ pub fn directory_of(samples: u64) -> Directory {
         part_first: 0,
         part_seed: part.seed,
         part_window: part.window,
+        part_count: part.count,
         fields: Vec::new(),
     };
     let mut builder = DirectoryBuilder::new(layout);
@@ -29,7 +30,7 @@ pub fn directory_of(samples: u64) -> Directory {
             let len = 200 + (id.0.wrapping_mul(0x9e37_79b9) >> 16) as u32 % 400;
             chunk.add(&meta, len).expect("a valid name");
         }
-        let finished = chunk.finish(sequence as u64, 1, 0, sequence as u64 + 1);
+        let finished = chunk.finish(sequence as u64, 1, 0, 16 * (sequence as u64 + 1));
         builder.add_chunk(&finished.header).expect("chunks in their order");
         buf = finished.buf;
     }

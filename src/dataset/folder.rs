@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::error::{Error, Result};
 use crate::format::superblock::SnapshotLocation;
-use crate::format::{FormatError, ImageLayout, Pack, Superblock, Uuid};
+use crate::format::{FormatError, FormatVersion, ImageLayout, Pack, Superblock, Uuid};
 use crate::qpair::Device;
 use crate::qpair::folder::{FOLDER_CELL_BYTES, FolderFile, FolderNamespace};
 
@@ -32,6 +32,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         snapshot: SnapshotLocation::default(),
         num_samples: directory.num_samples(),
         num_live: directory.num_live(),
+        features_to_write: 0,
     };
     Ok(Image {
         devices: vec![folder],
@@ -45,7 +46,9 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
 
 /// Makes the directory, with one chunk for the files of each cell.
 fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
-    let layout = ImageLayout::new(uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
+    // Of version 1, since its cells have the chunk size.
+    let version = FormatVersion::V1;
+    let layout = ImageLayout::of_version(version, uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
     let mut builder = DirectoryBuilder::new(layout);
     let cell = |file: &FolderFile| file.offset_bytes / FOLDER_CELL_BYTES;
     for files in folder.files().chunk_by(|a, b| cell(a) == cell(b)) {

@@ -210,7 +210,7 @@ fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Resul
     let text = |error: FormatError| error.to_string();
     let header = ChunkHeader::parse(bytes).map_err(text)?;
     let head = header.head();
-    let cell = chunk.offset_bytes / u64::from(head.layout.chunk_size_bytes);
+    let cell = chunk.offset_bytes / head.layout.cell_bytes();
     if head.layout.uuid != directory.uuid() {
         return Err(format!("it belongs to image {}", head.layout.uuid));
     }

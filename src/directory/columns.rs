@@ -312,7 +312,7 @@ impl Walk {
 impl RawChunk {
     #[inline]
     pub(crate) fn offset_bytes(&self, layout: &ImageLayout) -> u64 {
-        if self.is_lost() { 0 } else { self.cell.get() * u64::from(layout.chunk_size_bytes) }
+        if self.is_lost() { 0 } else { self.cell.get() * layout.cell_bytes() }
     }
 
     #[inline]
@@ -346,7 +346,7 @@ impl RawChunk {
         }
         let end = self.data_start() + data_len;
         at_most("end of a chunk's samples", end, pages * PAGE)?;
-        // Only a chunk of one sample may be longer than a cell.
+        // Only a chunk of one sample may be longer than the chunk size.
         let limit = u64::from(layout.chunk_size_bytes);
         let limit = if num_slots > 1 { limit } else { limit.max(end.next_multiple_of(PAGE)) };
         at_most("length of a chunk", pages * PAGE, limit)?;

@@ -73,6 +73,7 @@ impl Commit {
             snapshot: location,
             num_samples: directory.num_samples(),
             num_live: directory.num_live(),
+            features_to_write: 0,
         };
         let superblocks = (0..).zip(ends).map(superblock).collect();
         Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })

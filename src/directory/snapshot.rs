@@ -16,7 +16,9 @@ use crate::format::geometry::check_layout;
 use crate::format::record::{
     put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
 };
-use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
+use crate::format::snapshot::{
+    SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind, section_alignment,
+};
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FormatError, Part, Placement, Superblock};
 use crate::units::SampleId;
@@ -268,11 +270,13 @@ impl SnapshotWriter {
         let mut len = SNAPSHOT_HEAD_BYTES as u64;
         let (mut sections, mut pieces) = (Vec::new(), Vec::new());
         for (kind, param, bytes) in contents {
-            let (offset, crc32c) = (len, crc32c(&bytes));
+            let alignment = section_alignment(directory.layout.version, kind);
+            let (offset, crc32c) = (len.next_multiple_of(alignment), crc32c(&bytes));
             sections.push(Section { kind, offset, len: bytes.len() as u64, crc32c, param });
-            len = (offset + bytes.len() as u64).next_multiple_of(4096);
+            len = offset + bytes.len() as u64;
             pieces.push((offset, bytes));
         }
+        let len = len.next_multiple_of(4096);
         let head = SnapshotHead {
             layout: directory.layout,
             generation: directory.generation,

@@ -1,18 +1,15 @@
 //! Builds the bytes of a chunk from samples.
 
-use zerocopy::IntoBytes;
-
 use crate::buf::IoBuf;
 use crate::format::FormatError;
 use crate::format::checksum::crc32c;
-use crate::format::chunk::{
-    ChunkHead, ChunkHeader, ChunkId, ChunkKind, FLAG_LABEL, FLAG_PURGED, HEAD_BYTES, RawEntry,
-    padded,
-};
+use crate::format::chunk::{ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, padded};
 use crate::format::error::at_most;
 use crate::format::fill::{Fill, Fit};
 use crate::format::geometry::ImageLayout;
 use crate::format::meta::{SampleMeta, check_name};
+use crate::format::placement::Part;
+use crate::format::table::Table;
 use crate::units::{Generation, SampleId, Slot};
 
 /// What all chunks of one part share.
@@ -28,6 +25,8 @@ pub struct ChunkSpec {
     pub part_seed: u64,
     /// Shuffle window of the part's placement; 0 keeps source order.
     pub part_window: u64,
+    /// Number of the part's samples; 0 while a stream is read, whose window is 0 or 1.
+    pub part_count: u64,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
 }
@@ -43,6 +42,13 @@ pub struct FinishedChunk {
     pub range: std::ops::Range<usize>,
 }
 
+impl ChunkSpec {
+    pub(crate) fn part(&self) -> Part {
+        let (first, count) = (self.part_first, self.part_count);
+        Part { first, count, seed: self.part_seed, window: self.part_window }
+    }
+}
+
 impl FinishedChunk {
     /// The bytes to write at the chunk's location.
     pub fn bytes(&self) -> &[u8] {
@@ -54,8 +60,8 @@ impl FinishedChunk {
 ///
 /// For each sample, in the order of slots: call [`fit`](Self::fit). If it returns `Here`, read the sample
 /// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that lie
-/// elsewhere). If it returns `NextChunk`, [`finish`](Self::finish), allocate a cell from
-/// [`crate::format::Space`], write the chunk, and continue with a new builder.
+/// elsewhere). If it returns `NextChunk`, allocate [`cells`](Self::cells) from [`crate::format::Space`],
+/// [`finish`](Self::finish), write the chunk, and continue with a new builder.
 ///
 /// The data begins behind space for the largest possible header. The header's length is known last; it is
 /// written directly in front of the data, so nothing moves.
@@ -65,8 +71,9 @@ pub struct ChunkBuilder {
     first_slot: Slot,
     buf: IoBuf,
     fields: Vec<u8>,
-    entries: Vec<u8>,
-    names: Vec<u8>,
+    table: Table,
+    /// The encoded table, once [`ChunkBuilder::cells`] needed its length.
+    encoded: Option<Vec<u8>>,
     fill: Fill,
 }
 
@@ -92,8 +99,8 @@ impl ChunkBuilder {
             buf,
             fill: Fill::new(layout, fields.len()),
             fields,
-            entries: Vec::new(),
-            names: Vec::new(),
+            table: Table::default(),
+            encoded: None,
         })
     }
 
@@ -107,9 +114,9 @@ impl ChunkBuilder {
         Slot(self.first_slot.0 + u64::from(self.num_samples()))
     }
 
-    /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
-    pub fn fit(&self, name_len: usize, len: u32) -> Fit {
-        self.fill.fit(name_len, len)
+    /// Where a sample with a record of `len` bytes belongs.
+    pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
+        self.fill.fit(meta, len)
     }
 
     /// Where the record of the next sample goes.
@@ -130,7 +137,7 @@ impl ChunkBuilder {
     /// If the sample does not [`fit`](Self::fit) here.
     pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
         meta.check()?;
-        assert_eq!(self.fit(meta.name.len(), len), Fit::Here, "asked before it is added");
+        assert_eq!(self.fit(meta, len), Fit::Here, "asked before it is added");
         let crc = crc32c(self.space(len));
         let (start, data_at) = (self.fill.next_start(len), self.data_at());
         self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
@@ -146,7 +153,7 @@ impl ChunkBuilder {
         meta.check()?;
         at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
         let len = record.len() as u32;
-        let fit = self.fit(meta.name.len(), len);
+        let fit = self.fit(meta, len);
         if fit == Fit::Here {
             self.space(len).copy_from_slice(record);
             self.add(meta, len)?;
@@ -158,14 +165,31 @@ impl ChunkBuilder {
     ///
     /// A purge uses it for deleted samples, so that the ids and slots of all others stay.
     pub fn push_purged(&mut self, id: SampleId) -> Fit {
-        let fit = self.fit(0, 0);
+        let meta = SampleMeta { id, name: b"", label: None };
+        let fit = self.fit(&meta, 0);
         if fit == Fit::Here {
-            self.put_entry(&SampleMeta { id, name: b"", label: None }, 0, crc32c(b""), true);
+            self.put_entry(&meta, 0, crc32c(b""), true);
         }
         fit
     }
 
-    /// Completes the chunk as number `sequence` of its generation, for the cell where it will be written.
+    /// The number of cells that the chunk takes with the samples that it has.
+    pub fn cells(&mut self) -> u64 {
+        let header_len = (HEAD_BYTES + self.encode_table().len()) as u64;
+        self.spec.layout.cells_of(padded(header_len) + padded(self.fill.end()))
+    }
+
+    fn encode_table(&mut self) -> &[u8] {
+        let (spec, table, fields) = (&self.spec, &self.table, &self.fields);
+        self.encoded.get_or_insert_with(|| {
+            let mut encoded = fields.clone();
+            table.encode(spec.layout.version, &spec.part(), &mut encoded);
+            encoded
+        })
+    }
+
+    /// Completes the chunk as number `sequence` of its generation, for the first of the
+    /// [`cells`](Self::cells) where it will be written.
     ///
     /// # Panics
     /// If it has no sample.
@@ -177,7 +201,8 @@ impl ChunkBuilder {
         cell: u64,
     ) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
-        let table = [&self.fields[..], &self.entries, &self.names].concat();
+        self.encode_table();
+        let table = self.encoded.take().expect("encoded just above");
         let location = ChunkLocation { sequence, time_ns, namespace, cell };
         let header = header_of(
             &self.spec,
@@ -213,16 +238,16 @@ impl ChunkBuilder {
         location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
-        let mut table = encode_fields(&spec.fields)?;
-        table.extend_from_slice(entry_of(meta, len, crc, false).as_bytes());
-        table.extend_from_slice(meta.name);
-        Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(table))
+        let (mut encoded, mut table) = (encode_fields(&spec.fields)?, Table::default());
+        table.push(meta, len, crc, false);
+        table.encode(spec.layout.version, &spec.part(), &mut encoded);
+        Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
     }
 
     fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {
-        self.entries.extend_from_slice(entry_of(meta, len, crc, purged).as_bytes());
-        self.names.extend_from_slice(meta.name);
-        self.fill.take(meta.name.len(), len);
+        self.table.push(meta, len, crc, purged);
+        self.encoded = None;
+        self.fill.take(meta, len);
     }
 
     /// Offset of the data in the buffer.
@@ -279,21 +304,8 @@ impl ChunkHead {
     }
 }
 
-fn entry_of(meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) -> RawEntry {
-    let label = if meta.label.is_some() { FLAG_LABEL } else { 0 };
-    let purged = if purged { FLAG_PURGED } else { 0 };
-    RawEntry {
-        id: meta.id.0.into(),
-        label: meta.label.unwrap_or(0).into(),
-        len: len.into(),
-        crc32c: crc.into(),
-        name_len: (meta.name.len() as u16).into(),
-        flags: (label | purged).into(),
-        reserved: 0.into(),
-    }
-}
-
-fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
+/// The names of the fields, with which a table begins.
+pub(crate) fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();
     for name in fields {
         check_name(name)?;
@@ -311,13 +323,31 @@ pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Pack, Uuid};
+    use crate::format::{FormatVersion, Pack, Uuid};
+
+    fn layout(version: FormatVersion, chunk_size: u32) -> ImageLayout {
+        ImageLayout::of_version(version, Uuid([3; 16]), chunk_size, Pack::Aligned, 1).unwrap()
+    }
 
     fn builder(fields: Vec<Vec<u8>>) -> Result<ChunkBuilder, FormatError> {
-        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Aligned, 1).unwrap();
-        let generation = Generation(1);
-        let (part_first, part_seed, part_window) = (0, 0, 0);
-        let spec = ChunkSpec { layout, generation, part_first, part_seed, part_window, fields };
+        builder_of(FormatVersion::V2, fields)
+    }
+
+    fn builder_of(
+        version: FormatVersion,
+        fields: Vec<Vec<u8>>,
+    ) -> Result<ChunkBuilder, FormatError> {
+        let (layout, generation) = (layout(version, 64 << 10), Generation(1));
+        let (part_first, part_seed, part_window, part_count) = (0, 0, 0, 0);
+        let spec = ChunkSpec {
+            layout,
+            generation,
+            part_first,
+            part_seed,
+            part_window,
+            part_count,
+            fields,
+        };
         // Old contents of the buffer must not reach the media.
         let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
         buf.fill(0xee);
@@ -330,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_chunk_takes_samples_until_its_header_takes_a_quarter_of_it() {
-        let mut chunk = builder(Vec::new()).unwrap();
+        let mut chunk = builder_of(FormatVersion::V1, Vec::new()).unwrap();
         let name = [b'n'; 4096];
         for id in 0..3 {
             assert_eq!(chunk.push(&meta(id, &name), b"x").unwrap(), Fit::Here);
@@ -345,23 +375,40 @@ mod tests {
 
     #[test]
     fn a_chunk_of_empty_samples_ends_with_its_header_or_at_65_535_of_them() {
-        let mut chunk = builder(Vec::new()).unwrap();
+        let mut chunk = builder_of(FormatVersion::V1, Vec::new()).unwrap();
         let room = ((16 << 10) - 128) / 32;
         for id in 0..room {
             assert_eq!(chunk.push(&meta(id, b""), b"").unwrap(), Fit::Here);
         }
-        assert_eq!(chunk.fit(0, 0), Fit::NextChunk);
+        assert_eq!(chunk.fit(&meta(room, b""), 0), Fit::NextChunk);
         assert_eq!(chunk.push_purged(SampleId(room)), Fit::NextChunk);
         let finished = chunk.finish(0, 0, 0, 1);
         assert_eq!(finished.bytes().len(), 16 << 10, "no data, no block for it");
 
-        let layout = ImageLayout::new(Uuid([3; 16]), 64 << 20, Pack::Aligned, 1).unwrap();
-        let mut fill = Fill::new(layout, 0);
-        for _ in 0..65_535 {
-            assert_eq!(fill.fit(0, 0), Fit::Here);
-            fill.take(0, 0);
+        for version in [FormatVersion::V1, FormatVersion::V2] {
+            let mut fill = Fill::new(layout(version, 64 << 20), 0);
+            for id in 0..65_535 {
+                assert_eq!(fill.fit(&meta(id, b""), 0), Fit::Here);
+                fill.take(&meta(id, b""), 0);
+            }
+            assert_eq!(fill.fit(&meta(65_535, b""), 0), Fit::NextChunk);
         }
-        assert_eq!(fill.fit(0, 0), Fit::NextChunk);
+    }
+
+    #[test]
+    fn a_chunk_whose_header_is_full_takes_only_the_cells_that_it_fills() {
+        let mut chunk = builder(Vec::new()).unwrap();
+        let mut count = 0;
+        while chunk.push(&meta(count, format!("{count:07}").as_bytes()), b"x").unwrap() == Fit::Here
+        {
+            count += 1;
+        }
+        let cells = chunk.cells();
+        let finished = chunk.finish(0, 0, 0, 9);
+        assert_eq!(finished.bytes().len() as u64, cells * 4096);
+        assert!(cells < 6 && count > 700, "{cells} cells of {count} samples");
+        assert!(finished.header.head().header_len <= 16 << 10);
+        assert_eq!(ChunkHeader::parse(finished.bytes()), Ok(finished.header));
     }
 
     #[test]
@@ -372,7 +419,8 @@ mod tests {
         }
         let finished = chunk.finish(0, 0, 0, 1);
         assert_eq!(finished.range.start % 4096, 0);
-        assert!(finished.bytes().iter().all(|byte| *byte != 0xee), "padding is zero");
+        let behind = &finished.bytes()[finished.header.head().header_len as usize..];
+        assert!(behind.iter().all(|byte| *byte != 0xee), "padding is zero");
         let parsed = ChunkHeader::parse(finished.bytes()).unwrap();
         assert_eq!(parsed, finished.header);
         for sample in parsed.samples() {

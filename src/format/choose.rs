@@ -76,6 +76,7 @@ mod tests {
             used_len_bytes: 2 << 20,
             snapshot: SnapshotLocation { offset_bytes: 1 << 20, ..SnapshotLocation::default() },
             num_samples: 0,
+            features_to_write: 0,
             num_live: 0,
         };
         superblock.encode()

@@ -1,10 +1,11 @@
 //! The header of a chunk, which describes its samples. Chunks are self-describing, so the directory can be
 //! rebuilt from them alone.
 //!
-//! A header is a [head](RawHead) of 128 bytes and a *table*:
+//! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
 //!
 //! ```text
-//! head | field names: u16 length, bytes, each | entries: 32 bytes each | names, one after the other
+//! version 1: head | field names: u16 length, bytes, each | entries: 32 bytes each | names
+//! version 2: head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
 //! ```
 //!
 //! Data begins at the next multiple of 4,096. The samples follow each other there as
@@ -13,14 +14,15 @@
 //! A chunk records its image, generation, number and location. So a copied chunk, or one that an older
 //! generation left behind, is not mistaken for the one that should be there.
 
-use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
-use crate::format::meta::{check_label, check_name};
-use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
+use crate::format::placement::Part;
+use crate::format::table::{Table, TableHead};
+use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Uuid};
 use crate::units::{Generation, SampleId, Slot};
 
 /// The fixed part of a chunk's header.
@@ -28,7 +30,7 @@ use crate::units::{Generation, SampleId, Slot};
 /// | bytes    | field            | meaning                                                        |
 /// |----------|------------------|----------------------------------------------------------------|
 /// | 0..8     | `magic`          | "DLFSCHNK"                                                     |
-/// | 8..10    | `version`        | 1                                                              |
+/// | 8..10    | `version`        | 1 or 2                                                         |
 /// | 10       | `kind`           | 1 samples, 2 generation record                                 |
 /// | 11       | `pack`           | 0 aligned, 1 tight                                             |
 /// | 12..16   | `header_len`     | bytes of head and table                                        |
@@ -42,9 +44,9 @@ use crate::units::{Generation, SampleId, Slot};
 /// | 80..88   | `part_first`     | first id of the part                                           |
 /// | 88..96   | `part_seed`      | seed of the part's placement                                   |
 /// | 96..104  | `part_window`    | window of the part's placement; 0 is source order              |
-/// | 104..108 | `chunk_size`     | bytes of a cell                                                |
+/// | 104..108 | `chunk_size`     | maximum bytes of a chunk of several samples                    |
 /// | 108..112 | `reserved`       | zero                                                           |
-/// | 112..114 | `num_samples`    | entries in the table                                           |
+/// | 112..114 | `num_samples`    | samples in the table                                           |
 /// | 114..116 | `num_fields`     | field names in the table; 0: samples of one field without name |
 /// | 116..118 | `namespace`      | index of the namespace where it lies                           |
 /// | 118..120 | `num_namespaces` | how many the image has                                         |
@@ -78,30 +80,6 @@ pub struct RawHead {
     head_crc: U32,
 }
 const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
-
-/// One sample in the table of a header.
-///
-/// | bytes  | field      | meaning                                                       |
-/// |--------|------------|---------------------------------------------------------------|
-/// | 0..8   | `id`       | the sample's id                                               |
-/// | 8..16  | `label`    | its label, if flag bit 0 is set                               |
-/// | 16..20 | `len`      | bytes of its record                                           |
-/// | 20..24 | `crc32c`   | CRC32C of its record                                          |
-/// | 24..26 | `name_len` | bytes of its name                                             |
-/// | 26..28 | `flags`    | bit 0: has a label; bit 1: purged, an empty place of its slot |
-/// | 28..32 | `reserved` | zero                                                          |
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct RawEntry {
-    pub(crate) id: U64,
-    pub(crate) label: I64,
-    pub(crate) len: U32,
-    pub(crate) crc32c: U32,
-    pub(crate) name_len: U16,
-    pub(crate) flags: U16,
-    pub(crate) reserved: U32,
-}
-const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
 
 /// The kind of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,11 +149,7 @@ impl ChunkHead {
         if expected != found {
             return Err(FormatError::Checksum { what: "chunk head", expected, found });
         }
-        if raw.version.get() != VERSION {
-            let (what, found) = ("chunk", raw.version.get());
-            return Err(FormatError::Version { what, found, known: VERSION });
-        }
-        raw.decode()
+        raw.decode(FormatVersion::parse("chunk", raw.version.get())?)
     }
 
     /// Where the data begins, from the start of the chunk.
@@ -214,7 +188,9 @@ impl ChunkHead {
             return Err(FormatError::OtherImage { what: "chunk", expected, found });
         }
         let size = |layout: &ImageLayout| u64::from(layout.chunk_size_bytes);
+        let version = |layout: &ImageLayout| u64::from(layout.version.number());
         equal("chunk size", size(layout), size(&self.layout))?;
+        equal("version of a chunk", version(layout), version(&self.layout))?;
         equal("namespace of a chunk", u64::from(namespace), u64::from(self.namespace))?;
         equal("cell of a chunk", cell, self.cell)
     }
@@ -222,7 +198,7 @@ impl ChunkHead {
     pub(crate) fn to_raw(self) -> RawHead {
         let mut raw = RawHead {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: self.layout.version.number().into(),
             kind: match self.kind {
                 ChunkKind::Samples => KIND_SAMPLES,
                 ChunkKind::Record => KIND_RECORD,
@@ -255,11 +231,10 @@ impl ChunkHead {
 
 impl RawHead {
     /// Checks everything that the head alone determines, so that later arithmetic stays in bounds.
-    fn decode(&self) -> Result<ChunkHead, FormatError> {
-        let chunk_size = self.chunk_size.get();
-        let pack = Pack::from_byte(self.pack)?;
-        let layout =
-            ImageLayout::new(Uuid(self.uuid), chunk_size, pack, self.num_namespaces.get())?;
+    fn decode(&self, version: FormatVersion) -> Result<ChunkHead, FormatError> {
+        let (uuid, chunk_size) = (Uuid(self.uuid), self.chunk_size.get());
+        let (pack, namespaces) = (Pack::from_byte(self.pack)?, self.num_namespaces.get());
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let kind = match self.kind {
             KIND_SAMPLES => ChunkKind::Samples,
             KIND_RECORD => ChunkKind::Record,
@@ -349,9 +324,11 @@ pub struct SampleEntry<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkHeader {
     head: ChunkHead,
-    table: Vec<u8>,
-    /// Offset of the entries in the table.
-    entries_at: usize,
+    /// The table as it lies on media.
+    encoded: Vec<u8>,
+    /// Bytes of the names of the fields, with which it begins.
+    fields_len: usize,
+    table: Table,
 }
 
 impl ChunkHeader {
@@ -369,18 +346,28 @@ impl ChunkHeader {
     }
 
     /// A header from a head and its table; every entry is checked.
-    pub(crate) fn from_parts(head: ChunkHead, table: Vec<u8>) -> Result<ChunkHeader, FormatError> {
+    pub(crate) fn from_parts(
+        head: ChunkHead,
+        encoded: Vec<u8>,
+    ) -> Result<ChunkHeader, FormatError> {
         let mut at = 0;
         for _ in 0..head.num_fields {
-            let rest = table.get(at..).unwrap_or_default();
+            let rest = encoded.get(at..).unwrap_or_default();
             enough("field name", 2, rest.len())?;
             let len = usize::from(u16::from_le_bytes([rest[0], rest[1]]));
             enough("field name", 2 + len as u64, rest.len())?;
             at += 2 + len;
         }
-        let header = ChunkHeader { head, table, entries_at: at };
-        header.check()?;
-        Ok(header)
+        let (first, seed, window) = (head.part_first, head.part_seed, head.part_window);
+        let about = TableHead {
+            layout: head.layout,
+            num_samples: head.num_samples,
+            first_slot: head.first_slot,
+            data_len: head.data_len,
+            part: Part { first, count: 0, seed, window },
+        };
+        let table = Table::decode(&about, &encoded[at..])?;
+        Ok(ChunkHeader { head, encoded, fields_len: at, table })
     }
 
     /// The fixed part.
@@ -390,7 +377,7 @@ impl ChunkHeader {
 
     /// Names of the fields of its samples; none: one field without a name.
     pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.table[..self.entries_at];
+        let mut rest = &self.encoded[..self.fields_len];
         std::iter::from_fn(move || {
             let (len, behind) = rest.split_first_chunk()?;
             let (name, behind) = behind.split_at(usize::from(u16::from_le_bytes(*len)));
@@ -401,27 +388,21 @@ impl ChunkHeader {
 
     /// Its samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
-        let names_at = self.entries_at + self.entries().len() * ENTRY_BYTES;
-        let (mut names, mut slot) = (&self.table[names_at..], self.head.first_slot.0);
         let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
-        let mut at = 0;
-        self.entries().iter().map(move |entry| {
-            let (name, rest) = names.split_at(usize::from(entry.name_len.get()));
-            names = rest;
-            at = pack.next_start(at, entry.len.get());
-            let sample = SampleEntry {
-                id: SampleId(entry.id.get()),
+        let mut end = 0;
+        (self.head.first_slot.0..).zip(&self.table.rows).map(move |(slot, row)| {
+            let at = pack.next_start(end, row.len);
+            end = at + u64::from(row.len);
+            SampleEntry {
+                id: SampleId(row.id),
                 slot: Slot(slot),
-                name,
-                label: (entry.flags.get() & FLAG_LABEL != 0).then(|| entry.label.get()),
+                name: self.table.name(row),
+                label: row.label,
                 offset_bytes: data_start + at,
-                len_bytes: entry.len.get(),
-                crc32c: entry.crc32c.get(),
-                purged: entry.flags.get() & FLAG_PURGED != 0,
-            };
-            at += u64::from(entry.len.get());
-            slot += 1;
-            sample
+                len_bytes: row.len,
+                crc32c: row.crc32c,
+                purged: row.purged,
+            }
         })
     }
 
@@ -433,45 +414,9 @@ impl ChunkHeader {
         let out = &mut out[..self.head.data_start() as usize];
         let (head, rest) = out.split_at_mut(HEAD_BYTES);
         head.copy_from_slice(self.head.to_raw().as_bytes());
-        let (table, padding) = rest.split_at_mut(self.table.len());
-        table.copy_from_slice(&self.table);
+        let (table, padding) = rest.split_at_mut(self.encoded.len());
+        table.copy_from_slice(&self.encoded);
         padding.fill(0);
-    }
-
-    fn entries(&self) -> &[RawEntry] {
-        let end = self.entries_at + usize::from(self.head.num_samples) * ENTRY_BYTES;
-        <[RawEntry]>::ref_from_bytes(&self.table[self.entries_at..end])
-            .expect("whole entries, which need no alignment")
-    }
-
-    fn check(&self) -> Result<(), FormatError> {
-        let num_samples = usize::from(self.head.num_samples);
-        let needed = (self.entries_at + num_samples * ENTRY_BYTES) as u64;
-        enough("entries of a chunk", needed, self.table.len())?;
-        let (mut names, mut at) = (0, 0);
-        let first = self.head.part_first;
-        for entry in self.entries() {
-            let (name_len, len) = (usize::from(entry.name_len.get()), entry.len.get());
-            at_most("flags of a sample", u64::from(entry.flags.get()), 3)?;
-            at_most("id of a sample", entry.id.get(), MAX_SAMPLES - 1)?;
-            at_most("first id of a part", first, entry.id.get())?;
-            if entry.flags.get() & FLAG_PURGED != 0 {
-                equal("length of a purged sample", 0, u64::from(len))?;
-            }
-            if len == 0 {
-                equal("checksum of an empty sample", 0, u64::from(entry.crc32c.get()))?;
-            }
-            names += name_len;
-            at = self.head.layout.pack.next_start(at, len) + u64::from(len);
-        }
-        // From here on every name lies within the table, so the iterator cannot fail.
-        equal("length of the names of a chunk", self.table.len() as u64 - needed, names as u64)?;
-        equal("data of a chunk", at, self.head.data_len)?;
-        for sample in self.samples() {
-            check_name(sample.name)?;
-            check_label(sample.label)?;
-        }
-        Ok(())
     }
 }
 
@@ -493,11 +438,6 @@ pub(crate) fn padded(bytes: u64) -> u64 {
 
 /// Length of the fixed part, which contains the length of the rest.
 pub const HEAD_BYTES: usize = 128;
-/// Bytes of one sample in the table, without its name.
-pub const ENTRY_BYTES: usize = 32;
-pub(crate) const FLAG_LABEL: u16 = 1;
-pub(crate) const FLAG_PURGED: u16 = 2;
 const MAGIC: [u8; 8] = *b"DLFSCHNK";
-const VERSION: u16 = 1;
 const KIND_SAMPLES: u8 = 1;
 const KIND_RECORD: u8 = 2;

@@ -62,6 +62,12 @@ pub enum FormatError {
         /// The bits that are not known.
         unknown: u64,
     },
+    /// Writing to the image needs features that this build does not know.
+    #[error("writing requires unknown features {unknown:#x}; use a newer dlfs, or only read")]
+    FeaturesToWrite {
+        /// The bits that are not known.
+        unknown: u64,
+    },
     /// A number is outside of what it may be.
     #[error("{what}: {value} is out of range (limit {limit})")]
     OutOfRange {
@@ -111,7 +117,9 @@ pub enum FormatError {
 impl From<FormatError> for Error {
     fn from(error: FormatError) -> Error {
         let (kind, message) = match &error {
-            FormatError::Version { .. } | FormatError::RequiredFeatures { .. } => {
+            FormatError::Version { .. }
+            | FormatError::RequiredFeatures { .. }
+            | FormatError::FeaturesToWrite { .. } => {
                 (ErrorKind::Unsupported, "the image has a format that this build does not know")
             }
             FormatError::OtherImage { .. } => {

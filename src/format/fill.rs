@@ -1,7 +1,9 @@
 //! How full a chunk is. Which samples fit is computed from lengths, before any byte is read.
 
-use crate::format::chunk::{ENTRY_BYTES, HEAD_BYTES, padded};
-use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
+use crate::format::SampleMeta;
+use crate::format::chunk::{HEAD_BYTES, padded};
+use crate::format::geometry::{FormatVersion, ImageLayout, MAX_CHUNK_SAMPLES};
+use crate::format::table::{Bound, ENTRY_BYTES};
 
 /// Where a sample belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,22 +20,62 @@ pub enum Fit {
 /// The space that a chunk's samples occupy so far.
 ///
 /// [`crate::format::ChunkBuilder`] follows the same rules, so one thread can plan a chunk and another can
-/// build it.
+/// build it. In version 2 the header counts with the most that it can take, since front coding depends on
+/// all names: the chunk then ends a little before its size.
 #[derive(Debug, Clone)]
 pub struct Fill {
     layout: ImageLayout,
     /// Bytes of head and field names.
     fixed: usize,
     num_samples: u32,
-    names_len: usize,
+    table: TableLen,
     /// End of the last sample, relative to the start of the data.
     end: u64,
+}
+
+/// The length of a table behind the names of the fields: exact in version 1.
+#[derive(Debug, Clone)]
+enum TableLen {
+    Entries(usize),
+    Columns(Bound),
+}
+
+impl TableLen {
+    fn new(version: FormatVersion) -> TableLen {
+        match version {
+            FormatVersion::V1 => TableLen::Entries(0),
+            FormatVersion::V2 => TableLen::Columns(Bound::default()),
+        }
+    }
+
+    fn with(&self, meta: &SampleMeta<'_>, len: u32) -> usize {
+        match self {
+            TableLen::Entries(taken) => taken + ENTRY_BYTES + meta.name.len(),
+            TableLen::Columns(bound) => bound.with(meta, len),
+        }
+    }
+
+    fn take(&mut self, meta: &SampleMeta<'_>, len: u32) {
+        match self {
+            TableLen::Entries(taken) => *taken += ENTRY_BYTES + meta.name.len(),
+            TableLen::Columns(bound) => bound.take(meta, len),
+        }
+    }
+
+    /// All names together, where the header's length does not limit them.
+    fn names_len(&self) -> usize {
+        match self {
+            TableLen::Entries(_) => 0,
+            TableLen::Columns(bound) => bound.names_len(),
+        }
+    }
 }
 
 impl Fill {
     /// An empty chunk whose table begins with `fields_len` bytes of field names.
     pub fn new(layout: ImageLayout, fields_len: usize) -> Fill {
-        Fill { layout, fixed: HEAD_BYTES + fields_len, num_samples: 0, names_len: 0, end: 0 }
+        let (fixed, table) = (HEAD_BYTES + fields_len, TableLen::new(layout.version));
+        Fill { layout, fixed, num_samples: 0, table, end: 0 }
     }
 
     /// Its number of samples.
@@ -51,30 +93,27 @@ impl Fill {
         self.layout.pack.next_start(self.end, len)
     }
 
-    /// Where a sample with a name of `name_len` and a record of `len` bytes belongs.
-    pub fn fit(&self, name_len: usize, len: u32) -> Fit {
+    /// Where a sample with a record of `len` bytes belongs.
+    pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let size = u64::from(self.layout.chunk_size_bytes);
-        let one = self.fixed + ENTRY_BYTES + name_len;
-        if padded(one as u64) + u64::from(len) > size {
+        let alone = self.fixed + TableLen::new(self.layout.version).with(meta, len);
+        if padded(alone as u64) + u64::from(len) > size {
             return Fit::Oversize;
         }
-        let header = one + self.num_samples as usize * ENTRY_BYTES + self.names_len;
+        let header = self.fixed + self.table.with(meta, len);
         let end = self.next_start(len) + u64::from(len);
+        let names = (self.table.names_len() + meta.name.len()) as u64;
         let fits = self.num_samples < MAX_CHUNK_SAMPLES
             && header <= self.layout.max_header_bytes() as usize
+            && names <= self.layout.max_names_bytes()
             && padded(header as u64) + end <= size;
         if fits { Fit::Here } else { Fit::NextChunk }
     }
 
     /// Adds a sample that [`fit`](Self::fit)s here.
-    pub fn take(&mut self, name_len: usize, len: u32) {
+    pub fn take(&mut self, meta: &SampleMeta<'_>, len: u32) {
         self.end = self.next_start(len) + u64::from(len);
         self.num_samples += 1;
-        self.names_len += name_len;
-    }
-
-    /// Length of a chunk that holds one oversize sample: header and record, each padded.
-    pub fn oversize_len_bytes(&self, name_len: usize, len: u32) -> u64 {
-        padded((self.fixed + ENTRY_BYTES + name_len) as u64) + padded(u64::from(len))
+        self.table.take(meta, len);
     }
 }

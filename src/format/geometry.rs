@@ -1,4 +1,4 @@
-//! The geometry of an image: cells, cell ranges, extents, and their limits.
+//! The geometry of an image: its version, cells, cell ranges, extents, and their limits.
 
 use crate::format::FormatError;
 use crate::format::Uuid;
@@ -30,13 +30,48 @@ pub struct CellRange {
     pub cells: u64,
 }
 
+/// The version of an image's format. All structures of an image have the same one, also those that a later
+/// release adds to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FormatVersion {
+    /// A cell has the chunk size, and the entries of a chunk's table have 32 bytes each.
+    V1,
+    /// A cell has 4,096 bytes, a chunk ends where its samples end, and its table consists of columns.
+    V2,
+}
+
+impl FormatVersion {
+    /// The number on media.
+    pub fn number(self) -> u16 {
+        match self {
+            FormatVersion::V1 => 1,
+            FormatVersion::V2 => 2,
+        }
+    }
+
+    /// The version of a number on media, which `what` has.
+    ///
+    /// # Errors
+    /// `Version`: a later release wrote it.
+    pub(crate) fn parse(what: &'static str, found: u16) -> Result<FormatVersion, FormatError> {
+        match found {
+            1 => Ok(FormatVersion::V1),
+            2 => Ok(FormatVersion::V2),
+            _ => Err(FormatError::Version { what, found, known: FormatVersion::V2.number() }),
+        }
+    }
+}
+
 /// Properties of the whole image that never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageLayout {
     /// The image.
     pub uuid: Uuid,
-    /// Length of a cell: a power of two between [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
+    /// Maximum length of a chunk, unless it is of one larger sample: a power of two between
+    /// [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
     pub chunk_size_bytes: u32,
+    /// The version of its format.
+    pub version: FormatVersion,
     /// How samples are packed.
     pub pack: Pack,
     /// How many namespaces.
@@ -44,11 +79,25 @@ pub struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// A layout, if the numbers are valid.
+    /// A layout of the newest version, if the numbers are valid.
     ///
     /// # Errors
     /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
     pub fn new(
+        uuid: Uuid,
+        chunk_size_bytes: u32,
+        pack: Pack,
+        num_namespaces: u16,
+    ) -> Result<ImageLayout, FormatError> {
+        ImageLayout::of_version(FormatVersion::V2, uuid, chunk_size_bytes, pack, num_namespaces)
+    }
+
+    /// As [`ImageLayout::new`], of an image of `version`.
+    ///
+    /// # Errors
+    /// As [`ImageLayout::new`].
+    pub fn of_version(
+        version: FormatVersion,
         uuid: Uuid,
         chunk_size_bytes: u32,
         pack: Pack,
@@ -59,7 +108,24 @@ impl ImageLayout {
             let what = "number of namespaces";
             return Err(FormatError::OutOfRange { what, value: 0, limit: 65_535 });
         }
-        Ok(ImageLayout { uuid, chunk_size_bytes, pack, num_namespaces })
+        Ok(ImageLayout { uuid, chunk_size_bytes, version, pack, num_namespaces })
+    }
+
+    /// Length of a cell, the unit of allocation.
+    #[inline]
+    pub fn cell_bytes(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => u64::from(self.chunk_size_bytes),
+            FormatVersion::V2 => CELL_BYTES,
+        }
+    }
+
+    /// The first cell after those of the superblocks.
+    pub fn first_cell(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => 1,
+            FormatVersion::V2 => SUPERBLOCK_CELLS,
+        }
     }
 
     /// Offset of `cell` in bytes.
@@ -67,24 +133,33 @@ impl ImageLayout {
     /// # Errors
     /// `OutOfRange` when the cell does not end below 2^63 bytes.
     pub fn offset_of(&self, cell: u64) -> Result<u64, FormatError> {
-        let size = u64::from(self.chunk_size_bytes);
+        let size = self.cell_bytes();
         at_most("cell", cell, (MAX_NAMESPACE_BYTES / size).saturating_sub(1))?;
         Ok(cell * size)
     }
 
     /// The number of cells that `len_bytes` occupy.
     pub fn cells_of(&self, len_bytes: u64) -> u64 {
-        len_bytes.div_ceil(u64::from(self.chunk_size_bytes))
+        len_bytes.div_ceil(self.cell_bytes())
     }
 
-    /// Whole cells in a namespace of `len_bytes`, cell 0 included.
+    /// Whole cells in a namespace of `len_bytes`, those of the superblocks included.
     pub fn capacity_cells(&self, len_bytes: u64) -> u64 {
-        len_bytes.min(MAX_NAMESPACE_BYTES) / u64::from(self.chunk_size_bytes)
+        len_bytes.min(MAX_NAMESPACE_BYTES) / self.cell_bytes()
     }
 
     /// The maximum header size of a chunk: a quarter of the chunk.
     pub fn max_header_bytes(&self) -> u32 {
         self.chunk_size_bytes / 4
+    }
+
+    /// The maximum length of all names of a chunk together. Front coding makes them shorter on media; the
+    /// limit bounds what a reader unpacks.
+    pub fn max_names_bytes(&self) -> u64 {
+        match self.version {
+            FormatVersion::V1 => u64::from(self.max_header_bytes()),
+            FormatVersion::V2 => u64::from(self.chunk_size_bytes) * 4,
+        }
     }
 }
 
@@ -109,10 +184,15 @@ pub(crate) fn check_layout(
         return Err(FormatError::OtherImage { what, expected, found });
     }
     let numbers = |layout: &ImageLayout| {
-        let ImageLayout { chunk_size_bytes, pack, num_namespaces, .. } = layout;
-        [u64::from(*chunk_size_bytes), u64::from(*num_namespaces), u64::from(pack.to_byte())]
+        let ImageLayout { chunk_size_bytes, version, pack, num_namespaces, .. } = layout;
+        [
+            u64::from(*chunk_size_bytes),
+            u64::from(*num_namespaces),
+            u64::from(pack.to_byte()),
+            u64::from(version.number()),
+        ]
     };
-    let names = ["chunk size", "number of namespaces", "packing"];
+    let names = ["chunk size", "number of namespaces", "packing", "version of the format"];
     let pairs = numbers(expected).into_iter().zip(numbers(found));
     names
         .into_iter()
@@ -129,9 +209,13 @@ pub(crate) fn check_generation(generation: u64) -> Result<Generation, FormatErro
     }
 }
 
-/// The smallest cell: one name of 4,096 bytes still fits into a quarter of it.
+/// The smallest chunk size: one name of 4,096 bytes still fits into a quarter of it.
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
-/// The largest cell.
+/// Length of a cell since version 2.
+pub const CELL_BYTES: u64 = 4096;
+/// Cells of the superblock copies, the journal and the lease since version 2: the first 36 KiB.
+pub(crate) const SUPERBLOCK_CELLS: u64 = 9;
+/// The largest chunk size.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
 /// The default chunk size. Reads of 1 MiB and more already reach the bandwidth of drive and link; four of
 /// them give a chunk enough samples for a fair shuffle.
@@ -155,12 +239,16 @@ mod tests {
 
     #[test]
     fn a_namespace_of_two_to_the_63_less_one_bytes_is_addressed_to_its_last_whole_cell() {
-        let layout = ImageLayout::new(Uuid::default(), 4 << 20, Pack::Aligned, 1).unwrap();
-        let cells = layout.capacity_cells(u64::MAX);
-        assert_eq!(cells, (1 << 41) - 1);
-        assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << 22));
-        assert!(layout.offset_of(cells).is_err());
-        assert!(layout.offset_of(u64::MAX).is_err());
+        for (version, shift) in [(FormatVersion::V1, 22), (FormatVersion::V2, 12)] {
+            let layout =
+                ImageLayout::of_version(version, Uuid::default(), 4 << 20, Pack::Aligned, 1);
+            let layout = layout.unwrap();
+            let cells = layout.capacity_cells(u64::MAX);
+            assert_eq!(cells, (1 << (63 - shift)) - 1);
+            assert_eq!(layout.offset_of(cells - 1), Ok((cells - 1) << shift));
+            assert!(layout.offset_of(cells).is_err());
+            assert!(layout.offset_of(u64::MAX).is_err());
+        }
     }
 
     #[test]

@@ -2,14 +2,14 @@
 //!
 //! # What it is
 //! An *image* is a data set, generation by generation, on 1 to 65,535 namespaces. Each namespace is divided
-//! into *cells* of the chunk size. Cell 0 holds the two superblock copies. Every other cell is free, or
-//! belongs to a *cell range* that holds a chunk of samples, a generation record, or a snapshot of the
-//! directory.
+//! into *cells* of 4,096 bytes (of the chunk size in version 1). The first ones hold the two superblock
+//! copies. Every other cell is free, or belongs to a *cell range* that holds a chunk of samples, a
+//! generation record, or a snapshot of the directory.
 //!
 //! ```text
 //! namespace 0   | superblocks A B | chunk 0 | chunk 2 | record | snapshot .............. | free
 //! namespace 1   | superblocks A B | chunk 1 | chunk 3 | free
-//! chunk         | head 128 | field names | entries | names | pad to 4,096 | samples ...... |
+//! chunk         | head 128 | field names | columns | pad to 4,096 | samples | pad to 4,096 |
 //! ```
 //!
 //! Every structure starts at a multiple of 4,096 bytes, whatever the block size of the namespace, so an
@@ -78,11 +78,13 @@ pub mod choose;
 pub mod chunk;
 
 pub(crate) mod cursor;
+pub mod draft;
 pub mod error;
 pub mod fields;
 pub mod fill;
 pub mod geometry;
 pub mod meta;
+pub(crate) mod names;
 pub mod packing;
 pub mod placement;
 pub mod record;
@@ -91,13 +93,15 @@ pub mod space;
 pub mod superblock;
 pub mod superblock_copies;
 pub mod superblock_set;
+pub mod table;
 pub mod uuid;
 
 pub use builder::{ChunkBuilder, ChunkSpec, FinishedChunk};
 pub use chunk::{ChunkHead, ChunkHeader, ChunkId, SampleEntry};
+pub use draft::{ChunkDraft, DraftLen};
 pub use error::FormatError;
 pub use fill::Fit;
-pub use geometry::{CellRange, Extent, ImageLayout};
+pub use geometry::{CellRange, Extent, FormatVersion, ImageLayout};
 pub use meta::SampleMeta;
 pub use packing::Pack;
 pub use placement::{Part, Placement};

@@ -1,7 +1,7 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
-//! A snapshot is this head and the columns as they lie in memory, each at a multiple of 4,096 with its own
-//! CRC32C: loading means reading and verifying. Names come last, so a reader without need for names reads
+//! A snapshot is this head and the columns as they lie in memory, each with its own CRC32C: loading means
+//! reading and verifying. Names come last, so a reader without need for names reads
 //! only up to [`SnapshotHead::core_len`].
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout};
-use crate::format::{CellRange, FormatError, ImageLayout, Pack, Superblock, Uuid};
+use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Superblock, Uuid};
 use crate::units::Generation;
 
 /// The first 4,096 bytes of a snapshot.
@@ -18,7 +18,7 @@ use crate::units::Generation;
 /// | bytes      | field              | meaning                                                  |
 /// |------------|--------------------|----------------------------------------------------------|
 /// | 0..8       | `magic`            | "DLFSSNAP"                                               |
-/// | 8..10      | `version`          | 1                                                        |
+/// | 8..10      | `version`          | 1 or 2: that of the whole image                          |
 /// | 10..12     | `num_sections`     | sections in the table, at most 64                        |
 /// | 12..14     | `num_namespaces`   | how many the image has                                   |
 /// | 14         | `pack`             | 0 aligned, 1 tight                                       |
@@ -30,7 +30,7 @@ use crate::units::Generation;
 /// | 56..64     | `num_samples`      | ids given out, deleted samples included                  |
 /// | 64..72     | `record_cell`      | first cell of the generation record                      |
 /// | 72..80     | `record_cells`     | cells of the generation record                           |
-/// | 80..84     | `chunk_size`       | bytes of a cell                                          |
+/// | 80..84     | `chunk_size`       | maximum bytes of a chunk of several samples              |
 /// | 84..86     | `record_namespace` | index of the namespace with the generation record        |
 /// | 86..128    | `reserved_b`       | zero                                                     |
 /// | 128..2176  | `sections`         | 64 times a section; unused ones are zero                 |
@@ -68,7 +68,7 @@ const _: () = assert!(size_of::<RawSnapshotHead>() == SNAPSHOT_HEAD_BYTES);
 /// | 0..2   | `kind`   | what it holds: see [`kind`]                                            |
 /// | 2..4   | `flags`  | bit 0: a reader that does not know the kind must refuse the snapshot   |
 /// | 4..8   | `crc`    | CRC32C of its bytes                                                    |
-/// | 8..16  | `offset` | where it begins, from the start of the snapshot; a multiple of 4,096   |
+/// | 8..16  | `offset` | where it begins, from the start of the snapshot                        |
 /// | 16..24 | `len`    | its bytes, padding not counted                                         |
 /// | 24..32 | `param`  | a number that its kind explains                                        |
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -173,7 +173,7 @@ impl SnapshotHead {
         }
         let mut raw = RawSnapshotHead {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: self.layout.version.number().into(),
             num_sections: (self.sections.len() as u16).into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
@@ -210,11 +210,7 @@ impl SnapshotHead {
         if expected != found {
             return Err(FormatError::Checksum { what: "snapshot head", expected, found });
         }
-        let found = raw.version.get();
-        if found != VERSION {
-            return Err(FormatError::Version { what: "snapshot", found, known: VERSION });
-        }
-        raw.decode()
+        raw.decode(FormatVersion::parse("snapshot", raw.version.get())?)
     }
 
     /// Checks that it is the head of the snapshot that `superblock` names.
@@ -242,10 +238,11 @@ impl SnapshotHead {
 }
 
 impl RawSnapshotHead {
-    fn decode(&self) -> Result<SnapshotHead, FormatError> {
+    fn decode(&self, version: FormatVersion) -> Result<SnapshotHead, FormatError> {
         let pack = Pack::from_byte(self.pack)?;
         let (uuid, namespaces) = (Uuid(self.uuid), self.num_namespaces.get());
-        let layout = ImageLayout::new(uuid, self.chunk_size.get(), pack, namespaces)?;
+        let chunk_size = self.chunk_size.get();
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let len_bytes = at_most("length of a snapshot", self.len.get(), MAX_NAMESPACE_BYTES)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
         let record = CellRange {
@@ -263,18 +260,23 @@ impl RawSnapshotHead {
             num_samples: self.num_samples.get(),
             record,
             len_bytes,
-            sections: self.decode_sections(len_bytes)?,
+            sections: self.decode_sections(version, len_bytes)?,
         })
     }
 
     /// The section table: ascending kinds, no overlap, none past the end.
-    fn decode_sections(&self, len_bytes: u64) -> Result<Vec<Section>, FormatError> {
+    fn decode_sections(
+        &self,
+        version: FormatVersion,
+        len_bytes: u64,
+    ) -> Result<Vec<Section>, FormatError> {
         let count = u64::from(self.num_sections.get());
         at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;
         let (mut sections, mut end, mut last_kind) = (Vec::new(), 0, 0);
         for raw in &self.sections[..count as usize] {
             let (kind, offset, len) = (raw.kind.get(), raw.offset.get(), raw.len.get());
-            at_most("offset of a section within 4,096 bytes", offset % 4096, 0)?;
+            let alignment = section_alignment(version, kind);
+            at_most("offset of a section within its alignment", offset % alignment, 0)?;
             at_most("end of the section before", end, offset)?;
             at_most("length of a section", len, len_bytes)?;
             at_most("offset of a section", offset, len_bytes - len)?;
@@ -296,9 +298,17 @@ impl RawSnapshotHead {
     }
 }
 
+/// Of what a section's offset is a multiple. Names begin with a block of their own, so that they can be left
+/// on the media; 128 bytes are a node of the lookup tree.
+pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
+    match (version, kind) {
+        (FormatVersion::V2, kind) if kind != kind::NAME_BLOCKS => 128,
+        _ => 4096,
+    }
+}
+
 /// Bytes of the head.
 pub const SNAPSHOT_HEAD_BYTES: usize = 4096;
 const MAX_SECTIONS: usize = 64;
 const FLAG_REQUIRED: u16 = 1;
 const MAGIC: [u8; 8] = *b"DLFSSNAP";
-const VERSION: u16 = 1;

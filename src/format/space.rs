@@ -16,27 +16,34 @@ pub struct Space {
     cell_len_bytes: u64,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Cells {
     capacity: u64,
-    /// Used cells as start and end; neighbours are merged. Cell 0 holds the superblocks.
+    /// Used cells as start and end; neighbours are merged. The first ones hold the superblocks.
     used: BTreeMap<u64, u64>,
-    /// No cell below this one is free. Speeds up the search.
-    full_below: u64,
+    /// For each power of two: no range of that many free cells begins below. Speeds up the search, also
+    /// among many gaps that are too small.
+    none_below: [u64; 64],
+}
+
+impl Default for Cells {
+    fn default() -> Cells {
+        Cells { capacity: 0, used: BTreeMap::new(), none_below: [0; 64] }
+    }
 }
 
 impl Space {
-    /// All cells are free but cell 0 of each namespace. `len_bytes` has the length of each namespace;
+    /// All cells are free but those of the superblocks of each namespace. `len_bytes` has the length of each namespace;
     /// `u64::MAX` for a file that can grow.
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
             let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };
-            cells.take(0, 1);
+            cells.take(0, layout.first_cell());
             cells
         };
         Space {
             namespaces: len_bytes.iter().map(namespace).collect(),
-            cell_len_bytes: layout.chunk_size_bytes.into(),
+            cell_len_bytes: layout.cell_bytes(),
         }
     }
 
@@ -92,15 +99,21 @@ impl Cells {
 
     /// The lowest range of `cells` free cells.
     fn find(&mut self, cells: u64) -> Option<u64> {
-        let mut at = self.full_below;
-        for (&start, &end) in self.used.range(self.full_below..) {
-            if start >= at && start - at >= cells {
+        let class = cells.max(1).ilog2() as usize;
+        let mark = self.none_below[class];
+        let covering = self.used.range(..mark).next_back().map_or(0, |(_, &end)| end);
+        let mut at = mark.max(covering);
+        let mut passed_small_gaps_only = true;
+        for (&start, &end) in self.used.range(mark..) {
+            let gap = start.saturating_sub(at);
+            if gap >= cells {
                 break;
             }
-            if at == self.full_below && start <= at {
-                self.full_below = end.max(at);
-            }
+            passed_small_gaps_only &= gap < 1 << class;
             at = at.max(end);
+            if passed_small_gaps_only {
+                self.none_below[class] = at;
+            }
         }
         let end = at.checked_add(cells)?;
         (end <= self.capacity).then_some(at)
@@ -123,10 +136,6 @@ impl Cells {
             end = end.max(next_end);
         }
         self.used.insert(start, end);
-        // The merged range may begin below the mark, where `find` would no longer look.
-        if start <= self.full_below {
-            self.full_below = self.full_below.max(end);
-        }
     }
 }
 
@@ -153,16 +162,61 @@ pub fn freed(
     joined
 }
 
+/// The cells of `old` that no range of `new` has.
+pub fn without(
+    old: impl IntoIterator<Item = CellRange>,
+    new: impl IntoIterator<Item = CellRange>,
+) -> Vec<CellRange> {
+    let mut kept: Vec<CellRange> = new.into_iter().collect();
+    kept.sort_unstable();
+    let mut rest = Vec::new();
+    for range in old {
+        let (namespace, end) = (range.namespace, range.cell + range.cells);
+        let mut at = range.cell;
+        // The ranges of a generation do not overlap, so at most the last one before may reach in here.
+        let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
+        for kept in &kept[from.saturating_sub(1)..] {
+            if (kept.namespace, kept.cell) >= (namespace, end) {
+                break;
+            }
+            let kept_end = kept.cell + kept.cells;
+            if kept.namespace != namespace || kept_end <= at {
+                continue;
+            }
+            if kept.cell > at {
+                rest.push(CellRange { namespace, cell: at, cells: kept.cell - at });
+            }
+            at = kept_end;
+        }
+        if at < end {
+            rest.push(CellRange { namespace, cell: at, cells: end - at });
+        }
+    }
+    rest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Pack, Uuid};
+    use crate::format::{FormatVersion, Pack, Uuid};
     use proptest::prelude::*;
 
+    fn layout(version: FormatVersion) -> ImageLayout {
+        ImageLayout::of_version(version, Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap()
+    }
+
+    /// Of version 1, with a single cell of superblocks.
     fn space(len_cells: &[u64]) -> Space {
-        let layout = ImageLayout::new(Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap();
         let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 16).collect();
-        Space::new(&layout, &lens)
+        Space::new(&layout(FormatVersion::V1), &lens)
+    }
+
+    #[test]
+    fn cells_of_4_kib_follow_the_36_kib_of_the_superblocks() {
+        let mut space = Space::new(&layout(FormatVersion::V2), &[64 << 10]);
+        assert_eq!(space.allocate(0, 2), Some(CellRange { namespace: 0, cell: 9, cells: 2 }));
+        assert_eq!(space.free_cells(), 5);
+        assert_eq!(space.end_cell(0), 11);
     }
 
     #[test]
@@ -192,6 +246,17 @@ mod tests {
         let old = [range(1, 1), range(2, 2), range(9, 1), range(4, 1)];
         assert_eq!(freed(old, [range(9, 1), range(20, 4)]), [range(1, 4)]);
         assert_eq!(freed(old, old), []);
+    }
+
+    #[test]
+    fn what_is_left_of_ranges_is_every_cell_that_no_other_range_has() {
+        let range = |namespace, cell, cells| CellRange { namespace, cell, cells };
+        let old = [range(0, 1, 10), range(0, 20, 5), range(1, 1, 4)];
+        let new = [range(1, 3, 9), range(0, 4, 2), range(0, 8, 14), range(0, 0, 2)];
+        let rest = [range(0, 2, 2), range(0, 6, 2), range(0, 22, 3), range(1, 1, 2)];
+        assert_eq!(without(old, new), rest);
+        assert_eq!(without(old, old), []);
+        assert_eq!(without(old, []), old);
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough};
 use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
-use crate::format::{FormatError, Pack, Uuid};
+use crate::format::{FormatError, FormatVersion, Pack, Uuid};
 use crate::units::Generation;
 
 /// A superblock copy as it lies on media: one block of 4,096 bytes.
@@ -22,7 +22,7 @@ use crate::units::Generation;
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
 /// | 0..8       | `magic`              | "DLFSIMG" and NUL                                      |
-/// | 8..10      | `version`            | 1                                                      |
+/// | 8..10      | `version`            | 1 or 2: that of the whole image                        |
 /// | 10..12     | `namespace`          | index of this namespace, from 0                        |
 /// | 12..14     | `num_namespaces`     | how many the image has                                 |
 /// | 14         | `pack`               | 0 aligned, 1 tight                                     |
@@ -34,7 +34,7 @@ use crate::units::Generation;
 /// | 56..64     | `optional`           | features that a reader may ignore; bit 0: no other copy |
 /// | 64..72     | `placement_seed`     | seed of the newest part's placement                    |
 /// | 72..80     | `used_len`           | bytes of this namespace that this generation may read  |
-/// | 80..84     | `chunk_size`         | bytes of a cell                                        |
+/// | 80..84     | `chunk_size`         | maximum bytes of a chunk of several samples            |
 /// | 84..86     | `snapshot_namespace` | index of the namespace with the directory snapshot     |
 /// | 86..88     | `reserved_b`         | zero                                                   |
 /// | 88..96     | `snapshot_offset`    | where the snapshot begins, in bytes                    |
@@ -43,7 +43,8 @@ use crate::units::Generation;
 /// | 108..112   | `reserved_c`         | zero                                                   |
 /// | 112..120   | `num_samples`        | ids given out, deleted samples included                |
 /// | 120..128   | `num_live`           | samples there are                                      |
-/// | 128..504   | `reserved_d`         | zero                                                   |
+/// | 128..136   | `to_write`           | features without which it may be read, not written     |
+/// | 136..504   | `reserved_d`         | zero                                                   |
 /// | 504..508   | `balance`            | makes `crc` 0                                          |
 /// | 508..4092  | `reserved_e`         | zero                                                   |
 /// | 4092..4096 | `crc`                | CRC32C of bytes 0..4092                                |
@@ -72,7 +73,8 @@ struct RawSuperblock {
     reserved_c: U32,
     num_samples: U64,
     num_live: U64,
-    reserved_d: [u8; 376],
+    to_write: U64,
+    reserved_d: [u8; 368],
     balance: U32,
     reserved_e: [u8; 3584],
     crc: U32,
@@ -103,6 +105,9 @@ pub struct Superblock {
     pub num_samples: u64,
     /// Live samples.
     pub num_live: u64,
+    /// Features without which the image may be read but not written. This release knows none, so it writes
+    /// no image that has some.
+    pub features_to_write: u64,
 }
 
 /// Where the snapshot of a directory lies, and how to identify it.
@@ -124,7 +129,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut raw = RawSuperblock {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: self.layout.version.number().into(),
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
@@ -145,7 +150,8 @@ impl Superblock {
             reserved_c: 0.into(),
             num_samples: self.num_samples.into(),
             num_live: self.num_live.into(),
-            reserved_d: [0; 376],
+            to_write: self.features_to_write.into(),
+            reserved_d: [0; 368],
             balance: 0.into(),
             reserved_e: [0; 3584],
             crc: 0.into(),
@@ -169,38 +175,46 @@ impl Superblock {
         if expected != found {
             return Err(FormatError::Checksum { what: "superblock", expected, found });
         }
-        let found = raw.version.get();
-        if found != VERSION {
-            return Err(FormatError::Version { what: "superblock", found, known: VERSION });
-        }
+        let version = FormatVersion::parse("superblock", raw.version.get())?;
         let unknown = raw.required.get() & !REQUIRED_FEATURES;
         if unknown != 0 {
             return Err(FormatError::RequiredFeatures { unknown });
         }
-        raw.decode()
+        raw.decode(version)
+    }
+
+    /// An error if this release must not write to the image.
+    ///
+    /// # Errors
+    /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
+    pub fn check_writable(&self) -> Result<(), FormatError> {
+        match self.features_to_write {
+            0 => Ok(()),
+            unknown => Err(FormatError::FeaturesToWrite { unknown }),
+        }
     }
 
     /// The cells of the snapshot, if it begins at the start of a cell.
     pub fn snapshot_range(&self) -> crate::format::CellRange {
-        let cell = self.snapshot.offset_bytes / u64::from(self.layout.chunk_size_bytes);
+        let cell = self.snapshot.offset_bytes / self.layout.cell_bytes();
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
         crate::format::CellRange { namespace: self.snapshot.namespace, cell, cells }
     }
 }
 
 impl RawSuperblock {
-    fn decode(&self) -> Result<Superblock, FormatError> {
+    fn decode(&self, version: FormatVersion) -> Result<Superblock, FormatError> {
         let pack = Pack::from_byte(self.pack)?;
         let uuid = Uuid(self.uuid);
         let namespaces = self.num_namespaces.get();
-        let layout = ImageLayout::new(uuid, self.chunk_size.get(), pack, namespaces)?;
+        let chunk_size = self.chunk_size.get();
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let last = u64::from(namespaces) - 1;
         at_most("index of a namespace", u64::from(self.namespace.get()), last)?;
         at_most("namespace of the snapshot", u64::from(self.snapshot_namespace.get()), last)?;
         at_most("length of a namespace", self.used_len.get(), MAX_NAMESPACE_BYTES)?;
-        let chunk_size = u64::from(layout.chunk_size_bytes);
         let (offset, len) = (self.snapshot_offset.get(), self.snapshot_len.get());
-        at_most("offset of the snapshot within its cell", offset % chunk_size, 0)?;
+        at_most("offset of the snapshot within its cell", offset % layout.cell_bytes(), 0)?;
         at_most("length of the snapshot", len, MAX_NAMESPACE_BYTES)?;
         at_most("offset of the snapshot", offset, MAX_NAMESPACE_BYTES - len)?;
         at_most("number of samples", self.num_samples.get(), MAX_SAMPLES)?;
@@ -222,6 +236,7 @@ impl RawSuperblock {
             },
             num_samples: self.num_samples.get(),
             num_live: self.num_live.get(),
+            features_to_write: self.to_write.get(),
         })
     }
 }
@@ -250,7 +265,6 @@ const BALANCE_OFFSET: usize = 504;
 /// The CRC32C register after `balance`, from which the zeroes up to the checksum lead to a checksum of 0.
 const BALANCED: u32 = register_before(SUPERBLOCK_BYTES - 4 - BALANCE_OFFSET);
 const MAGIC: [u8; 8] = *b"DLFSIMG\0";
-const VERSION: u16 = 1;
 /// Required features that this build knows: none so far.
 const REQUIRED_FEATURES: u64 = 0;
 
@@ -286,6 +300,7 @@ mod tests {
             snapshot: SnapshotLocation { len_bytes: 4096 * generation, ..Default::default() },
             num_samples: 1000,
             num_live: 1000 - generation,
+            features_to_write: 0,
         };
         let (old, new) = (of_generation(2), of_generation(4));
         let blocks = [[0; SUPERBLOCK_BYTES], old.encode(), new.encode()];

@@ -5,8 +5,8 @@ use crate::buf::IoBuf;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::checksum::{crc32c, crc32c_append};
 use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta, fields};
-use crate::import::chunker::{ChunkLayout, Rows};
 use crate::import::media::Channel;
+use crate::import::plan::{ChunkLayout, Rows};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, Slot};
@@ -150,7 +150,8 @@ impl<'a, T> ChunkWriter<'a, T> {
     fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
         let layout = &self.job.spec.layout;
         let (namespace, start) = (chunk.cells.namespace, layout.offset_of(chunk.cells.cell)?);
-        let whole = layout.chunk_size_bytes as usize;
+        let cells_len = chunk.cells.cells * layout.cell_bytes();
+        let whole = cells_len.min(layout.chunk_size_bytes.into()) as usize;
         let len =
             self.writes.channel().media().devices()[usize::from(namespace)].namespace().len_bytes();
         if start + whole as u64 > len {

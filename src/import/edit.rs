@@ -167,8 +167,8 @@ impl Edit {
         samples: u64,
         chunks: u64,
     ) -> Result<EditReport> {
-        let chunk_size = u64::from(directory.layout().chunk_size_bytes);
-        let freed_bytes = directory.freed().iter().map(|range| range.cells * chunk_size).sum();
+        let cell_bytes = directory.layout().cell_bytes();
+        let freed_bytes = directory.freed().iter().map(|range| range.cells * cell_bytes).sum();
         let commit = commit::prepare(&self.media, directory, space)?;
         commit::write(&self.media, &self.lease, &commit)?;
         Ok(EditReport {
@@ -357,6 +357,7 @@ impl<'a> Purge<'a> {
                 part_first: part.first,
                 part_seed: part.seed,
                 part_window: part.window,
+                part_count: part.count,
                 fields: old.fields().to_vec(),
             };
             let buf = std::mem::take(&mut self.buf);
@@ -366,11 +367,12 @@ impl<'a> Purge<'a> {
     }
 
     fn finish_chunk(&mut self) -> Result<()> {
-        let Some((chunk, _)) = self.open.take() else { return Ok(()) };
+        let Some((mut chunk, _)) = self.open.take() else { return Ok(()) };
         let layout = *self.edit.current.directory.layout();
-        let cells = self.space.allocate(self.sequence, 1);
-        let cells = cells.ok_or_else(|| self.space.no_room(1))?;
-        let end = layout.offset_of(cells.cell)? + u64::from(layout.chunk_size_bytes);
+        let needed = chunk.cells();
+        let cells = self.space.allocate(self.sequence, needed);
+        let cells = cells.ok_or_else(|| self.space.no_room(needed))?;
+        let end = layout.offset_of(cells.cell)? + cells.cells * layout.cell_bytes();
         self.edit.media.grow(cells.namespace, end)?;
         let location = ChunkLocation {
             sequence: self.sequence,
@@ -399,7 +401,7 @@ impl<'a> Purge<'a> {
     }
 
     fn cell_of(&self, offset: u64) -> u64 {
-        offset / u64::from(self.edit.current.directory.layout().chunk_size_bytes)
+        offset / self.edit.current.directory.layout().cell_bytes()
     }
 }
 

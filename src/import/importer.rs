@@ -1,6 +1,5 @@
 //! An import, from opening the source to the commit.
 
-use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,17 +7,19 @@ use std::time::{Duration, Instant};
 
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
-use crate::format::{CellRange, ChunkSpec, Placement, Space};
-use crate::import::chunker::{Chunker, Rows};
+use crate::format::space::without;
+use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
 use crate::import::commit;
 use crate::import::device::open_for_import;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
+use crate::import::media_use::MediaUse;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
+use crate::import::plan::{Plan, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
 use crate::import::sources::{
@@ -169,6 +170,7 @@ struct Written {
     found: u64,
     samples: u64,
     sample_bytes: u64,
+    media: MediaUse,
 }
 
 impl Import<'_> {
@@ -199,14 +201,17 @@ impl Import<'_> {
         let (rows, spec, classes) = self.shape()?;
         let placement = Placement::new(journal.part);
         let free = prepare::free_space(&self.state.media, &journal.layout, current);
-        let plan = dry_run(&rows, &spec, &placement, free.clone())?;
+        let plan = Plan::new(&rows, &spec, &placement, free)?;
+        let index = self.source.index();
+        let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
         for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.state.media.grow(namespace, end)?;
         }
         with_retry(self.state.media.retry_budget(), || write_journals(&self.state.media, journal))?;
-        self.clear_unused_heads(used, &plan.ranges)?;
-        *used = plan.ranges;
+        let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();
+        self.clear_unused(used, &ranges)?;
+        *used = ranges;
         let mut builder = DirectoryBuilder::new(journal.layout);
         if let Some(current) = current {
             for chunk in 0..current.directory.num_chunks() {
@@ -214,9 +219,10 @@ impl Import<'_> {
             }
             builder.delete(&current.directory.deleted_ranges());
         }
-        progress.stage(Stage::Writing, self.source.index().len(), plan.sample_bytes);
+        progress.stage(Stage::Writing, index.len(), sample_bytes);
         let mut pass = Pass {
             job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
+            chunks: &plan.chunks,
             source: &self.source,
             media: &self.state.media,
             lease: &self.lease,
@@ -224,8 +230,7 @@ impl Import<'_> {
             look: self.state.resumed,
             skip_chunks: 0,
         };
-        let chunker = || Chunker::new(&rows, &spec, &placement, free.clone());
-        let outcome = pass.run(chunker(), Some(&mut builder), progress)?;
+        let outcome = pass.run(Some(&mut builder), progress)?;
         if !outcome.bad.is_empty() {
             return Ok(Err(outcome.bad));
         }
@@ -238,21 +243,18 @@ impl Import<'_> {
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
         let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
-        if let Some(bad) =
-            self.commit(&commit, &mut pass, chunker, connection_lost, durable_chunks)?
-        {
+        if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
             return Ok(Err(bad));
         }
-        let samples = self.source.index().len();
-        Ok(Ok(Written { commit, chunks, found, samples, sample_bytes: plan.sample_bytes }))
+        let media = plan.media.with_commit(&commit);
+        Ok(Ok(Written { commit, chunks, found, samples: index.len(), sample_bytes, media }))
     }
 
     /// Commits. After a lost connection it first verifies every chunk that may have been lost.
-    fn commit<'p>(
+    fn commit(
         &self,
         commit: &Commit,
-        pass: &mut Pass<'p>,
-        chunker: impl Fn() -> Chunker<'p>,
+        pass: &mut Pass<'_>,
         mut connection_lost: bool,
         durable_chunks: u64,
     ) -> Result<Option<Vec<(u64, BadEntry)>>> {
@@ -265,7 +267,7 @@ impl Import<'_> {
             if connection_lost || unread {
                 let skip_chunks = if unread { 0 } else { durable_chunks };
                 (pass.look, pass.skip_chunks) = (true, skip_chunks);
-                let again = pass.run(chunker(), None, &mut ())?;
+                let again = pass.run(None, &mut ())?;
                 if !again.bad.is_empty() {
                     return Ok(Some(again.bad));
                 }
@@ -319,6 +321,7 @@ impl Import<'_> {
             part_first: journal.part.first,
             part_seed: journal.part.seed,
             part_window: journal.part.window,
+            part_count: journal.part.count,
             fields,
         };
         Ok((Rows { index, source_fields, class_numbers }, spec, classes))
@@ -326,19 +329,12 @@ impl Import<'_> {
 
     /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of
     /// the image.
-    fn clear_unused_heads(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
-        if before.is_empty() {
-            return Ok(());
-        }
-        let cells = |range: &CellRange| {
-            let CellRange { namespace, cell, cells } = *range;
-            (cell..cell + cells).map(move |cell| (namespace, cell))
-        };
-        let kept: HashSet<(u16, u64)> = now.iter().flat_map(cells).collect();
+    fn clear_unused(&self, before: &[CellRange], now: &[CellRange]) -> Result<()> {
         let mut channel = self.state.media.channel();
         let layout = &self.state.journal.layout;
-        for (namespace, cell) in before.iter().flat_map(cells).filter(|cell| !kept.contains(cell)) {
-            channel.zero(namespace, layout.offset_of(cell)?, u64::from(layout.chunk_size_bytes))?;
+        for range in without(before.iter().copied(), now.iter().copied()) {
+            let len = range.cells * layout.cell_bytes();
+            channel.zero(range.namespace, layout.offset_of(range.cell)?, len)?;
         }
         Ok(())
     }
@@ -393,6 +389,8 @@ impl Import<'_> {
             chunks: written.chunks,
             chunks_found: written.found,
             image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
+            media: written.media,
+            pack: directory.layout().pack,
             bad: self.all_bad(),
             file_counts: self.source.file_counts().to_vec(),
         }
@@ -411,29 +409,6 @@ const MAX_VERIFY_PASSES: u32 = 8;
 
 /// Delay before a failed commit is retried.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
-
-/// The result of laying out all chunks.
-struct DryRun {
-    space: Space,
-    ranges: Vec<CellRange>,
-    sample_bytes: u64,
-}
-
-/// Lays out all chunks without writing.
-fn dry_run(
-    rows: &Rows<'_>,
-    spec: &ChunkSpec,
-    placement: &Placement,
-    free: Space,
-) -> Result<DryRun> {
-    let mut chunker = Chunker::new(rows, spec, placement, free);
-    let mut ranges = Vec::new();
-    while let Some(chunk) = chunker.next_chunk()? {
-        ranges.push(chunk.cells);
-    }
-    let sample_bytes = (0..rows.index.len()).map(|row| rows.index.payload_bytes(row)).sum();
-    Ok(DryRun { space: chunker.into_space(), ranges, sample_bytes })
-}
 
 /// For each field of the image, the source's field of that name.
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
@@ -469,6 +444,8 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         chunks: 0,
         chunks_found: u64::from(current.directory.num_chunks()),
         image_bytes: current.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum(),
+        media: MediaUse::default(),
+        pack: current.directory.layout().pack,
         bad: index.bad.clone(),
         file_counts: index.file_counts.clone(),
     }

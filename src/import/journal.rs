@@ -1,7 +1,7 @@
 //! The journal: what an import needs in order to resume after a kill, a power loss or a full disk. Pure:
 //! bytes in, bytes out.
 //!
-//! It lies in cell 0 of each namespace, between the superblock copies, and is written and flushed before
+//! It lies at the start of each namespace, between the superblock copies, and is written and flushed before
 //! anything else. From then on the import is a function of the journal and the source: the same inputs give
 //! the same bytes, however often the work is interrupted. The journal stays after the import; once its
 //! generation is committed, it is obsolete.
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
 use crate::format::geometry::check_generation;
-use crate::format::{FormatError, ImageLayout, Pack, Part, Uuid};
+use crate::format::{FormatError, FormatVersion, ImageLayout, Pack, Part, Uuid};
 use crate::units::Generation;
 
 /// A journal as it lies on media: one block of 4,096 bytes.
@@ -19,7 +19,7 @@ use crate::units::Generation;
 /// | bytes      | field            | meaning                                            |
 /// |------------|------------------|----------------------------------------------------|
 /// | 0..8       | `magic`          | "DLFSJRNL"                                         |
-/// | 8..10      | `version`        | 1                                                  |
+/// | 8..10      | `version`        | 1 or 2: that of the image                          |
 /// | 10..12     | `namespace`      | index of this namespace, from 0                    |
 /// | 12..14     | `num_namespaces` | how many the image has                             |
 /// | 14         | `pack`           | 0 aligned, 1 tight                                 |
@@ -31,7 +31,7 @@ use crate::units::Generation;
 /// | 56..64     | `part_seed`      | seed of its placement                              |
 /// | 64..72     | `part_window`    | window of its placement; 0 is source order         |
 /// | 72..80     | `fingerprint`    | hash of the indexed source; 0 for a stream         |
-/// | 80..84     | `chunk_size`     | bytes of a cell                                    |
+/// | 80..84     | `chunk_size`     | maximum bytes of a chunk of several samples        |
 /// | 84..4092   | `reserved_b`     | zero                                               |
 /// | 4092..4096 | `crc`            | CRC32C of bytes 0..4092                            |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -78,7 +78,7 @@ impl Journal {
     pub fn encode(&self) -> [u8; JOURNAL_BYTES] {
         let mut raw = RawJournal {
             magic: MAGIC,
-            version: VERSION.into(),
+            version: self.layout.version.number().into(),
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: u8::from(self.layout.pack == Pack::Tight),
@@ -115,13 +115,11 @@ impl Journal {
         if expected != found {
             return Err(FormatError::Checksum { what, expected, found });
         }
-        let found = raw.version.get();
-        if found != VERSION {
-            return Err(FormatError::Version { what, found, known: VERSION });
-        }
+        let version = FormatVersion::parse(what, raw.version.get())?;
         let pack = if raw.pack == 0 { Pack::Aligned } else { Pack::Tight };
         let namespaces = raw.num_namespaces.get();
-        let layout = ImageLayout::new(Uuid(raw.uuid), raw.chunk_size.get(), pack, namespaces)?;
+        let (uuid, chunk_size) = (Uuid(raw.uuid), raw.chunk_size.get());
+        let layout = ImageLayout::of_version(version, uuid, chunk_size, pack, namespaces)?;
         let part = Part {
             first: raw.part_first.get(),
             count: 0,
@@ -145,14 +143,13 @@ impl Journal {
     }
 }
 
-/// Offset of the journal on every namespace: in cell 0, away from both superblock copies.
+/// Offset of the journal on every namespace: away from both superblock copies.
 pub const JOURNAL_OFFSET: u64 = 16 << 10;
 
 /// Bytes of a journal.
 pub const JOURNAL_BYTES: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"DLFSJRNL";
-const VERSION: u16 = 1;
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,6 @@
 //!
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
 
-mod chunker;
 mod chunks;
 mod commit;
 mod device;
@@ -27,8 +26,10 @@ mod importer;
 pub mod journal;
 mod lease;
 mod media;
+mod media_use;
 mod options;
 mod pass;
+mod plan;
 mod prepare;
 mod read_back;
 mod rebuild;
@@ -42,6 +43,7 @@ mod write_behind;
 
 pub use edit::{EditReport, delete, delete_on, purge, purge_on};
 pub use importer::{import, import_onto};
+pub use media_use::MediaUse;
 pub use options::{
     BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     Stage,

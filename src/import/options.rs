@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::format::Pack;
 use crate::format::Uuid;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
+use crate::import::media_use::MediaUse;
 use crate::import::sources::{BadEntry, FileCount, SourceKind};
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
@@ -139,6 +140,10 @@ pub struct ImportReport {
     pub chunks_found: u64,
     /// Bytes of the image in use, on all namespaces.
     pub image_bytes: u64,
+    /// What this import wrote, by purpose: zeroes where a resumed import was complete already.
+    pub media: MediaUse,
+    /// How the image packs samples.
+    pub pack: Pack,
     /// Entries that were skipped, with `OnError::Skip`.
     pub bad: Vec<BadEntry>,
     /// How every file of the source was treated.

@@ -1,6 +1,6 @@
 //! One pass over a source: several threads build chunks in parallel, one collects their headers.
 //!
-//! Threads take chunk layouts in order from one chunker. Each reads, packs and writes its chunk on its own,
+//! Threads take chunk layouts in order from one plan. Each reads, packs and writes its chunk on its own,
 //! so reading the source overlaps writing the media, and no thread waits for another. The collecting thread
 //! adds the headers to the directory in the order of slots, flushes periodically, and reports progress.
 //!
@@ -8,18 +8,17 @@
 //! remaining rows would form other chunks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam::channel::unbounded;
-use parking_lot::Mutex;
 
 use crate::directory::DirectoryBuilder;
 use crate::format::ChunkHeader;
-use crate::import::chunker::{ChunkLayout, Chunker};
 use crate::import::chunks::Job;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::Progress;
+use crate::import::plan::ChunkLayout;
 use crate::import::retry::is_transient;
 use crate::import::sources::{BadEntry, Source};
 use crate::import::worker::{Event, Shared, Worker};
@@ -29,6 +28,8 @@ use crate::{Error, ErrorKind, Result};
 pub(super) struct Pass<'a> {
     /// Source, layout and placement.
     pub(super) job: Job<'a>,
+    /// The chunks to write.
+    pub(super) chunks: &'a [ChunkLayout],
     /// The source to read.
     pub(super) source: &'a Source,
     /// Where to write.
@@ -59,13 +60,12 @@ pub(super) struct Outcome {
 }
 
 impl<'a> Pass<'a> {
-    /// Builds every chunk of `chunker` and adds it to `builder`, if one is given.
+    /// Builds every chunk of the plan and adds it to `builder`, if one is given.
     ///
     /// # Errors
     /// The first failure of a thread; `Interrupted` if `progress` asks to stop.
     pub(super) fn run(
         &self,
-        chunker: Chunker<'a>,
         builder: Option<&mut DirectoryBuilder>,
         progress: &mut dyn Progress,
     ) -> Result<Outcome> {
@@ -75,8 +75,8 @@ impl<'a> Pass<'a> {
             media: self.media,
             lease: self.lease,
             look: self.look,
-            skip_chunks: self.skip_chunks,
-            chunker: Mutex::new(chunker),
+            chunks: self.chunks,
+            next: AtomicUsize::new(self.skip_chunks as usize),
             stop: AtomicBool::new(false),
             only_check: AtomicBool::new(false),
             connection_lost: AtomicBool::new(false),
@@ -209,7 +209,7 @@ impl<'a, 'b> Collector<'a, 'b> {
     }
 
     fn finish(mut self, shared: &Shared<'_>) -> Result<Outcome> {
-        let planned = shared.chunker.lock().planned();
+        let planned = self.pass.chunks.len() as u64;
         if self.outcome.bad.is_empty() && self.next != planned {
             let text =
                 format!("{planned} chunks were planned, and chunk {} was not written", self.next);

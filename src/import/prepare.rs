@@ -133,6 +133,7 @@ fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
 }
 
 fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Current)> {
+    opened.superblock().check_writable()?;
     let media = media.in_order(&opened.given);
     let lengths = |device: &Arc<dyn Device>| {
         let namespace = device.namespace();

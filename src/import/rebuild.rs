@@ -1,19 +1,21 @@
 //! Rebuilds the directory from chunk headers, when its snapshot or the superblocks are lost.
 //!
-//! Every cell may hold the head of a chunk, so one block of each cell is read.
+//! Every cell may hold the head of a chunk, so one block of each cell is read: all of the media since
+//! version 2 of the format, whose cells are blocks.
 //! [`crate::directory::rebuild`] selects the chunks that make up a generation; their headers are read
 //! whole, and the directory is committed again as the same generation, so that training runs continue.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::buf::IoBuf;
 use crate::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::checksum::crc32c;
-use crate::format::chunk::{ChunkKind, ENTRY_BYTES};
-use crate::format::geometry::MIN_CHUNK_BYTES;
+use crate::format::chunk::ChunkKind;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
 use crate::format::superblock_set::{SuperblockCopies, select_generation};
+use crate::format::table::min_entry_bytes;
 use crate::format::{
     ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space, Superblock, Uuid,
 };
@@ -24,7 +26,7 @@ use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
 use crate::import::prepare;
 use crate::import::retry::with_retry;
-use crate::import::scan::{BLOCK_BYTES, Scan, capacities, read_twice, scan};
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice, scan};
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::Generation;
@@ -95,6 +97,8 @@ pub fn rebuild_on(
     let media = given.in_order(&order);
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
     let copies = superblocks(&media)?;
+    let newest = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
+    newest.map(Superblock::check_writable).collect::<std::result::Result<(), _>>()?;
     let base = match since {
         Some(generation) => Some(base_of(&media, &copies, generation)?),
         None => None,
@@ -216,26 +220,21 @@ fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
     (0..media.len()).map(|namespace| channel.superblocks(namespace)).collect()
 }
 
-/// The layout in the first chunk of a namespace, searched at the smallest cell size.
+/// The layout in the first chunk of a namespace.
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
-    let device = media.devices()[usize::from(namespace)].namespace();
-    let mut at = u64::from(MIN_CHUNK_BYTES);
-    while at + BLOCK_BYTES as u64 <= device.len_bytes() {
-        if let Ok(block) = read_twice(&mut channel, namespace, at, BLOCK_BYTES)?
-            && let Ok(head) = ChunkHead::parse(&block)
-            && head.layout.offset_of(head.cell) == Ok(at)
-        {
-            return Ok((head.layout, head.namespace));
-        }
-        at += u64::from(MIN_CHUNK_BYTES);
-    }
-    Err(Error::new(
-        ErrorKind::NotFound,
-        "there is no chunk of an image \
-         here",
-    )
-    .target(device.address))
+    let mut found = None;
+    each_block(&mut channel, namespace, BLOCK_BYTES as u64, |at, block| {
+        let head = block.ok().and_then(|block| ChunkHead::parse(block).ok());
+        found = head
+            .filter(|head| at > 0 && head.layout.offset_of(head.cell) == Ok(at))
+            .map(|head| (head.layout, head.namespace));
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    let address = || media.devices()[usize::from(namespace)].namespace().address;
+    found.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "there is no chunk of an image here").target(address())
+    })
 }
 
 /// The superblock that commits, and the generation that may have been committed after it. Without any valid
@@ -324,7 +323,7 @@ fn assemble(
     }
     // Each slot that was ever assigned has an entry in the header of some chunk.
     let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
-    let most_slots = lens.fold(0, u64::saturating_add) / ENTRY_BYTES as u64;
+    let most_slots = lens.fold(0, u64::saturating_add) / min_entry_bytes(layout.version);
     let since = base.map_or(Generation(0), Directory::generation);
     // Chunks of a generation that was not committed belong to none.
     let until = committed.unwrap_or(Generation(u64::MAX));

@@ -7,10 +7,13 @@ use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
 use crate::format::Fit;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
-use crate::format::{CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, SampleMeta, Space, fields};
+use crate::format::{
+    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, SampleMeta, Space, fields,
+};
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
+use crate::import::media_use::MediaUse;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage, no_samples,
 };
@@ -41,8 +44,9 @@ pub(super) fn run(
     let paths = found.files.into_iter().map(|file| file.path).collect();
     let mut source = StreamSource::new(paths, kind, image_fields.clone())?;
     progress.stage(Stage::Writing, 0, 0);
+    let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
-        state.media.grow(namespace, u64::from(state.journal.layout.chunk_size_bytes))?;
+        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
     let mut writer = Writer::new(&state, lease, options, progress)?;
@@ -84,6 +88,7 @@ struct Writer<'a> {
     found: u64,
     samples: u64,
     sample_bytes: u64,
+    media: MediaUse,
     record: Vec<u8>,
     bad: Vec<BadEntry>,
     /// The import has failed already; the rest of the stream is read only to list bad entries.
@@ -119,6 +124,7 @@ impl<'a> Writer<'a> {
             found: 0,
             samples: 0,
             sample_bytes: 0,
+            media: MediaUse::default(),
             record: Vec::new(),
             bad: Vec::new(),
             only_names_matter: false,
@@ -179,7 +185,7 @@ impl<'a> Writer<'a> {
                 self.open = Some(ChunkBuilder::new(self.spec(names), slot, buf)?);
             }
             let chunk = self.open.as_mut().expect("opened just above");
-            match chunk.fit(meta.name.len(), len) {
+            match chunk.fit(&meta, len) {
                 Fit::Here => {
                     put_record(sample, lens, chunk.space(len));
                     chunk.add(&meta, len)?;
@@ -200,13 +206,14 @@ impl<'a> Writer<'a> {
     }
 
     fn finish_chunk(&mut self) -> Result<()> {
-        let Some(chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
+        let Some(mut chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
             return Ok(());
         };
-        let location = self.next_location(1)?;
+        let location = self.next_location(chunk.cells())?;
         let finished =
             chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
         self.builder.add_chunk(&finished.header)?;
+        self.media.add(&DraftLen::of(&finished.header), &self.state.journal.layout);
         let offset = self.begin_put(location, 0)?;
         if self.is_there(location, 0, finished.bytes())? {
             self.writes.give_back(finished.buf);
@@ -238,6 +245,7 @@ impl<'a> Writer<'a> {
         let mut front = vec![0; header.head().data_start() as usize];
         header.encode_into(&mut front);
         self.builder.add_chunk(&header)?;
+        self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
         let mut at = front.len() as u64;
         for piece in record.chunks(PIECE_BYTES) {
             self.put(location, at, piece)?;
@@ -329,6 +337,7 @@ impl<'a> Writer<'a> {
             part_first: journal.part.first,
             part_seed: journal.part.seed,
             part_window: journal.part.window,
+            part_count: 0,
             fields: names.to_vec(),
         }
     }
@@ -370,6 +379,8 @@ impl<'a> Writer<'a> {
                 .iter()
                 .map(|superblock| superblock.used_len_bytes)
                 .sum(),
+            media: self.media.with_commit(&commit),
+            pack: commit.directory.layout().pack,
             bad,
             file_counts,
         })

@@ -1,16 +1,15 @@
 //! One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks behind.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam::channel::Sender;
-use parking_lot::Mutex;
 
 use crate::format::ChunkHeader;
-use crate::import::chunker::{ChunkLayout, Chunker};
 use crate::import::chunks::{ChunkWriter, Job, Started};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
+use crate::import::plan::ChunkLayout;
 use crate::import::retry::{Backoff, is_transient};
 use crate::import::sources::{BadEntry, Source};
 use crate::threads::caught;
@@ -39,9 +38,9 @@ pub(super) struct Shared<'a> {
     pub(super) lease: &'a Lease,
     /// Whether chunks may be on the media already.
     pub(super) look: bool,
-    /// Chunks below this number are on the media and need no check.
-    pub(super) skip_chunks: u64,
-    pub(super) chunker: Mutex<Chunker<'a>>,
+    /// All chunks, and the number of the next one to take.
+    pub(super) chunks: &'a [ChunkLayout],
+    pub(super) next: AtomicUsize,
     /// Take no more chunks: a thread failed, or the caller wants to stop.
     pub(super) stop: AtomicBool,
     /// Only read, in order to list bad rows.
@@ -108,7 +107,7 @@ impl<'p, 'a> Worker<'p, 'a> {
                 self.writer.writes().wait();
                 continue;
             }
-            match self.next_task()? {
+            match self.next_task() {
                 Some(task) => self.start(task)?,
                 None if self.writer.writes().is_idle() => return Ok(()),
                 None => self.writer.writes().wait(),
@@ -117,21 +116,13 @@ impl<'p, 'a> Worker<'p, 'a> {
         Ok(())
     }
 
-    fn next_task(&mut self) -> Result<Option<Task>> {
+    fn next_task(&mut self) -> Option<Task> {
         if let Some(task) = self.again.pop_front() {
-            return Ok(Some(task));
+            return Some(task);
         }
-        loop {
-            // Held for the arithmetic only.
-            let chunk = self.shared.chunker.lock().next_chunk()?;
-            match chunk {
-                Some(chunk) if chunk.sequence < self.shared.skip_chunks => {}
-                Some(chunk) => {
-                    return Ok(Some(Task { chunk, look: self.shared.look, pause: None }));
-                }
-                None => return Ok(None),
-            }
-        }
+        let next = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let chunk = *self.shared.chunks.get(next)?;
+        Some(Task { chunk, look: self.shared.look, pause: None })
     }
 
     fn start(&mut self, task: Task) -> Result<()> {

@@ -279,14 +279,16 @@ impl Range {
     }
 
     /// The length of the transfer that begins `done` bytes into the range. A range above the transfer limit
-    /// is split at multiples of that limit on media, so that transfers do not cross the device's stripes
-    /// needlessly.
+    /// is split at multiples of that limit on media, so that transfers do not cross the device's stripes,
+    /// unless that takes one transfer more: a command costs more than a stripe that is crossed.
     fn transfer_len_from(&self, done: usize, geometry: Geometry) -> usize {
-        let (max, left) = (geometry.max_transfer_bytes as usize, self.len_bytes() - done);
-        match self.len_bytes() > max {
-            true => left.min(max - ((self.start + done as u64) % max as u64) as usize),
-            false => left,
-        }
+        let (max, left) = (u64::from(geometry.max_transfer_bytes), self.len_bytes() - done);
+        let of_stripes = self.end.div_ceil(max) - self.start / max;
+        let to_next = match of_stripes > (self.end - self.start).div_ceil(max) {
+            true => max,
+            false => max - (self.start + done as u64) % max,
+        };
+        left.min(to_next as usize)
     }
 
     fn append_to(&self, fetch: &mut Fetch, samples: &[SampleRequest], geometry: Geometry) {
@@ -378,6 +380,10 @@ mod tests {
         let lens: Vec<_> = fetches[0].transfers.iter().map(|p| p.len_bytes).collect();
         assert_eq!(lens, [122_880, 131_072, 49_152], "split at multiples of 128 KiB");
         assert_eq!(fetches[0].transfers_of(&fetches[0].samples[0]), 0..3);
+
+        let fetches = plan(&[(0, 8192, 262_144)], Merge::Neighbours);
+        let lens: Vec<_> = fetches[0].transfers.iter().map(|p| p.len_bytes).collect();
+        assert_eq!(lens, [131_072; 2], "multiples of 128 KiB would take a third command");
     }
 
     #[test]

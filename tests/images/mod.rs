@@ -12,8 +12,8 @@ use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
 };
 use dlfs::format::{
-    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, ImageLayout, Pack, Part, Placement,
-    SampleMeta, Space, Superblock, Uuid,
+    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, FormatVersion, ImageLayout, Pack, Part,
+    Placement, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -74,6 +74,13 @@ impl Image {
     /// An image that no other test has: processes share tiers in memory by the UUID of their image.
     pub fn unique(num_namespaces: u16, pack: Pack) -> Image {
         Image::with_uuid(unique_uuid(), num_namespaces, pack)
+    }
+
+    /// An image as earlier releases made it, or as this one does.
+    pub fn of_version(version: FormatVersion, num_namespaces: u16, pack: Pack) -> Image {
+        let mut image = Image::new(num_namespaces, pack);
+        image.layout.version = version;
+        image
     }
 
     fn with_uuid(uuid: Uuid, num_namespaces: u16, pack: Pack) -> Image {
@@ -149,6 +156,7 @@ impl Image {
             part_first: first,
             part_seed: seed,
             part_window: window,
+            part_count: part.count,
             fields: fields.iter().map(|name| name.as_bytes().to_vec()).collect(),
         };
         let placement = Placement::new(part);
@@ -210,12 +218,12 @@ impl Image {
 
     fn finish_chunk(
         &mut self,
-        chunk: ChunkBuilder,
+        mut chunk: ChunkBuilder,
         sequence: &mut u64,
         space: &mut Space,
         builder: &mut DirectoryBuilder,
     ) {
-        let run = space.allocate(*sequence, 1).unwrap();
+        let run = space.allocate(*sequence, chunk.cells()).unwrap();
         self.time_ns += 10;
         let finished = chunk.finish(*sequence, self.time_ns, run.namespace, run.cell);
         let offset = self.layout.offset_of(run.cell).unwrap();
@@ -290,7 +298,7 @@ impl Image {
 
     /// The heads that lie in the cells of the image, as a scan finds them.
     pub fn heads(&self) -> Vec<ChunkHead> {
-        let size = u64::from(self.layout.chunk_size_bytes);
+        let size = self.layout.cell_bytes();
         let mut heads = Vec::new();
         for namespace in 0..self.namespaces.len() as u16 {
             let cells = (self.namespaces[usize::from(namespace)].len() as u64).div_ceil(size);
@@ -302,6 +310,13 @@ impl Image {
             }
         }
         heads
+    }
+
+    /// The bytes of the first chunk's header.
+    pub fn first_header(&self) -> Vec<u8> {
+        let head = self.heads()[0];
+        let offset = self.layout.offset_of(head.cell).unwrap();
+        self.read(head.namespace, offset, head.data_start()).to_vec()
     }
 
     pub fn header(&self, head: &ChunkHead) -> ChunkHeader {

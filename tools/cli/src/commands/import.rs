@@ -253,8 +253,20 @@ struct JsonReport {
     chunks: u64,
     chunks_found: u64,
     image_bytes: u64,
+    media: JsonMedia,
     taken: Vec<JsonTaken>,
     bad: Vec<JsonBad>,
+}
+
+/// What this import wrote, in bytes.
+#[derive(Serialize)]
+struct JsonMedia {
+    samples: u64,
+    headers: u64,
+    padding: u64,
+    directory: u64,
+    /// What `--pack tight` saves, whether it was given or not.
+    tight_saves: u64,
 }
 
 #[derive(Serialize)]
@@ -300,6 +312,13 @@ impl JsonReport {
             chunks: report.chunks,
             chunks_found: report.chunks_found,
             image_bytes: report.image_bytes,
+            media: JsonMedia {
+                samples: report.media.sample_bytes,
+                headers: report.media.header_bytes,
+                padding: report.media.padding_of(report.pack),
+                directory: report.media.directory_bytes,
+                tight_saves: report.media.alignment_bytes,
+            },
             taken: report.file_counts.iter().map(taken).collect(),
             bad: report.bad.iter().map(bad).collect(),
         }
@@ -327,6 +346,7 @@ fn print_report(
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
     ))?;
+    print_media(out, report)?;
     if report.chunks_found > 0 {
         out.line(format!(
             "  resumed    {} chunks were in place",
@@ -345,6 +365,32 @@ fn print_report(
         }
     }
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
+}
+
+/// Prints what part of the media is not samples, and whether the packing was worth it.
+fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
+    let (media, pack) = (&report.media, report.pack);
+    let overhead = media.overhead_bytes(pack);
+    let written = media.sample_bytes + overhead;
+    if written == 0 {
+        return Ok(()); // a resumed import was complete already
+    }
+    let percent = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / written as f64);
+    out.line(format!(
+        "  media      {} of {} written are not samples: headers {}, padding {}, directory {}",
+        percent(overhead),
+        text::bytes(written),
+        text::bytes(media.header_bytes),
+        text::bytes(media.padding_of(pack)),
+        text::bytes(media.directory_bytes),
+    ))?;
+    if pack == Pack::Tight && media.alignment_bytes < written / 100 {
+        out.line(format!(
+            "  pack       tight saves {}: without it, reads of single samples touch fewer blocks",
+            percent(media.alignment_bytes)
+        ))?;
+    }
+    Ok(())
 }
 
 /// Prints the kinds of files, those with the most bytes first if each file is a sample.

@@ -1,0 +1,107 @@
+//! A chunk that is planned before any byte of its samples is read: from their names and lengths.
+
+use crate::format::builder::encode_fields;
+use crate::format::chunk::{HEAD_BYTES, padded};
+use crate::format::fill::{Fill, Fit};
+use crate::format::table::Table;
+use crate::format::{ChunkHeader, ChunkSpec, FormatError, Pack, SampleMeta};
+
+/// Takes the samples of one chunk after the other, and says how long each chunk will be.
+///
+/// It follows the same rules as [`crate::format::ChunkBuilder`].
+#[derive(Debug)]
+pub struct ChunkDraft<'a> {
+    spec: &'a ChunkSpec,
+    fields: Vec<u8>,
+    fill: Fill,
+    table: Table,
+    /// Ends of the data in both ways to pack.
+    aligned_end: u64,
+    tight_end: u64,
+    encoded: Vec<u8>,
+}
+
+/// The lengths of a chunk that is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DraftLen {
+    /// Bytes of head and table.
+    pub header_bytes: u64,
+    /// Bytes of its samples, padding between them included.
+    pub data_bytes: u64,
+    /// Bytes of its samples alone.
+    pub record_bytes: u64,
+    /// How many bytes [`Pack::Aligned`] takes more than [`Pack::Tight`].
+    pub alignment_bytes: u64,
+}
+
+impl DraftLen {
+    /// The lengths of a chunk that is built.
+    pub fn of(header: &ChunkHeader) -> DraftLen {
+        let (mut aligned, mut record_bytes) = (0, 0);
+        for sample in header.samples() {
+            let len = sample.len_bytes;
+            aligned = Pack::Aligned.next_start(aligned, len) + u64::from(len);
+            record_bytes += u64::from(len);
+        }
+        DraftLen {
+            header_bytes: header.head().header_len.into(),
+            data_bytes: header.head().data_len,
+            record_bytes,
+            alignment_bytes: aligned - record_bytes,
+        }
+    }
+
+    /// Bytes of the whole chunk, a multiple of 4,096.
+    pub fn len_bytes(&self) -> u64 {
+        padded(self.header_bytes) + padded(self.data_bytes)
+    }
+}
+
+impl<'a> ChunkDraft<'a> {
+    /// A chunk without samples.
+    ///
+    /// # Errors
+    /// `OutOfRange`: the names of the fields are too long or contain NUL.
+    pub fn new(spec: &'a ChunkSpec) -> Result<ChunkDraft<'a>, FormatError> {
+        let fields = encode_fields(&spec.fields)?;
+        let fill = Fill::new(spec.layout, fields.len());
+        let table = Table::default();
+        let encoded = Vec::new();
+        Ok(ChunkDraft { spec, fields, fill, table, aligned_end: 0, tight_end: 0, encoded })
+    }
+
+    /// Its number of samples.
+    pub fn num_samples(&self) -> u32 {
+        self.fill.num_samples()
+    }
+
+    /// Adds a sample with a record of `len` bytes if it fits, or if it is oversize and the first; returns
+    /// where it belongs.
+    pub fn push(&mut self, meta: &SampleMeta<'_>, len: u32) -> Fit {
+        let fit = self.fill.fit(meta, len);
+        if fit == Fit::Here || fit == Fit::Oversize && self.num_samples() == 0 {
+            self.fill.take(meta, len);
+            self.table.push(meta, len, 0, false);
+            self.aligned_end = Pack::Aligned.next_start(self.aligned_end, len) + u64::from(len);
+            self.tight_end += u64::from(len);
+        }
+        fit
+    }
+
+    /// Completes the chunk and begins the next one.
+    pub fn finish(&mut self) -> DraftLen {
+        self.encoded.clear();
+        self.encoded.extend_from_slice(&self.fields);
+        self.table.encode(self.spec.layout.version, &self.spec.part(), &mut self.encoded);
+        let len = DraftLen {
+            header_bytes: (HEAD_BYTES + self.encoded.len()) as u64,
+            data_bytes: self.fill.end(),
+            record_bytes: self.tight_end,
+            alignment_bytes: self.aligned_end - self.tight_end,
+        };
+        self.fill = Fill::new(self.spec.layout, self.fields.len());
+        self.table.clear();
+        (self.aligned_end, self.tight_end) = (0, 0);
+        len
+    }
+}
