@@ -193,13 +193,14 @@ impl SourceReader<'_> {
     /// # Errors
     /// Why the entry cannot be imported; `into` may be overwritten then.
     pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
-        self.read_piece(row, payload, 0, into)?;
-        if self.source.kind == SourceKind::TfRecord {
-            let mut stored = [0; tfrecord::CRC_BYTES];
-            self.read_shard(payload, tfrecord::crc_offset(payload), &mut stored)?;
-            tfrecord::check_crc(crc32c(into), stored)?;
+        if self.source.kind != SourceKind::TfRecord {
+            return self.read_piece(row, payload, 0, into);
         }
-        Ok(())
+        let mut stored = [0; tfrecord::CRC_BYTES];
+        let container = &self.source.index.containers[payload.container as usize];
+        let (number, offset) = (payload.container, payload.offset_or_stamp);
+        self.open.read_two(number, container, offset, into, &mut stored)?;
+        tfrecord::check_crc(crc32c(into), stored)
     }
 }
 

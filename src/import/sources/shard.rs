@@ -1,7 +1,7 @@
 //! Shard files: opened, read sequentially with a small buffer, and read again at known offsets.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ pub struct OpenShards {
 }
 
 impl OpenShards {
-    /// Fills `into` from `place` of the shard `number`.
     /// Fills `into` from `offset` of the shard `number`.
+    ///
     /// # Errors
     /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
     pub fn read(
@@ -96,11 +96,34 @@ impl OpenShards {
         into: &mut [u8],
     ) -> Result<(), BadReason> {
         let file = self.file(number, container)?;
-        match file.read_exact_at(into, offset) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(BadReason::Changed),
-            Err(error) => Err(BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))),
-        }
+        file.read_exact_at(into, offset).map_err(reason)
+    }
+
+    /// Fills `into` from `offset` of the shard `number`, and `behind` from the bytes after that: one system
+    /// call.
+    ///
+    /// # Errors
+    /// As [`OpenShards::read`].
+    pub fn read_two(
+        &mut self,
+        number: u32,
+        container: &Container,
+        offset: u64,
+        into: &mut [u8],
+        behind: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let file = self.file(number, container)?;
+        let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
+        let read = match rustix::io::preadv(&file, &mut both, offset) {
+            Ok(read) => read,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(BadReason::Unreadable(error.raw_os_error())),
+        };
+        // Linux reads at most 2 GiB at once, and a signal may end a read early.
+        let (of_into, of_behind) = (read.min(into.len()), read.saturating_sub(into.len()));
+        let end = offset + into.len() as u64;
+        file.read_exact_at(&mut into[of_into..], offset + of_into as u64).map_err(reason)?;
+        file.read_exact_at(&mut behind[of_behind..], end + of_behind as u64).map_err(reason)
     }
 
     /// Uses `file`, which has no name any more, as shard `number`.
@@ -123,6 +146,13 @@ impl OpenShards {
             self.next_out = (self.next_out + 1) % MAX_OPEN;
         }
         Ok(file)
+    }
+}
+
+fn reason(error: io::Error) -> BadReason {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => BadReason::Changed,
+        _ => BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
     }
 }
 
