@@ -384,6 +384,36 @@ fn a_sparse_member_is_named_with_its_archive_and_what_follows_it_is_there() {
     }
 }
 
+/// Classes and labels of an archive of these files.
+fn classes(files: &[&str]) -> (Vec<String>, Vec<Option<i64>>) {
+    let dir = folder(&[("a.tar", tar(&files.iter().map(|name| file(name)).collect::<Vec<_>>()))]);
+    let source = open(&[&dir.path().join("a.tar")]).unwrap();
+    let index = source.index();
+    let names = index.classes.iter().map(|class| class.escape_ascii().to_string());
+    (names.collect(), (0..index.len()).map(|row| index.label(row)).collect())
+}
+
+#[test]
+fn a_folder_around_all_classes_of_an_archive_is_no_class() {
+    let of = |names: &[&str], labels: &[Option<i64>]| {
+        (names.iter().map(|name| name.to_string()).collect::<Vec<_>>(), labels.to_vec())
+    };
+    let (cat, dog) = (Some(0), Some(1));
+    for (files, expected) in [
+        (vec!["cat/1", "dog/1"], of(&["cat", "dog"], &[cat, dog])),
+        (vec!["train/dog/1", "train/cat/1"], of(&["cat", "dog"], &[dog, cat])),
+        (vec!["data/train/dog/1", "data/train/cat/x/1"], of(&["cat", "dog"], &[dog, cat])),
+        (vec!["train/cat/1"], of(&["cat"], &[Some(0)])),
+        (vec!["cat/1", "cat/2"], of(&["cat"], &[cat, cat])),
+        (vec!["train/list", "train/cat/1"], of(&["train"], &[Some(0), Some(0)])),
+        (vec!["train/cat/1", "val/cat/1"], of(&["train", "val"], &[Some(0), Some(1)])),
+        (vec!["readme", "train/cat/1"], of(&["train"], &[None, Some(0)])),
+        (vec!["train-b/1", "train/cat/1"], of(&["train", "train-b"], &[Some(1), Some(0)])),
+    ] {
+        assert_eq!(classes(&files), expected, "{files:?}");
+    }
+}
+
 #[test]
 fn special_tar_members_are_left_out_and_the_rest_is_imported() {
     let dir = tempfile::tempdir().unwrap();

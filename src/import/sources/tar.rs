@@ -1,9 +1,10 @@
 //! Tar archives: every file is a sample, or, as in WebDataset, consecutive files with one key form one.
 //!
 //! The key of a member is its path up to the first dot of the last component; what follows the dot is its
-//! field. The labels of a plain archive are its top folders, numbered as in a folder tree.
+//! field. The labels of a plain archive are its top folders, numbered as in a folder tree; a folder that
+//! holds all others and no file is passed over, as `train` in `train/n0001/x.jpg`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -19,7 +20,10 @@ pub struct Rows {
     /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
-    top_folders: BTreeSet<Vec<u8>>,
+    /// Every folder, and whether it holds files. That of the archive itself has no name.
+    folders: BTreeMap<Vec<u8>, bool>,
+    /// The folder of the last file.
+    last_folder: Option<Vec<u8>>,
 }
 
 /// A link member: its row waits for the location of its target.
@@ -99,15 +103,43 @@ impl Rows {
     /// Sets the payloads of link rows, and the labels of plain archives.
     pub fn finish(self, index: &mut Index) -> Vec<u64> {
         let dead = self.resolve_links(index);
-        if !self.grouped && !self.top_folders.is_empty() {
-            index.classes = self.top_folders.into_iter().collect();
+        let above = self.folder_of_classes();
+        let classes: BTreeSet<&[u8]> =
+            self.folders.keys().filter_map(|folder| first_below(folder, &above)).collect();
+        if !self.grouped && !classes.is_empty() {
+            index.classes = classes.into_iter().map(<[u8]>::to_vec).collect();
             index.label_by(|name, classes| {
-                let slash = name.iter().position(|&byte| byte == b'/')?;
-                let class = classes.binary_search_by(|class| class[..].cmp(&name[..slash]));
-                Some(class.expect("every top folder is a class") as i64)
+                let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
+                let name = first_below(folder, &above)?;
+                let class = classes.binary_search_by(|class| class[..].cmp(name));
+                Some(class.expect("every folder there is a class") as i64)
             });
         }
         dead
+    }
+
+    /// The folder whose folders are the classes: the deepest one that holds all files, and none itself.
+    fn folder_of_classes(&self) -> Vec<u8> {
+        let holds_files = |folder: &[u8]| self.folders.get(folder).copied().unwrap_or(false);
+        let below = |folder: &[u8]| -> BTreeSet<&[u8]> {
+            self.folders.keys().filter_map(|other| first_below(other, folder)).collect()
+        };
+        let mut above = Vec::new();
+        loop {
+            let folders = below(&above);
+            let (false, 1, Some(only)) = (holds_files(&above), folders.len(), folders.first())
+            else {
+                return above;
+            };
+            let next = match above.is_empty() {
+                true => only.to_vec(),
+                false => [&above[..], b"/", only].concat(),
+            };
+            if holds_files(&next) || below(&next).is_empty() {
+                return above;
+            }
+            above = next;
+        }
     }
 
     fn try_take(
@@ -175,20 +207,16 @@ impl Rows {
 
     fn note_folder(&mut self, name: &[u8]) {
         if let Ok(name) = clean_name(name) {
-            let top = name.split(|&byte| byte == b'/').next().unwrap_or(&name);
-            self.note_class(top);
+            self.folders.entry(name).or_insert(false);
         }
     }
 
     fn note_folder_of(&mut self, name: &[u8]) {
-        if let Some(slash) = name.iter().position(|&byte| byte == b'/') {
-            self.note_class(&name[..slash]);
-        }
-    }
-
-    fn note_class(&mut self, class: &[u8]) {
-        if !self.top_folders.contains(class) {
-            self.top_folders.insert(class.to_vec());
+        let slash = name.iter().rposition(|&byte| byte == b'/');
+        let folder = slash.map_or(&name[..0], |slash| &name[..slash]);
+        if self.last_folder.as_deref() != Some(folder) {
+            self.folders.insert(folder.to_vec(), true);
+            self.last_folder = Some(folder.to_vec());
         }
     }
 
@@ -277,6 +305,15 @@ fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64
         }
     }
     parse_label(&text[..len])
+}
+
+/// The name of the folder directly in `above` that `folder` lies in, or is; `None` if it lies elsewhere.
+fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
+    let rest = match above {
+        [] => folder,
+        _ => folder.strip_prefix(above)?.strip_prefix(b"/")?,
+    };
+    rest.split(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
 }
 
 /// Parses a class number.
