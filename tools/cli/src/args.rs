@@ -28,11 +28,32 @@ impl ImageAddress {
     }
 }
 
+impl ImageAddress {
+    /// The addresses for a line of text: of many, the first and their number.
+    pub(crate) fn in_short(&self) -> String {
+        match &self.0[..] {
+            [first, rest @ ..] if rest.len() >= MOST_SHOWN => {
+                let first = Address::list_to_string(std::slice::from_ref(first));
+                format!("{first} and {} more", rest.len())
+            }
+            all => Address::list_to_string(all),
+        }
+    }
+
+    /// The addresses for a command to copy, or a word that stands for many.
+    pub(crate) fn as_argument(&self) -> String {
+        if self.0.len() > MOST_SHOWN { "IMAGE".to_owned() } else { self.to_string() }
+    }
+}
+
 impl fmt::Display for ImageAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Address::list_to_string(&self.0))
     }
 }
+
+/// The most addresses in a line of text.
+pub(crate) const MOST_SHOWN: usize = 8;
 
 /// A sample's name: any bytes.
 #[derive(Debug, Clone)]
@@ -252,6 +273,21 @@ mod tests {
                 ..ConnectOptions::default()
             }
         );
+    }
+
+    #[test]
+    fn a_line_shows_few_addresses_of_many() {
+        let of = |count: usize| {
+            let names: Vec<String> = (0..count).map(|number| format!("disk{number}")).collect();
+            ImageAddress(Address::parse_list_os(&OsString::from(names.join(","))).unwrap())
+        };
+        assert_eq!((of(2).in_short(), of(2).as_argument()), (of(2).to_string(), of(2).to_string()));
+        let many = of(1024);
+        assert_eq!(
+            (many.in_short(), many.as_argument()),
+            ("disk0 and 1023 more".into(), "IMAGE".into())
+        );
+        assert!(many.to_string().ends_with("disk1023"), "in full where a program reads it");
     }
 
     #[test]

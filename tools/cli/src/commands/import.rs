@@ -331,7 +331,6 @@ fn print_report(
     report: &ImportReport,
     time: Duration,
 ) -> Result<(), Failure> {
-    let image = args.image.to_string();
     out.line(format!(
         "imported {} ({}) from {} in {}: {}",
         out.bold(&text::counted(report.samples, "sample")),
@@ -341,7 +340,8 @@ fn print_report(
         out.bold(&text::rate(report.sample_bytes, time)),
     ))?;
     out.line(format!(
-        "  image      {image}: generation {}, {} in {}",
+        "  image      {}: generation {}, {} in {}",
+        args.image.in_short(),
         report.generation,
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
@@ -364,6 +364,7 @@ fn print_report(
             out.line(format!("    {within}{}: {}", text::safe_name(&entry.name), entry.why()))?;
         }
     }
+    let image = args.image.as_argument();
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 

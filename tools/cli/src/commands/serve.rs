@@ -17,7 +17,7 @@ use dlfs::target::{Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::{ConnectionArgs, ImageAddress};
+use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
@@ -255,10 +255,15 @@ fn announce(
     let engine = devices.first().map_or_else(String::new, |device| device.namespace().engine);
     out.line(format!(
         "serving {} ({}, {}, {engine}) on {listen}",
-        out.bold(&args.image.to_string()),
+        out.bold(&args.image.in_short()),
         text::bytes(len),
         if args.writable { "writable" } else { "read-only" },
     ))?;
+    // One address means all namespaces behind it; a program reads all of them with --json.
+    let address = match addresses.len() > MOST_SHOWN {
+        true => Address::list_to_string(&self::addresses(reach, nqn, 1)),
+        false => address,
+    };
     out.line(format!("  address    {}", out.bold(&address)))?;
     out.line(format!("  dlfs       dlfs read {}", shell_word(&address)))?;
     out.line(format!(
