@@ -47,8 +47,8 @@ pub struct EditReport {
 /// Deletes the samples called `names`, as a new generation.
 ///
 /// # Errors
-/// `NotFound`: some names are not in the image; the message lists them, and nothing is deleted. `Busy`: an
-/// import is running. `Refused`: a newer generation than the opened one may have been committed, and the
+/// `NotFound`: some names are not in the image; the message lists up to 20 of them, and nothing is deleted.
+/// `Busy`: an import is running. `Refused`: a newer generation than the opened one may have been committed, and the
 /// options do not accept its loss. Errors of opening and writing.
 pub fn delete(
     image: &[Address],
@@ -56,7 +56,22 @@ pub fn delete(
     options: &EditOptions,
     connect: &ConnectOptions,
 ) -> Result<EditReport> {
-    delete_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, names, options)
+    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
+    delete_with(&devices, options, |directory| ids_of(directory, names))
+}
+
+/// Deletes the samples with `ids`, as a new generation. Samples that are deleted already count as there.
+///
+/// # Errors
+/// `NotFound`: the image never had an id; nothing is deleted. Otherwise as [`delete`].
+pub fn delete_ids(
+    image: &[Address],
+    ids: &[SampleId],
+    options: &EditOptions,
+    connect: &ConnectOptions,
+) -> Result<EditReport> {
+    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
+    delete_with(&devices, options, |directory| known_ids(directory, ids))
 }
 
 /// As [`delete`] with the default options, on namespaces that are open.
@@ -64,28 +79,78 @@ pub fn delete(
 /// # Errors
 /// As [`delete`].
 pub fn delete_on(devices: &[Arc<dyn Device>], names: &[Vec<u8>]) -> Result<EditReport> {
-    delete_with(devices, names, &EditOptions::default())
+    delete_with(devices, &EditOptions::default(), |directory| ids_of(directory, names))
 }
+
+/// As [`delete_ids`] with the default options, on namespaces that are open.
+///
+/// # Errors
+/// As [`delete_ids`].
+pub fn delete_ids_on(devices: &[Arc<dyn Device>], ids: &[SampleId]) -> Result<EditReport> {
+    delete_with(devices, &EditOptions::default(), |directory| known_ids(directory, ids))
+}
+
+fn ids_of(directory: &Directory, names: &[Vec<u8>]) -> Result<Vec<SampleId>> {
+    let mut ids = Vec::with_capacity(names.len());
+    let mut missing = Missing::default();
+    for name in names {
+        match directory.lookup(name)? {
+            Some(id) => ids.push(id),
+            None => missing.note(|| name.escape_ascii().to_string()),
+        }
+    }
+    missing.none("called")?;
+    Ok(ids)
+}
+
+fn known_ids(directory: &Directory, ids: &[SampleId]) -> Result<Vec<SampleId>> {
+    let mut missing = Missing::default();
+    for id in ids.iter().filter(|id| id.0 >= directory.num_samples()) {
+        missing.note(|| id.to_string());
+    }
+    missing.none("with id")?;
+    Ok(ids.to_vec())
+}
+
+/// What is asked for and not there: few examples, and how many.
+#[derive(Default)]
+struct Missing {
+    shown: Vec<String>,
+    count: usize,
+}
+
+impl Missing {
+    fn note(&mut self, what: impl FnOnce() -> String) {
+        if self.count < MOST_SHOWN {
+            self.shown.push(what());
+        }
+        self.count += 1;
+    }
+
+    fn none(self, how: &str) -> Result<()> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let shown = self.shown.join(", ");
+        let message = match self.count - self.shown.len() {
+            0 => format!("the image has no samples {how} {shown}"),
+            more => format!("the image has no samples {how} {shown} and {more} more"),
+        };
+        Err(Error::new(ErrorKind::NotFound, message))
+    }
+}
+
+/// How many missing samples an error lists.
+const MOST_SHOWN: usize = 20;
 
 fn delete_with(
     devices: &[Arc<dyn Device>],
-    names: &[Vec<u8>],
     options: &EditOptions,
+    select: impl FnOnce(&Directory) -> Result<Vec<SampleId>>,
 ) -> Result<EditReport> {
     let edit = Edit::begin(devices, options)?;
     let old = &edit.current.directory;
-    let mut ids = Vec::with_capacity(names.len());
-    let mut missing = Vec::new();
-    for name in names {
-        match old.lookup(name)? {
-            Some(id) => ids.push(id),
-            None => missing.push(name.escape_ascii().to_string()),
-        }
-    }
-    if !missing.is_empty() {
-        let message = format!("the image has no samples called {}", missing.join(", "));
-        return Err(Error::new(ErrorKind::NotFound, message));
-    }
+    let ids = select(old)?;
     let mut directory = old.with_deleted(&ids, edit.next_generation(), edit.time_ns())?;
     let kept: Vec<CellRange> = directory.cell_ranges().collect();
     directory.set_freed(freed_by_next(old, &edit.current.superblocks[0], kept));

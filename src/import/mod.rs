@@ -41,7 +41,7 @@ mod streamed;
 mod worker;
 mod write_behind;
 
-pub use edit::{EditReport, delete, delete_on, purge, purge_on};
+pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on, purge, purge_on};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{

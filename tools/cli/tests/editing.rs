@@ -34,6 +34,28 @@ fn deleted_samples_are_gone_and_purge_gives_their_space_back() {
 }
 
 #[test]
+fn a_list_of_names_or_ids_is_deleted_in_one_generation() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let list = dir.arg("list");
+    fs::write(&list, "cat/010.bin\ndog/020.bin\n").unwrap();
+    let report = run(&["delete", &image, "cat/011.bin", "--from", &list, "--json"]).code(0).json();
+    assert_eq!((&report["generation"], &report["samples"]), (&2.into(), &3.into()));
+    fs::write(&list, "cat/012.bin\0dog/021.bin").unwrap();
+    run(&["delete", &image, "--from", &list, "-0"]).code(0);
+    fs::write(&list, "0\n1\n").unwrap();
+    let report = run(&["delete", &image, "--from", &list, "--ids", "--json"]).code(0).json();
+    assert_eq!((&report["generation"], &report["live_samples"]), (&4.into(), &293.into()));
+    fs::write(&list, "300\n2\n").unwrap();
+    run(&["delete", &image, "--from", &list, "--ids"]).code(1).complains_of(&["with id 300"]);
+    let unknown: Vec<String> = (0..100).map(|number| format!("nobody{number}")).collect();
+    fs::write(&list, unknown.join("\n")).unwrap();
+    run(&["delete", &image, "--from", &list]).code(1).complains_of(&["nobody19 and 80 more"]);
+    assert_eq!(run(&["stat", &image, "--json"]).code(0).json()["generation"], 4);
+    run(&["delete", &image, "--from", &dir.arg("nowhere")]).code(1).complains_of(&["nowhere"]);
+}
+
+#[test]
 fn nothing_is_deleted_when_one_of_the_names_is_wrong() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");

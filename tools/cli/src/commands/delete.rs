@@ -1,12 +1,17 @@
 //! `dlfs delete`: commits a new generation without some samples.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 use serde::Serialize;
 
 use dlfs::import::{EditOptions, EditReport};
+use dlfs::units::SampleId;
 
 use crate::args::{ConnectionArgs, ImageAddress, Name};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, about_file};
 use crate::out::Out;
 use crate::text;
 
@@ -21,8 +26,18 @@ pub(crate) struct DeleteArgs {
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// The samples' names
-    #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
+    #[arg(value_name = "NAME", required_unless_present = "from", value_parser = Name::parser())]
     names: Vec<Name>,
+    /// A file with more names, one on each line, or - for standard input: any number of samples in one
+    /// generation
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// The names end with NUL and not with a line, as those of dlfs ls -0
+    #[arg(long, short = '0', requires = "from")]
+    null: bool,
+    /// The names are ids, as dlfs stat prints them
+    #[arg(long)]
+    ids: bool,
     /// Overwrite a bad superblock copy even if that may lose a newer generation
     #[arg(long)]
     accept_older_generation: bool,
@@ -34,10 +49,17 @@ pub(crate) struct DeleteArgs {
 }
 
 pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
-    let names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
+    let mut names: Vec<Vec<u8>> = args.names.into_iter().map(|name| name.0).collect();
+    if let Some(from) = &args.from {
+        names.extend(listed(&read(from)?, if args.null { 0 } else { b'\n' }));
+    }
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
     let connect = args.connection.options(true)?;
-    let report = dlfs::import::delete(&args.image.0, &names, &options, &connect)?;
+    let image = &args.image.0;
+    let report = match args.ids {
+        true => dlfs::import::delete_ids(image, &ids(&names)?, &options, &connect)?,
+        false => dlfs::import::delete(image, &names, &options, &connect)?,
+    };
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report))?;
@@ -45,13 +67,39 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
         out.line(format!(
             "deleted {}: {} is at generation {}, with {}",
             out.bold(&text::counted(report.samples, "sample")),
-            args.image,
+            args.image.in_short(),
             report.generation,
             text::counted(report.live_samples, "sample"),
         ))?;
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+fn read(from: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let read = match from == Path::new("-") {
+        true => io::stdin().lock().read_to_end(&mut bytes),
+        false => File::open(from).and_then(|mut file| file.read_to_end(&mut bytes)),
+    };
+    read.map_err(|error| about_file("cannot read the names in", from, error))?;
+    Ok(bytes)
+}
+
+/// The names in `bytes`, each with `end` behind it; the last one may lack it.
+fn listed(bytes: &[u8], end: u8) -> impl Iterator<Item = Vec<u8>> {
+    let names = bytes.strip_suffix(&[end]).unwrap_or(bytes);
+    let is_empty = names.is_empty();
+    names.split(move |&byte| byte == end).filter(move |_| !is_empty).map(<[u8]>::to_vec)
+}
+
+fn ids(names: &[Vec<u8>]) -> Result<Vec<SampleId>, Failure> {
+    let id = |name: &Vec<u8>| {
+        let number = std::str::from_utf8(name).ok().and_then(|name| name.trim().parse().ok());
+        let wrong = || Failure::Usage(format!("{:?} is not an id", text::safe_name(name)));
+        number.map(SampleId).ok_or_else(wrong)
+    };
+    names.iter().map(id).collect()
 }
 
 /// The JSON report of `delete` and `purge`.
@@ -81,4 +129,20 @@ impl JsonReport {
 const EXAMPLES: &str = "\
 Examples:
   dlfs delete train.dlfs otter/0001.jpg otter/0002.jpg
-  dlfs ls -R0 train.dlfs otter | xargs -0 dlfs delete train.dlfs";
+  dlfs ls -R0 train.dlfs otter | dlfs delete train.dlfs --from - -0
+  dlfs delete train.dlfs --from ids.txt --ids";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_end_with_their_line_and_the_last_one_may_lack_it() {
+        let of = |text: &str| listed(text.as_bytes(), b'\n').collect::<Vec<_>>();
+        assert_eq!(of(""), Vec::<Vec<u8>>::new());
+        assert_eq!(of("a\nb c\n"), [b"a".to_vec(), b"b c".to_vec()]);
+        assert_eq!(of("a\n\nb"), [b"a".to_vec(), b"".to_vec(), b"b".to_vec()]);
+        assert_eq!(ids(&[b"7".to_vec(), b" 8".to_vec()]).unwrap(), [SampleId(7), SampleId(8)]);
+        assert!(ids(&[b"-1".to_vec()]).is_err());
+    }
+}
