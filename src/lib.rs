@@ -10,7 +10,7 @@
 //! ```text
 //!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import    target    cache    peers    what runs
-//!  2  qpair (engines)   |  plan -> order, tier -> directory left: moves blocks; right: pure, knows samples
+//!  2  qpair (engines)   |  plan -> order, tier, posix -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp    auth       |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
 //! ```
@@ -26,6 +26,7 @@
 //! | put files onto a namespace | [`import`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
 //! | know which sample comes next, on any rank | [`order`] |
+//! | show samples as files | [`posix`] |
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | move blocks, and nothing else | [`qpair`] |
 //!
@@ -47,6 +48,7 @@ pub mod order;
 pub mod peers;
 pub mod permutation;
 pub mod plan;
+pub mod posix;
 pub mod prefetch;
 pub mod process;
 pub mod qpair;

@@ -37,6 +37,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("format", "buf checksum error permutation units"),
     ("qpair", "auth buf error nvme process random spdk sync tcp threads units"),
     ("directory", "buf checksum format units"),
+    ("posix", "directory format units"),
     ("order", "error permutation units"),
     ("tier", "directory format sync units"),
     ("plan", "directory error order permutation tier units"),
@@ -49,7 +50,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("keys", "auth error nvme random target"),
     (
         "dataset",
-        "buf cache directory error format nvme order peers plan prefetch process qpair reader \
+        "buf cache directory error format nvme order peers plan posix prefetch process qpair reader \
          replace_file threads tier units",
     ),
 ];
@@ -65,7 +66,8 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str = "units checksum permutation nvme auth tcp format directory order plan tier";
+const PURE: &str =
+    "units checksum permutation nvme auth tcp format directory order plan posix tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/qpair/session/";

@@ -36,6 +36,7 @@
 
 mod background;
 mod directory;
+mod files;
 mod folder;
 mod image;
 mod loader;
@@ -67,6 +68,7 @@ use crate::units::SampleId;
 use background::in_background;
 
 pub use crate::reader::{OnError, Watch};
+pub use files::{FileBytes, Files};
 pub use image::Image;
 pub use loader::Loader;
 pub use open::OpenOptions;

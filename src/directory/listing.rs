@@ -96,6 +96,44 @@ impl Directory {
         Ok(())
     }
 
+    /// The first rank at or after `from`, in the order of names, whose name is not less than `name`; the
+    /// number of samples if there is none. In that order, a slash sorts before all other bytes.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn rank_by_name(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+        self.names()?.lower_bound(from, name)
+    }
+
+    /// The sample at `rank` in the order of names, deleted or not, and its name in `name`; `None` if there are
+    /// fewer.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn at_rank_by_name(
+        &self,
+        rank: u64,
+        name: &mut Vec<u8>,
+    ) -> Result<Option<SampleId>, FormatError> {
+        let names = self.names()?;
+        name.clear();
+        if rank >= names.num_samples() {
+            return Ok(None);
+        }
+        let id = names.at_rank(rank);
+        names.get(id, name)?;
+        Ok(Some(SampleId(id)))
+    }
+
+    /// Whether one of the samples at these ranks, in the order of names, is live.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn any_live_by_name(&self, ranks: std::ops::Range<u64>) -> Result<bool, FormatError> {
+        let names = self.names()?;
+        Ok(self.any_live(ranks.start..ranks.end.min(names.num_samples()), names))
+    }
+
     fn any_live(&self, ranks: std::ops::Range<u64>, names: &super::names::Names) -> bool {
         ranks.into_iter().any(|rank| self.is_live(SampleId(names.at_rank(rank))))
     }

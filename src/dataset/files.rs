@@ -1,0 +1,147 @@
+//! A data set as files: the pure tree of them, and reads of what it names. Every door for programs that know
+//! only files is thin over it.
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::fields;
+use crate::posix::{Attributes, File, FileTree, Node, PathError};
+use crate::process::Forked;
+use crate::reader::{Batch, OnError};
+use crate::units::SampleId;
+
+use super::{Dataset, Query, Watch};
+
+/// A data set as a tree of files. All methods may be called from any thread.
+#[derive(Debug)]
+pub struct Files {
+    dataset: Dataset,
+    tree: FileTree,
+    field_lens: Forked<FieldLens>,
+}
+
+/// The verified bytes of one file. They share the buffer that they were read into.
+#[derive(Debug)]
+pub struct FileBytes {
+    batch: Batch,
+    field: Option<usize>,
+}
+
+/// The lengths of the fields of samples that were read last: at most one sample a slot.
+type FieldLens = Mutex<Vec<Option<(SampleId, Box<[u64]>)>>>;
+
+impl Files {
+    /// The files of `dataset`. Loads the names.
+    ///
+    /// # Errors
+    /// As [`Dataset::load_names`].
+    pub fn new(dataset: Dataset, watch: &mut dyn Watch) -> Result<Files> {
+        dataset.load_names(watch)?;
+        let tree = FileTree::new(dataset.directory().clone())?;
+        Ok(Files { dataset, tree, field_lens: Forked::empty() })
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// The tree.
+    pub fn tree(&self) -> &FileTree {
+        &self.tree
+    }
+
+    /// The attributes of a node. If samples have fields, it reads the sample, unless it was read lately:
+    /// nothing else knows the lengths of its fields.
+    ///
+    /// # Errors
+    /// Those of reading a sample.
+    pub fn attributes(&self, node: Node, watch: &mut dyn Watch) -> Result<Attributes> {
+        let len = match node {
+            Node::File(file) if self.has_fields() => Some(self.field_len(file, watch)?),
+            _ => None,
+        };
+        Ok(self.tree.attributes(node, len))
+    }
+
+    /// Reads one file, and verifies it.
+    ///
+    /// # Errors
+    /// Those of reading a sample.
+    pub fn read(&self, file: File, watch: &mut dyn Watch) -> Result<FileBytes> {
+        let ids = [file.id];
+        let batch = self.dataset.read(Query::Ids(&ids), OnError::Raise, watch)?.batch;
+        self.bytes(&batch, 0, file)?;
+        let field = self.has_fields().then_some(usize::from(file.field));
+        Ok(FileBytes { batch, field })
+    }
+
+    /// The bytes of `file` in a batch, where its sample is at `index`.
+    ///
+    /// # Errors
+    /// `Corrupt`: the sample's record does not fit its fields.
+    pub fn bytes<'a>(&self, batch: &'a Batch, index: usize, file: File) -> Result<&'a [u8]> {
+        if !self.has_fields() {
+            return Ok(batch.bytes(index));
+        }
+        self.keep_lens(file.id, batch.bytes(index))?;
+        Ok(batch.field(index, usize::from(file.field))?.unwrap_or_default())
+    }
+
+    fn has_fields(&self) -> bool {
+        !self.dataset.fields().is_empty()
+    }
+
+    fn field_len(&self, file: File, watch: &mut dyn Watch) -> Result<u64> {
+        let slot = file.id.0 as usize % KEPT;
+        // A forked child may have inherited the lock as another thread held it; it makes one of its own.
+        if let Some(kept) = self.kept().try_lock()
+            && let Some((id, lens)) = &kept[slot]
+            && *id == file.id
+        {
+            return Ok(lens[usize::from(file.field)]);
+        }
+        Ok(self.read(file, watch)?.len() as u64)
+    }
+
+    fn keep_lens(&self, id: SampleId, record: &[u8]) -> Result<()> {
+        let ranges = fields::split(record, self.dataset.fields().len())
+            .map_err(|error| Error::from(error).sample(id))?;
+        let lens = ranges.into_iter().map(|range| range.map_or(0, |range| range.len() as u64));
+        if let Some(mut kept) = self.kept().try_lock() {
+            kept[id.0 as usize % KEPT] = Some((id, lens.collect()));
+        }
+        Ok(())
+    }
+
+    fn kept(&self) -> &FieldLens {
+        self.field_lens.get_or_init(|| Mutex::new((0..KEPT).map(|_| None).collect()))
+    }
+}
+
+impl std::ops::Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self.field {
+            None => self.batch.bytes(0),
+            // It was split when it was read, so it splits again.
+            Some(field) => self.batch.field(0, field).ok().flatten().unwrap_or_default(),
+        }
+    }
+}
+
+impl From<PathError> for Error {
+    fn from(error: PathError) -> Error {
+        match error {
+            PathError::Names(error) => error.into(),
+            PathError::NameTooLong => Error::new(ErrorKind::InvalidArgument, error.to_string()),
+            PathError::NotFound | PathError::NotFolder => {
+                Error::new(ErrorKind::NotFound, error.to_string())
+            }
+        }
+    }
+}
+
+/// Samples whose lengths of fields are kept.
+const KEPT: usize = 4096;
