@@ -1,0 +1,234 @@
+//! Folders: open, list, close.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ptr::null_mut;
+
+use dlfs::posix::Node;
+use libc::{AT_FDCWD, DIR, dirent};
+
+use super::{returned, returned_pointer};
+use crate::folders::OpenFolder;
+use crate::paths::Place;
+use crate::real::{Filter, Order};
+use crate::{files, own, paths, real};
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        match paths::place(AT_FDCWD, path) {
+            Some(place) => returned_pointer(own::inside(|| open(&place))),
+            None => real::opendir(path),
+        }
+    }
+}
+
+fn open(place: &Place) -> Result<*mut DIR, c_int> {
+    match place.node()? {
+        (opened, Node::Folder(folder)) => Ok(OpenFolder::open(place.mount, opened, folder, -1)),
+        (_, Node::File(_)) => Err(libc::ENOTDIR),
+    }
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdopendir(fd: c_int) -> *mut DIR {
+    match files::identity(fd) {
+        Some((mount, Node::Folder(folder))) => returned_pointer(own::inside(|| {
+            Ok(OpenFolder::open(mount, mount.opened()?, folder, fd))
+        })),
+        Some((_, Node::File(_))) => returned_pointer(Err(libc::ENOTDIR)),
+        // SAFETY: the caller keeps to the C library's rules.
+        None => unsafe { real::fdopendir(fd) },
+    }
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closedir(folder: *mut DIR) -> c_int {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        if OpenFolder::of(folder).is_none() {
+            return real::closedir(folder);
+        }
+        let fd = OpenFolder::close(folder);
+        if fd >= 0 {
+            files::close(fd);
+        }
+        0
+    }
+}
+
+macro_rules! reads {
+    ($($name:ident, $into:ident;)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(folder: *mut DIR) -> *mut dirent {
+            // SAFETY: the caller keeps to the C library's rules.
+            unsafe {
+                match OpenFolder::of(folder) {
+                    Some(ours) => {
+                        let next = own::inside(|| ours.next());
+                        returned_pointer(next.map(|entry| entry.unwrap_or(null_mut())))
+                    }
+                    None => real::$name(folder),
+                }
+            }
+        }
+
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $into(
+            folder: *mut DIR,
+            entry: *mut dirent,
+            result: *mut *mut dirent,
+        ) -> c_int {
+            // SAFETY: the caller keeps to the C library's rules.
+            unsafe {
+                let Some(ours) = OpenFolder::of(folder) else {
+                    return real::$into(folder, entry, result);
+                };
+                match own::inside(|| ours.next()) {
+                    Ok(Some(next)) => {
+                        let len = usize::from((*next).d_reclen);
+                        next.cast::<u8>().copy_to_nonoverlapping(entry.cast(), len);
+                        result.write(entry);
+                        0
+                    }
+                    Ok(None) => {
+                        result.write(null_mut());
+                        0
+                    }
+                    Err(errno) => errno,
+                }
+            }
+        }
+    )*};
+}
+
+reads! {
+    readdir, readdir_r;
+    readdir64, readdir64_r;
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rewinddir(folder: *mut DIR) {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.seek(0),
+            None => real::rewinddir(folder),
+        }
+    }
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn telldir(folder: *mut DIR) -> c_long {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.position(),
+            None => real::telldir(folder),
+        }
+    }
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn seekdir(folder: *mut DIR, position: c_long) {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        match OpenFolder::of(folder) {
+            Some(ours) => ours.seek(position),
+            None => real::seekdir(folder, position),
+        }
+    }
+}
+
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dirfd(folder: *mut DIR) -> c_int {
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe {
+        match OpenFolder::of(folder) {
+            Some(ours) => returned(own::inside(|| ours.descriptor())),
+            None => real::dirfd(folder),
+        }
+    }
+}
+
+macro_rules! scans {
+    ($($name:ident;)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            path: *const c_char,
+            out: *mut *mut *mut dirent,
+            filter: Filter,
+            order: Order,
+        ) -> c_int {
+            // SAFETY: the caller keeps to the C library's rules.
+            unsafe {
+                match paths::place(AT_FDCWD, path) {
+                    Some(place) => match own::inside(|| open(&place)) {
+                        Ok(folder) => {
+                            let scanned = scan(folder, out, filter, order);
+                            closedir(folder);
+                            returned(scanned)
+                        }
+                        Err(errno) => returned(Err(errno)),
+                    },
+                    None => real::$name(path, out, filter, order),
+                }
+            }
+        }
+    )*};
+}
+
+scans! {
+    scandir;
+    scandir64;
+}
+
+/// Copies of the entries that `filter` takes, in `order`, all of them from `malloc`.
+///
+/// # Safety
+/// As of `scandir`; `folder` is one of ours.
+unsafe fn scan(
+    folder: *mut DIR,
+    out: *mut *mut *mut dirent,
+    filter: Filter,
+    order: Order,
+) -> Result<c_int, c_int> {
+    let mut found: Vec<*mut dirent> = Vec::new();
+    // SAFETY: the caller's promise; the copies are as long as the entries.
+    unsafe {
+        let ours = OpenFolder::of(folder).ok_or(libc::EBADF)?;
+        while let Some(entry) = own::inside(|| ours.next())? {
+            // The caller's function may use what it likes of this library.
+            if filter.is_none_or(|takes| takes(entry) != 0) {
+                let len = usize::from((*entry).d_reclen);
+                let copy = libc::malloc(len);
+                entry.cast::<u8>().copy_to_nonoverlapping(copy.cast(), len);
+                found.push(copy.cast());
+            }
+        }
+        let list =
+            libc::malloc(size_of::<*mut dirent>() * found.len().max(1)).cast::<*mut dirent>();
+        found.as_ptr().copy_to_nonoverlapping(list, found.len());
+        if let Some(order) = order {
+            type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+            // Pointers to pointers of entries either way.
+            let order = std::mem::transmute::<
+                unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int,
+                Compare,
+            >(order);
+            libc::qsort(list.cast(), found.len(), size_of::<*mut dirent>(), Some(order));
+        }
+        out.write(list);
+    }
+    Ok(found.len() as c_int)
+}

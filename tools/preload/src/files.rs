@@ -1,0 +1,248 @@
+//! Descriptors: a file is a sealed memfd with its bytes; what a descriptor stands for is its memfd's name.
+
+use std::ffi::{CStr, CString, c_int, c_long};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dlfs::posix::{File, Node, PathError};
+
+use crate::mounts::{self, Mount, Opened, errno_of};
+use crate::own::{self, called};
+use crate::paths::Place;
+
+impl Place {
+    /// What lies here. The caller is [inside](own::inside), as of all methods here.
+    pub(crate) fn node(&self) -> Result<(&'static Opened, Node), c_int> {
+        let opened = self.mount.opened()?;
+        let path = self.path.strip_prefix(b"/").unwrap_or(&self.path);
+        match opened.files.tree().resolve(path) {
+            Ok(node) => Ok((opened, node)),
+            Err(PathError::NotFound) => Err(libc::ENOENT),
+            Err(PathError::NotFolder) => Err(libc::ENOTDIR),
+            Err(PathError::NameTooLong) => Err(libc::ENAMETOOLONG),
+            Err(PathError::Names(_)) => Err(libc::EIO),
+        }
+    }
+
+    /// As `open(2)` of a file system that is mounted read-only.
+    pub(crate) fn open(&self, flags: c_int) -> Result<c_int, c_int> {
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        let is_path = flags & libc::O_PATH != 0;
+        if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+            return Err(libc::EROFS);
+        }
+        let (opened, node) = match self.node() {
+            Err(libc::ENOENT) if flags & libc::O_CREAT != 0 && !is_path => return Err(libc::EROFS),
+            result => result?,
+        };
+        if flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0 && !is_path {
+            return Err(libc::EEXIST);
+        }
+        match node {
+            Node::Folder(_) if !is_path && (writes || flags & libc::O_CREAT != 0) => {
+                Err(libc::EISDIR)
+            }
+            Node::Folder(_) => self.mount.folder_descriptor(node, flags),
+            Node::File(_) if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR),
+            Node::File(_) if writes && !is_path => Err(libc::EROFS),
+            Node::File(file) => self.mount.file_descriptor(opened, file, flags),
+        }
+    }
+}
+
+impl Mount {
+    /// A memfd that stands for a folder. Through `O_PATH`, so that reading from it fails.
+    pub(crate) fn folder_descriptor(&self, node: Node, flags: c_int) -> Result<c_int, c_int> {
+        let opened = self.opened()?;
+        let memory = memory(&self.name_of(opened, node), libc::O_CLOEXEC)?;
+        let path = path_of(memory);
+        let again = libc::O_PATH | (flags & libc::O_CLOEXEC);
+        // SAFETY: the path ends with NUL.
+        let fd = called(unsafe {
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), again, 0)
+        });
+        close(memory);
+        fd.map(|fd| fd as c_int)
+    }
+
+    fn file_descriptor(&self, opened: &Opened, file: File, flags: c_int) -> Result<c_int, c_int> {
+        self.counters.opens.fetch_add(1, Ordering::Relaxed);
+        let node = Node::File(file);
+        let len = opened.files.tree().attributes(node, None).len_bytes;
+        if len > IN_MEMORY_BYTES
+            && let Some(fd) = self.elsewhere(opened, node, flags)?
+        {
+            return Ok(fd);
+        }
+        let most = self.setting().copy_bytes;
+        if len > most {
+            own::say(&format!(
+                "{}: sample {} has {len} bytes, more than the {most} that are copied into memory; \
+                 raise ;copy=, or name a folder where FUSE shows the data set with ;fuse=",
+                self.prefix().escape_ascii(),
+                file.id.0
+            ));
+            return Err(libc::EFBIG);
+        }
+        // First, so that a program without descriptors reads nothing.
+        let fd = memory(&self.name_of(opened, node), flags)?;
+        let filled = self.fill(fd, opened, file);
+        filled.inspect_err(|_| close(fd)).map(|()| fd)
+    }
+
+    fn fill(&self, fd: c_int, opened: &Opened, file: File) -> Result<(), c_int> {
+        let bytes = opened.files.read(file, &mut ()).map_err(|error| {
+            if SAYS.swap(false, Ordering::Relaxed) {
+                own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
+            }
+            errno_of(&error)
+        })?;
+        write_all(fd, &bytes)?;
+        // Without F_SEAL_WRITE: kernels before 6.7 then refuse to map the file shared, read-only too.
+        let seals =
+            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+        // SAFETY: sealing touches no memory.
+        called(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_ADD_SEALS, seals) })?;
+        self.counters.reads.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A descriptor of the same file in another place: in the plain folder that the data set is, or where
+    /// FUSE shows it.
+    fn elsewhere(&self, opened: &Opened, node: Node, flags: c_int) -> Result<Option<c_int>, c_int> {
+        let Some(place) = opened.folder.as_ref().or(self.setting().fuse.as_ref()) else {
+            return Ok(None);
+        };
+        let path = opened.files.tree().path(node).map_err(|_| libc::EIO)?;
+        let path = [place.as_os_str().as_bytes(), b"/", &path].concat();
+        let path = CString::new(path).map_err(|_| libc::EIO)?;
+        // SAFETY: the path ends with NUL.
+        let fd = called(unsafe {
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
+        })?;
+        Ok(Some(fd as c_int))
+    }
+
+    /// The name of the memfd that stands for `node`.
+    fn name_of(&self, opened: &Opened, node: Node) -> CString {
+        let inode = opened.files.tree().inode(node);
+        let name = format!("{NAME}{:08x}:{:x}:{inode:x}", mounts::settings_hash(), self.index());
+        CString::new(name).unwrap_or_default() // digits and colons
+    }
+}
+
+/// What the descriptor stands for, if it is one of ours, of this program or of one that has started it.
+pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
+    let mounts = mounts::all();
+    if mounts.is_empty() || fd < 0 || own::is_inside() {
+        return None;
+    }
+    let before = own::errno();
+    let found = name_of_memory(fd).and_then(|(hash, mount, inode)| {
+        let mount = mounts.get(mount).filter(|_| hash == mounts::settings_hash())?;
+        let node = own::inside(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
+        Some((mount, node.ok()?))
+    });
+    own::set_errno(before);
+    found
+}
+
+/// The settings' hash, the mount and the inode number in the name of a memfd.
+fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
+    // SAFETY: all zeroes are a `stat`.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is one.
+    unsafe { called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)) }.ok()?;
+    // A memfd is a file without a name; nearly all other descriptors are told from it here.
+    if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    let mut name = [0; 96];
+    let len = name_of_descriptor(fd, &mut name)?;
+    let text = std::str::from_utf8(&name[..len]).ok()?;
+    let text = text.strip_prefix("/memfd:")?.strip_prefix(NAME)?.strip_suffix(" (deleted)")?;
+    let mut parts = text.split(':');
+    let hash = u32::from_str_radix(parts.next()?, 16).ok()?;
+    let mount = usize::from_str_radix(parts.next()?, 16).ok()?;
+    Some((hash, mount, u64::from_str_radix(parts.next()?, 16).ok()?))
+}
+
+/// The path that the kernel knows for a descriptor; its length.
+pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
+    let path = path_of(fd);
+    // SAFETY: the path ends with NUL, and the buffer has its length.
+    let len = called(unsafe {
+        libc::syscall(libc::SYS_readlink, path.as_ptr(), name.as_mut_ptr(), name.len())
+    });
+    len.ok().map(|len| len as usize).filter(|len| *len > 0)
+}
+
+/// `/proc/self/fd/N`, with NUL behind it. Allocates nothing.
+pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let (mut digits, mut rest, mut first) = ([0; 10], fd.unsigned_abs(), 10);
+    while first == 10 || rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    path[14..24 - first].copy_from_slice(&digits[first..]);
+    path
+}
+
+/// An empty memfd.
+fn memory(name: &CStr, flags: c_int) -> Result<c_int, c_int> {
+    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
+    let plain = libc::MFD_ALLOW_SEALING | close_on_exec;
+    let make = |flags: u32| {
+        // SAFETY: the name ends with NUL.
+        called(unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) })
+    };
+    let made = match NO_EXEC.load(Ordering::Relaxed) {
+        true => make(plain | libc::MFD_NOEXEC_SEAL),
+        false => make(plain),
+    };
+    let made = match made {
+        // A kernel before 6.3 does not know the flag.
+        Err(libc::EINVAL) if NO_EXEC.swap(false, Ordering::Relaxed) => make(plain),
+        made => made,
+    };
+    made.map(|fd| fd as c_int).inspect_err(|errno| {
+        if matches!(*errno, libc::EPERM | libc::ENOSYS) && SAYS.swap(false, Ordering::Relaxed) {
+            own::say("memfd_create is refused here (seccomp?), and files are such memory");
+        }
+    })
+}
+
+fn write_all(fd: c_int, bytes: &[u8]) -> Result<(), c_int> {
+    let mut written = 0;
+    while written < bytes.len() {
+        let rest = &bytes[written..];
+        // SAFETY: `rest` has its length. The descriptor's position stays at 0.
+        let result = called(unsafe {
+            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), written as c_long)
+        });
+        match result {
+            Ok(0) => return Err(libc::EIO),
+            Ok(len) => written += len as usize,
+            Err(libc::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: a descriptor that this library has made and given to nobody.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+/// How the names of memfds begin.
+const NAME: &str = "dlfs:";
+/// Files up to this length are always copied.
+const IN_MEMORY_BYTES: u64 = 16 << 20;
+/// Whether the kernel may know MFD_NOEXEC_SEAL.
+static NO_EXEC: AtomicBool = AtomicBool::new(true);
+/// Whether the next failure to read or to make memory is said: the first one is.
+static SAYS: AtomicBool = AtomicBool::new(true);

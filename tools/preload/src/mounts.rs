@@ -1,0 +1,163 @@
+//! The data sets that are shown, each opened at its first use.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Dataset, Files, OpenOptions, Options};
+use dlfs::nvme::Address;
+use dlfs::process::Forked;
+use dlfs::{Error, ErrorKind};
+
+use crate::own;
+use crate::settings::Setting;
+
+/// One prefix, and the data set below it.
+pub(crate) struct Mount {
+    setting: Setting,
+    opened: AtomicPtr<Opened>,
+    /// Held while it is opened. A forked child has one of its own, since its parent's may stay locked.
+    opening: Forked<Mutex<bool>>,
+    pub(crate) counters: Counters,
+}
+
+/// An open data set.
+pub(crate) struct Opened {
+    pub(crate) files: Files,
+    /// Where its files are, if it is a plain folder.
+    pub(crate) folder: Option<PathBuf>,
+    /// Bytes and files, for `statfs`.
+    pub(crate) len_bytes: u64,
+}
+
+/// What the program asked for.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// Files opened.
+    pub(crate) opens: AtomicU64,
+    /// Files read into memory.
+    pub(crate) reads: AtomicU64,
+    /// Bytes of those.
+    pub(crate) bytes: AtomicU64,
+    /// Attributes asked for, by path or descriptor.
+    pub(crate) stats: AtomicU64,
+    /// Folders opened.
+    pub(crate) folders: AtomicU64,
+}
+
+static MOUNTS: AtomicPtr<Vec<Mount>> = AtomicPtr::new(null_mut());
+static SETTINGS: AtomicU32 = AtomicU32::new(0);
+
+/// All mounts; none before the settings are read.
+#[inline]
+pub(crate) fn all() -> &'static [Mount] {
+    // SAFETY: NULL or what `set` has leaked.
+    unsafe { MOUNTS.load(Ordering::Acquire).as_ref() }.map_or(&[], |mounts| &mounts[..])
+}
+
+/// A hash of the settings: a descriptor of a program with other ones is nobody's of ours.
+pub(crate) fn settings_hash() -> u32 {
+    SETTINGS.load(Ordering::Relaxed)
+}
+
+/// Sets the mounts, once and for good.
+pub(crate) fn set(mounts: Vec<Mount>, hash: u32) {
+    SETTINGS.store(hash, Ordering::Relaxed);
+    MOUNTS.store(Box::into_raw(Box::new(mounts)), Ordering::Release);
+}
+
+impl Mount {
+    pub(crate) fn new(setting: Setting) -> Mount {
+        let (opened, opening) = (AtomicPtr::new(null_mut()), Forked::empty());
+        Mount { setting, opened, opening, counters: Counters::default() }
+    }
+
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.setting.prefix
+    }
+
+    pub(crate) fn setting(&self) -> &Setting {
+        &self.setting
+    }
+
+    /// The rest of `path`, if it is the prefix or below it.
+    #[inline]
+    pub(crate) fn below<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        let rest = path.strip_prefix(&self.setting.prefix[..])?;
+        (rest.is_empty() || rest[0] == b'/').then_some(rest)
+    }
+
+    /// Its position among all mounts.
+    pub(crate) fn index(&self) -> usize {
+        all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
+    }
+
+    /// The data set, if somebody has opened it already.
+    pub(crate) fn if_opened(&self) -> Option<&'static Opened> {
+        // SAFETY: NULL or what `opened` has leaked.
+        unsafe { self.opened.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The data set, which the first call opens. The caller is [inside](own::inside).
+    pub(crate) fn opened(&self) -> Result<&'static Opened, c_int> {
+        if let Some(opened) = self.if_opened() {
+            return Ok(opened);
+        }
+        let opening = self.opening.get_or_init(|| Mutex::new(false));
+        let mut has_failed = opening.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(opened) = self.if_opened() {
+            return Ok(opened);
+        }
+        match self.open() {
+            Ok(opened) => {
+                self.opened.store(Box::into_raw(Box::new(opened)), Ordering::Release);
+                self.if_opened().ok_or(libc::EIO)
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut *has_failed, true) {
+                    own::say(&format!(
+                        "{}: {}",
+                        self.setting.prefix.escape_ascii(),
+                        error.report()
+                    ));
+                }
+                Err(errno_of(&error))
+            }
+        }
+    }
+
+    fn open(&self) -> dlfs::Result<Opened> {
+        let tiers = TierOptions { tiers: self.setting.tiers.clone(), ..TierOptions::default() };
+        let open = OpenOptions { tiers, ..OpenOptions::default() };
+        let options = Options { open, ..Options::default() };
+        let addresses = &self.setting.addresses;
+        let dataset = Dataset::open(addresses, &options, &mut ())?;
+        let superblocks = dataset.image().superblocks();
+        let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+        let files = Files::new(dataset, &mut ())?;
+        let folder = match &addresses[..] {
+            [Address::Path(path)] if path.is_dir() => Some(path.clone()),
+            _ => None,
+        };
+        Ok(Opened { files, folder, len_bytes })
+    }
+}
+
+/// The error number that a program understands.
+pub(crate) fn errno_of(error: &Error) -> c_int {
+    match error.kind() {
+        ErrorKind::NotFound => libc::ENOENT,
+        ErrorKind::InvalidArgument => libc::EINVAL,
+        ErrorKind::Refused => libc::EACCES,
+        ErrorKind::Busy => libc::EBUSY,
+        ErrorKind::Stale => libc::ESTALE,
+        ErrorKind::TimedOut => libc::ETIMEDOUT,
+        ErrorKind::Disconnected => libc::ENOTCONN,
+        ErrorKind::OutOfMemory => libc::ENOMEM,
+        ErrorKind::Unsupported => libc::EOPNOTSUPP,
+        _ => libc::EIO,
+    }
+}

@@ -1,0 +1,188 @@
+//! Whose is a path? Decided without an allocation, a lock or a system call, but for paths relative to a
+//! folder's descriptor.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::files;
+use crate::mounts::{self, Mount};
+use crate::own;
+
+/// A path below a mount.
+pub(crate) struct Place {
+    pub(crate) mount: &'static Mount,
+    /// From the mount's top folder.
+    pub(crate) path: Vec<u8>,
+}
+
+/// The place of `path`, if it is below a mount; a relative one begins at the descriptor `folder`.
+///
+/// # Safety
+/// `path` is NULL or ends with NUL.
+#[inline]
+pub(crate) unsafe fn place(folder: c_int, path: *const c_char) -> Option<Place> {
+    let mounts = mounts::all();
+    if mounts.is_empty() || path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let (mount, path) = match path.first() {
+        Some(b'/') => absolute(mounts, path)?,
+        None => return None,
+        Some(_) if folder == libc::AT_FDCWD => relative(mounts, path)?,
+        Some(_) => below(mounts, folder, path)?,
+    };
+    (!own::is_inside()).then_some(Place { mount, path })
+}
+
+fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+    if let Some((mount, rest)) = mounts.iter().find_map(|mount| Some((mount, mount.below(path)?)))
+        && !leaves(rest)
+    {
+        return Some((mount, rest.to_vec()));
+    }
+    // Names such as `//data` and `/x/../data` are rare, and only they are looked at component by component.
+    let mut last = 0;
+    let is_odd = path.iter().any(|&byte| {
+        let odd = last == b'/' && (byte == b'/' || byte == b'.');
+        last = byte;
+        odd
+    });
+    if is_odd && path.len() <= MOST_BYTES { odd(mounts, path) } else { None }
+}
+
+/// As the kernel goes along the path: where it reaches a mount, the rest is below that.
+#[cold]
+fn odd(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+    // On the stack: the path may be nobody's.
+    let mut plain = [0; MOST_BYTES + 1];
+    let (mut len, mut end) = (0, 0);
+    for component in path.split(|byte| *byte == b'/') {
+        end += component.len() + 1; // behind the component and its slash
+        len = step(&mut plain, len, component);
+        let here = mounts.iter().find(|mount| mount.prefix() == &plain[..len]);
+        let rest = path.get(end - 1..).unwrap_or_default();
+        if let Some(mount) = here
+            && !leaves(rest)
+        {
+            return Some((mount, rest.to_vec()));
+        }
+    }
+    None
+}
+
+/// Whether `..` leads out of a mount.
+fn leaves(rest: &[u8]) -> bool {
+    let mut depth = 0;
+    rest.split(|byte| *byte == b'/').any(|component| {
+        depth += match component {
+            b"" | b"." => 0,
+            b".." => -1,
+            _ => 1,
+        };
+        depth < 0
+    })
+}
+
+/// The last working folder that could be asked for; paths from there are joined on the stack.
+static WORKING: Working = Working {
+    len: AtomicUsize::new(0),
+    bytes: [const { std::sync::atomic::AtomicU8::new(0) }; MOST_BYTES],
+    is_near: AtomicBool::new(false),
+};
+
+struct Working {
+    /// 0: not known.
+    len: AtomicUsize,
+    bytes: [std::sync::atomic::AtomicU8; MOST_BYTES],
+    /// Whether a path without `..` can lead from there to a mount.
+    is_near: AtomicBool,
+}
+
+fn relative(mounts: &'static [Mount], path: &[u8]) -> Option<(&'static Mount, Vec<u8>)> {
+    let leaves = path.starts_with(b"..") || path.windows(3).any(|three| three == b"/..");
+    if !leaves && !WORKING.is_near.load(Ordering::Relaxed) {
+        return None;
+    }
+    let len = WORKING.len.load(Ordering::Acquire);
+    if len == 0 || len + 1 + path.len() > MOST_BYTES {
+        return None;
+    }
+    let mut whole = [0; MOST_BYTES];
+    let known = whole.iter_mut().zip(&WORKING.bytes).take(len);
+    known.for_each(|(byte, known)| *byte = known.load(Ordering::Relaxed));
+    whole[len] = b'/';
+    whole[len + 1..len + 1 + path.len()].copy_from_slice(path);
+    odd(mounts, &whole[..len + 1 + path.len()])
+}
+
+/// Asks the kernel for the working folder, and keeps it.
+pub(crate) fn learn_working_folder() {
+    let mut path = [0u8; MOST_BYTES];
+    // SAFETY: the buffer has this length.
+    let len = unsafe { libc::syscall(libc::SYS_getcwd, path.as_mut_ptr(), path.len()) };
+    let len = usize::try_from(len).unwrap_or(0).saturating_sub(1); // without its NUL
+    let path = &path[..len];
+    WORKING.len.store(0, Ordering::Release);
+    path.iter().zip(&WORKING.bytes).for_each(|(byte, kept)| kept.store(*byte, Ordering::Relaxed));
+    let near = |mount: &Mount| {
+        let above = mount.prefix().strip_prefix(path);
+        mount.below(path).is_some() || path == b"/" || above.is_some_and(|rest| rest[0] == b'/')
+    };
+    WORKING.is_near.store(mounts::all().iter().any(near), Ordering::Relaxed);
+    WORKING.len.store(len, Ordering::Release);
+}
+
+/// A path from a folder's descriptor: one of ours, or that of a folder above a mount.
+fn below(
+    mounts: &'static [Mount],
+    folder: c_int,
+    path: &[u8],
+) -> Option<(&'static Mount, Vec<u8>)> {
+    if let Some((mount, node)) = files::identity(folder) {
+        // Where the descriptor is a file's, resolving the path says so.
+        let above =
+            own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
+        return Some((mount, [&above[..], b"/", path].concat()));
+    }
+    // Only where the first component is one of a mount's does it pay to ask where the folder is.
+    let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
+    let leads =
+        |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
+    if !mounts.iter().any(leads) {
+        return None;
+    }
+    let mut whole = [0; MOST_BYTES];
+    let len = files::name_of_descriptor(folder, &mut whole)?;
+    if len + 1 + path.len() > MOST_BYTES || whole[0] != b'/' {
+        return None;
+    }
+    whole[len] = b'/';
+    whole[len + 1..len + 1 + path.len()].copy_from_slice(path);
+    odd(mounts, &whole[..len + 1 + path.len()])
+}
+
+/// The path without `//`, `/./` and `/../`, and without a slash at its end.
+pub(crate) fn normalise(path: &[u8]) -> Vec<u8> {
+    let mut plain = vec![0; path.len() + 1];
+    let len = path.split(|byte| *byte == b'/').fold(0, |len, part| step(&mut plain, len, part));
+    plain.truncate(len);
+    if plain.is_empty() { b"/".to_vec() } else { plain }
+}
+
+/// Appends a component to a path of `len` bytes, for which there is room; returns its new length.
+fn step(plain: &mut [u8], len: usize, component: &[u8]) -> usize {
+    match component {
+        b"" | b"." => len,
+        b".." => plain[..len].iter().rposition(|byte| *byte == b'/').unwrap_or(0),
+        _ => {
+            plain[len] = b'/';
+            plain[len + 1..len + 1 + component.len()].copy_from_slice(component);
+            len + 1 + component.len()
+        }
+    }
+}
+
+/// A path that is longer than this is nobody's of ours.
+const MOST_BYTES: usize = 4096;

@@ -1,0 +1,64 @@
+//! What the program did below the mounts, said at its end where `DLFS_REPORT` wants it.
+
+use std::ffi::CString;
+use std::fmt::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::mounts::{self, Mount};
+use crate::own;
+
+/// Where the report goes: `-` is stderr, other names are files that it is appended to.
+static PLACE: OnceLock<CString> = OnceLock::new();
+
+/// Keeps what `DLFS_REPORT` says.
+pub(crate) fn start(place: Option<&[u8]>) {
+    if let Some(place) = place.and_then(|place| CString::new(place).ok()) {
+        let _ = PLACE.set(place); // the settings are read once
+    }
+}
+
+/// Writes a line for each mount that was used, and for each place that its bytes came from.
+pub(crate) fn write() {
+    let Some(place) = PLACE.get() else { return };
+    let text = own::inside(|| Ok(mounts::all().iter().map(lines).collect::<String>()));
+    let text = text.unwrap_or_default();
+    if text.is_empty() {
+        return;
+    }
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+    // SAFETY: the path ends with NUL, and the text has its length.
+    unsafe {
+        let fd = match place.as_bytes() {
+            b"-" => 2,
+            _ => libc::syscall(libc::SYS_openat, libc::AT_FDCWD, place.as_ptr(), flags, 0o644),
+        };
+        libc::syscall(libc::SYS_write, fd, text.as_ptr(), text.len());
+    }
+}
+
+fn lines(mount: &Mount) -> String {
+    let counters = &mount.counters;
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (opens, reads, bytes) =
+        (load(&counters.opens), load(&counters.reads), load(&counters.bytes));
+    let (stats, folders) = (load(&counters.stats), load(&counters.folders));
+    let mut text = String::new();
+    if opens + stats + folders == 0 {
+        return text;
+    }
+    let (process, prefix) = (std::process::id(), mount.prefix().escape_ascii());
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "dlfs {process} {prefix}: opens {opens}, reads {reads}, bytes {bytes}, stats {stats}, folders {folders}"
+    );
+    let places = mount.if_opened().and_then(|opened| opened.files.dataset().places());
+    for place in places.into_iter().flat_map(|places| places.places) {
+        let name = if place.name.is_empty() { "origin" } else { &place.name };
+        let (reads, bytes) = (place.reads, place.bytes);
+        let _ =
+            writeln!(text, "dlfs {process} {prefix}: from {name}: reads {reads}, bytes {bytes}");
+    }
+    text
+}

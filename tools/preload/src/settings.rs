@@ -1,0 +1,96 @@
+//! The settings, from the environment: read once, before `main`.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use dlfs::cache::TierSpec;
+use dlfs::nvme::Address;
+use dlfs::units::parse_size;
+
+use crate::mounts::{self, Mount};
+use crate::{own, paths, report};
+
+/// Where one data set is, and what its options say.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Setting {
+    /// An absolute path without a slash at its end, as plain as `normalise` makes it.
+    pub(crate) prefix: Vec<u8>,
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) tiers: Vec<TierSpec>,
+    /// The longest file that is copied into memory.
+    pub(crate) copy_bytes: u64,
+    /// Where the same data set is mounted by FUSE, for longer ones.
+    pub(crate) fuse: Option<PathBuf>,
+}
+
+/// Reads the environment. What is wrong with it is said in one line, and the program runs without us.
+pub(crate) fn start() {
+    let Some(text) = variable(c"DLFS_MOUNTS") else { return };
+    match parse(text) {
+        Ok(settings) => {
+            let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+            report::start(variable(c"DLFS_REPORT"));
+            mounts::set(settings.into_iter().map(Mount::new).collect(), hash as u32);
+            paths::learn_working_folder();
+        }
+        Err(why) => own::say(&format!("DLFS_MOUNTS is not used: {why}")),
+    }
+}
+
+fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: the name ends with NUL; no other thread runs yet that could change the environment.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: NULL, or a string that stays while the environment does.
+    let value = (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())?;
+    // A copy that lives as long as the program, which may change its environment.
+    (!value.is_empty()).then(|| &*value.to_vec().leak())
+}
+
+/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER]`, several of them with spaces between.
+fn parse(text: &[u8]) -> Result<Vec<Setting>, String> {
+    let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
+    let mut settings: Vec<Setting> = Vec::new();
+    for mount in text.split_ascii_whitespace() {
+        let setting = parse_one(mount).map_err(|why| format!("{mount}: {why}"))?;
+        let inside = |one: &Setting, other: &Setting| {
+            let rest = one.prefix.strip_prefix(&other.prefix[..]);
+            rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        if settings.iter().any(|known| inside(&setting, known) || inside(known, &setting)) {
+            return Err(format!("{mount}: its folder is another one's, or is inside of it"));
+        }
+        settings.push(setting);
+    }
+    Ok(settings)
+}
+
+fn parse_one(mount: &str) -> Result<Setting, String> {
+    let (prefix, rest) = mount.split_once('=').ok_or("write FOLDER=ADDRESS")?;
+    if !prefix.starts_with('/') {
+        return Err("its folder is not an absolute path".to_owned());
+    }
+    let prefix = paths::normalise(prefix.as_bytes());
+    if prefix == b"/" {
+        return Err("the whole file system cannot be one".to_owned());
+    }
+    let mut parts = rest.split(';');
+    let addresses = parts.next().unwrap_or_default().split(',');
+    let addresses: Result<Vec<Address>, _> = addresses.map(str::parse).collect();
+    let addresses = addresses.map_err(|error| error.to_string())?;
+    let (mut tiers, mut copy_bytes, mut fuse) = (Vec::new(), COPY_BYTES, None);
+    for option in parts {
+        match option.split_once('=') {
+            Some(("tier", tier)) => tiers.push(tier.parse().map_err(|why| format!("{why}"))?),
+            Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,
+            Some(("fuse", folder)) => fuse = Some(OsStr::from_bytes(folder.as_bytes()).into()),
+            _ => return Err(format!("{option} is none of tier=, copy= and fuse=")),
+        }
+    }
+    Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse })
+}
+
+/// The longest file that is copied into memory if nothing else is said.
+const COPY_BYTES: u64 = 1 << 30;
