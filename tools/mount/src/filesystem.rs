@@ -1,0 +1,261 @@
+//! The kernel's requests, answered from the tree.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlfs::dataset::Files;
+use dlfs::posix::{Attributes, MAX_COMPONENT_BYTES, Node, PathError};
+use dlfs::{Error, ErrorKind};
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyXattr, Request,
+};
+
+use crate::Options;
+use crate::reads::{Part, Reads};
+
+/// What the session calls, from several threads.
+pub(crate) struct Filesystem {
+    files: Arc<Files>,
+    reads: Reads,
+    /// Whether a listing may have attributes: those of fields would read every sample.
+    lists_attributes: bool,
+    len_bytes: u64,
+    owner: u32,
+    group: u32,
+}
+
+impl Filesystem {
+    pub(crate) fn new(files: Arc<Files>, options: &Options) -> Filesystem {
+        let superblocks = files.dataset().image().superblocks();
+        let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+        let most_leaders = options.threads.max(2) - 1;
+        let own = std::fs::metadata("/proc/self");
+        let (owner, group) = own.map_or((0, 0), |own| {
+            use std::os::unix::fs::MetadataExt;
+            (own.uid(), own.gid())
+        });
+        Filesystem {
+            reads: Reads::new(Arc::clone(&files), most_leaders, options.kept_bytes),
+            lists_attributes: files.dataset().fields().is_empty(),
+            files,
+            len_bytes,
+            owner,
+            group,
+        }
+    }
+
+    fn node(&self, inode: INodeNo) -> Result<Node, Errno> {
+        self.files.tree().node(inode.0).ok_or(Errno::ESTALE)
+    }
+
+    fn attributes(&self, node: Node) -> Result<FileAttr, Errno> {
+        let attributes = self.files.attributes(node, &mut ());
+        Ok(self.shape(attributes.map_err(|error| errno_of(&error))?, node))
+    }
+
+    fn shape(&self, attributes: Attributes, node: Node) -> FileAttr {
+        let time: SystemTime = UNIX_EPOCH + Duration::from_nanos(attributes.modified_ns);
+        FileAttr {
+            ino: INodeNo(attributes.inode),
+            size: attributes.len_bytes,
+            blocks: attributes.blocks(),
+            atime: time,
+            mtime: time,
+            ctime: time,
+            crtime: time,
+            kind: kind_of(node),
+            perm: (attributes.mode & 0o7777) as u16,
+            nlink: 1, // also of folders: how many subfolders they have is not counted
+            uid: self.owner,
+            gid: self.group,
+            rdev: 0,
+            blksize: BLOCK_BYTES,
+            flags: 0,
+        }
+    }
+
+    fn find(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
+        let Node::Folder(folder) = self.node(parent)? else { return Err(Errno::ENOTDIR) };
+        let child = self.files.tree().child(folder, name.as_bytes()).map_err(|error| match error {
+            PathError::NotFound => Errno::ENOENT,
+            PathError::NotFolder => Errno::ENOTDIR,
+            PathError::NameTooLong => Errno::ENAMETOOLONG,
+            PathError::Names(_) => Errno::EIO,
+        });
+        self.attributes(child?)
+    }
+
+    fn xattr(&self, inode: INodeNo, name: &OsStr) -> Result<Vec<u8>, Errno> {
+        let value = self.files.tree().xattr(self.node(inode)?, name.as_bytes());
+        value.map(String::into_bytes).ok_or(Errno::ENODATA)
+    }
+}
+
+impl fuser::Filesystem for Filesystem {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let mut wanted = vec![
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_MAX_PAGES,
+            InitFlags::FUSE_NO_OPEN_SUPPORT,
+            InitFlags::FUSE_NO_OPENDIR_SUPPORT,
+        ];
+        if self.lists_attributes {
+            wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
+            wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
+        }
+        for flag in wanted {
+            let _ = config.add_capabilities(flag); // an older kernel works without it
+        }
+        let _ = config.set_max_background(MOST_IN_BACKGROUND); // or fewer
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.find(parent, name) {
+            Ok(attributes) => reply.entry(&FOR_EVER, &attributes, Generation(0)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.node(inode).and_then(|node| self.attributes(node)) {
+            Ok(attributes) => reply.attr(&FOR_EVER, &attributes),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// The kernel then opens files itself, and asks never again.
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// As `open`; the kernel then also keeps listings.
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.node(inode) {
+            Ok(Node::File(file)) => self.reads.read(Part { file, offset, size, reply }),
+            Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let tree = self.files.tree();
+        let folder = match self.node(inode) {
+            Ok(Node::Folder(folder)) => folder,
+            Ok(Node::File(_)) => return reply.error(Errno::ENOTDIR),
+            Err(errno) => return reply.error(errno),
+        };
+        let listed = tree.list(folder, offset, &mut |found| {
+            let inode = INodeNo(tree.inode(found.node));
+            !reply.add(inode, found.next, kind_of(found.node), OsStr::from_bytes(found.name))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let tree = self.files.tree();
+        let folder = match self.node(inode) {
+            Ok(Node::Folder(folder)) => folder,
+            Ok(Node::File(_)) => return reply.error(Errno::ENOTDIR),
+            Err(errno) => return reply.error(errno),
+        };
+        let listed = tree.list(folder, offset, &mut |found| {
+            // Without fields this reads nothing, and with fields the kernel was not told to ask.
+            let attributes = self.shape(tree.attributes(found.node, None), found.node);
+            let name = OsStr::from_bytes(found.name);
+            !reply.add(attributes.ino, found.next, name, &FOR_EVER, &attributes, Generation(0))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let files = self.files.tree().directory().num_live();
+        let blocks = self.len_bytes.div_ceil(4096);
+        reply.statfs(blocks, 0, 0, files, 0, BLOCK_BYTES, MAX_COMPONENT_BYTES as u32, 4096);
+    }
+
+    fn getxattr(&self, _: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        put(self.xattr(inode, name), size, reply);
+    }
+
+    fn listxattr(&self, _: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
+        put(self.node(inode).map(|node| self.files.tree().xattr_names(node)), size, reply);
+    }
+}
+
+/// Answers with the bytes, or with how many there are.
+fn put(bytes: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+    match bytes {
+        Err(errno) => reply.error(errno),
+        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(bytes) => reply.data(&bytes),
+    }
+}
+
+fn kind_of(node: Node) -> FileType {
+    match node {
+        Node::Folder(_) => FileType::Directory,
+        Node::File(_) => FileType::RegularFile,
+    }
+}
+
+/// The error number that a program understands.
+pub(crate) fn errno_of(error: &Error) -> Errno {
+    match error.kind() {
+        ErrorKind::NotFound => Errno::ENOENT,
+        ErrorKind::Refused => Errno::EACCES,
+        ErrorKind::Busy => Errno::EBUSY,
+        ErrorKind::Stale => Errno::ESTALE,
+        ErrorKind::TimedOut => Errno::ETIMEDOUT,
+        ErrorKind::OutOfMemory => Errno::ENOMEM,
+        _ => Errno::EIO,
+    }
+}
+
+/// How long the kernel may believe what it was told: a generation does not change.
+const FOR_EVER: Duration = Duration::from_secs(1 << 31);
+/// What programs read at a time, and the kernel reads ahead.
+const BLOCK_BYTES: u32 = 128 << 10;
+/// Reads that nobody waits for yet, of all files together.
+const MOST_IN_BACKGROUND: u16 = 128;

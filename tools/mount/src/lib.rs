@@ -1,0 +1,150 @@
+//! A data set as a file system in user space (FUSE), read-only: [`mount`].
+//!
+//! # What it is
+//! Thin over [`dlfs::dataset::Files`]: requests of the kernel become lookups, listings and reads there. The
+//! kernel may keep all that it learns for ever, because a generation never changes: entries, attributes,
+//! listings, and pages. It is told so, and that files need no opening; so a small file whose entry is known
+//! costs one request.
+//!
+//! Reads that wait at the same time become one batch ([`reads`](self)), which the reader merges and
+//! sorts as every other.
+//!
+//! # What it is not
+//! It shows no newer generation: that is another mount. It has no state that a request leaves behind, but for
+//! the samples that were read in part.
+//!
+//! Read this file first, then `filesystem.rs` and `reads.rs`.
+
+mod filesystem;
+mod reads;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlfs::dataset::Files;
+use dlfs::{Error, ErrorKind, Result};
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+
+use filesystem::Filesystem;
+
+/// How to mount.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Threads that take the kernel's requests, at least 2. All but one may wait for samples.
+    pub threads: usize,
+    /// Whether other users may use the mount. Without root it takes `user_allow_other` in
+    /// `/etc/fuse.conf`.
+    pub allow_other: bool,
+    /// The memory for samples that were read in part, in bytes; one sample is always kept.
+    pub kept_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 4, allow_other: false, kept_bytes: 64 << 20 }
+    }
+}
+
+/// A mounted data set. Dropping it unmounts.
+#[derive(Debug)]
+pub struct Mounted {
+    session: BackgroundSession,
+    place: PathBuf,
+}
+
+/// Mounts `files` on the folder `place`. `source` is what `mount` shows as the device.
+///
+/// # Errors
+/// `NotFound`: there is no folder, or no `/dev/fuse`. `Refused`: the kernel or `fusermount3` refuses.
+pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -> Result<Mounted> {
+    let wrong = |error: io::Error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => {
+                "it takes the folder, /dev/fuse, and without root fusermount3"
+            }
+            _ => "without root it takes fusermount3 (Debian: fuse3), and access to /dev/fuse",
+        };
+        Error::from(error).path(PathBuf::from(place)).hint(hint)
+    };
+    if !std::fs::metadata(place).map_err(wrong)?.is_dir() {
+        let error = Error::new(ErrorKind::InvalidArgument, "a data set is mounted on a folder");
+        return Err(error.path(PathBuf::from(place)));
+    }
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::RO,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::NoAtime,
+        MountOption::DefaultPermissions,
+        MountOption::Subtype("dlfs".to_owned()),
+        // Commas separate options, and of the text nothing depends.
+        MountOption::FSName(source.replace(',', ";")),
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.threads.max(2));
+    config.clone_fd = true;
+    let filesystem = Filesystem::new(files, options);
+    let session = Session::new(filesystem, place, &config).map_err(wrong)?;
+    // The program may change its working folder.
+    let place = std::path::absolute(place).map_err(wrong)?;
+    Ok(Mounted { session: session.spawn().map_err(wrong)?, place })
+}
+
+impl Mounted {
+    /// Whether it was unmounted by somebody else, or its threads have ended.
+    pub fn has_ended(&self) -> bool {
+        self.session.guard.is_finished()
+    }
+
+    /// Unmounts, also while files are open: their programs keep them until they close them, as long as this
+    /// process lives. Waits at most 5 s for the session's threads.
+    ///
+    /// # Errors
+    /// `Refused`: neither `fusermount3` nor `umount` could do it.
+    pub fn unmount(self) -> Result<()> {
+        if !self.has_ended() {
+            self.detach()?;
+        }
+        let until = Instant::now() + ENDS_WITHIN;
+        while !self.has_ended() {
+            if Instant::now() >= until {
+                return Ok(()); // open files keep the session; it ends with the last, or this process
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.wait()
+    }
+
+    /// Takes the mount out of the tree of folders.
+    fn detach(&self) -> Result<()> {
+        let run = |program: &str, options: &[&str]| {
+            let mut command = Command::new(program);
+            let output = command.args(options).arg("--").arg(&self.place).output();
+            output.map_err(Error::from).and_then(|output| match output.status.success() {
+                true => Ok(()),
+                false => {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    Err(Error::new(ErrorKind::Refused, said).path(self.place.clone()))
+                }
+            })
+        };
+        run("umount", &["--lazy"]).or_else(|_| run("fusermount3", &["-u", "-z"]))
+    }
+
+    /// Waits until somebody unmounts it.
+    ///
+    /// # Errors
+    /// What ended the connection to the kernel, if it was not that.
+    pub fn wait(self) -> Result<()> {
+        self.session.join().map_err(Error::from)
+    }
+}
+
+/// How long an unmounting waits for requests that are under way.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(5);

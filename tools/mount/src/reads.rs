@@ -1,0 +1,172 @@
+//! Reads of files. Those that wait at the same time become one batch; a sample that the kernel takes in
+//! parts is read once.
+//!
+//! No thread is handed a read: the thread that brings one becomes a *leader*, if there are not enough, takes
+//! all that wait, reads them as one batch, and answers them. Others leave theirs and take further requests.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dlfs::dataset::{Files, OnError, Query};
+use dlfs::posix::File;
+use dlfs::units::SampleId;
+use fuser::ReplyData;
+use parking_lot::Mutex;
+
+use crate::filesystem::errno_of;
+
+/// A part of a file that the kernel waits for.
+pub(crate) struct Part {
+    pub(crate) file: File,
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
+    pub(crate) reply: ReplyData,
+}
+
+/// Reads that wait, and files that were read in part.
+pub(crate) struct Reads {
+    files: Arc<Files>,
+    most_leaders: usize,
+    kept_bytes: usize,
+    queue: Mutex<Queue>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Part>,
+    /// Samples that a leader reads now: what waits for one of them waits for it.
+    busy: Vec<SampleId>,
+    leaders: usize,
+}
+
+/// Files of which a part was read, the last ones.
+#[derive(Default)]
+struct Kept {
+    files: VecDeque<(File, Arc<[u8]>)>,
+    bytes: usize,
+}
+
+impl Reads {
+    pub(crate) fn new(files: Arc<Files>, most_leaders: usize, kept_bytes: usize) -> Reads {
+        let (queue, kept) = Default::default();
+        Reads { files, most_leaders, kept_bytes, queue, kept }
+    }
+
+    /// Answers `part`, now or by the thread that reads it.
+    pub(crate) fn read(&self, part: Part) {
+        if let Some(bytes) = self.kept(part.file) {
+            return self.answer(part, &bytes);
+        }
+        let mut batch = Vec::new();
+        {
+            let mut queue = self.queue.lock();
+            queue.waiting.push(part);
+            if queue.leaders >= self.most_leaders {
+                return; // a leader takes it before it ends
+            }
+            queue.leaders += 1;
+            queue.take(&mut batch);
+            if batch.is_empty() {
+                queue.leaders -= 1; // another leader reads this very sample, and then looks again
+                return;
+            }
+        }
+        while !batch.is_empty() {
+            let ids = self.lead(&mut batch);
+            let mut queue = self.queue.lock();
+            queue.busy.retain(|id| !ids.contains(id));
+            queue.take(&mut batch);
+            if batch.is_empty() {
+                queue.leaders -= 1;
+            }
+        }
+    }
+
+    /// Reads the batch and answers it; returns its samples.
+    fn lead(&self, batch: &mut Vec<Part>) -> Vec<SampleId> {
+        let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        // What others have read meanwhile is there.
+        let (there, absent): (Vec<_>, Vec<_>) = batch
+            .drain(..)
+            .map(|part| (self.kept(part.file), part))
+            .partition(|(k, _)| k.is_some());
+        for (bytes, part) in there {
+            self.answer(part, &bytes.unwrap_or_default());
+        }
+        let mut wanted: Vec<SampleId> = absent.iter().map(|(_, part)| part.file.id).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        if wanted.is_empty() {
+            return ids;
+        }
+        let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut ());
+        let read = match read {
+            Ok(read) => read,
+            Err(error) => {
+                absent.into_iter().for_each(|(_, part)| part.reply.error(errno_of(&error)));
+                return ids;
+            }
+        };
+        for (_, part) in absent {
+            let index = wanted.binary_search(&part.file.id).unwrap_or(0); // all of them are wanted
+            if let Some((_, error)) = read.failures.iter().find(|(at, _)| *at == index) {
+                part.reply.error(errno_of(error));
+                continue;
+            }
+            match self.files.bytes(&read.batch, index, part.file) {
+                Err(error) => part.reply.error(errno_of(&error)),
+                Ok(bytes) => {
+                    if part.offset > 0 || bytes.len() > part.size as usize {
+                        self.keep(part.file, bytes);
+                    }
+                    self.answer(part, bytes);
+                }
+            }
+        }
+        ids
+    }
+
+    fn answer(&self, part: Part, bytes: &[u8]) {
+        let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(bytes.len());
+        let end = from.saturating_add(part.size as usize).min(bytes.len());
+        part.reply.data(&bytes[from..end]);
+    }
+
+    fn kept(&self, file: File) -> Option<Arc<[u8]>> {
+        let kept = self.kept.lock();
+        kept.files.iter().find(|(known, _)| *known == file).map(|(_, bytes)| Arc::clone(bytes))
+    }
+
+    fn keep(&self, file: File, bytes: &[u8]) {
+        let mut kept = self.kept.lock();
+        if kept.files.iter().any(|(known, _)| *known == file) {
+            return;
+        }
+        kept.bytes += bytes.len();
+        kept.files.push_back((file, bytes.into()));
+        while kept.bytes > self.kept_bytes && kept.files.len() > 1 {
+            if let Some((_, oldest)) = kept.files.pop_front() {
+                kept.bytes -= oldest.len();
+            }
+        }
+    }
+}
+
+impl Queue {
+    /// Moves what may be read now to `batch`, and marks its samples.
+    fn take(&mut self, batch: &mut Vec<Part>) {
+        let mut left = Vec::new();
+        for part in self.waiting.drain(..) {
+            let is_busy = self.busy.contains(&part.file.id);
+            if is_busy || batch.len() >= MOST_AT_ONCE { left.push(part) } else { batch.push(part) }
+        }
+        self.waiting = left;
+        self.busy.extend(batch.iter().map(|part| part.file.id));
+    }
+}
+
+/// The most samples that one batch reads.
+const MOST_AT_ONCE: usize = 256;
