@@ -1,7 +1,7 @@
 //! Reads keys as users keep them: texts, files, and the hosts file of a target.
 //!
-//! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`) or `dlfs key gen`. It
-//! must belong to the user or root, and nobody else may read it. Errors name the file and never
+//! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or
+//! `dlfs key gen`. It must belong to the user or root, and nobody else may read it. Errors name the file and never
 //! repeat a part of its text.
 
 use std::collections::BTreeMap;
@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::str::FromStr;
 
 use zeroize::Zeroizing;
 
-use crate::auth::{Hash, Secret};
+use crate::auth::{ConfiguredPsk, Hash, KeyError, Secret};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::random;
@@ -34,12 +35,47 @@ pub fn generate_secret(transform: Option<Hash>) -> Result<Secret> {
 /// # Errors
 /// `InvalidArgument`: the text is not a key; otherwise those of [`read_secret`].
 pub fn secret_of(text_or_path: &str) -> Result<Secret> {
-    match text_or_path.starts_with(PREFIX) {
+    key_of(text_or_path, PREFIX, MAKE_ONE)
+}
+
+/// The key of TLS that an option gives: the key itself, which begins with `NVMeTLSkey-1:`, or the
+/// path of a key file.
+///
+/// # Errors
+/// As [`secret_of`].
+pub fn tls_key_of(text_or_path: &str) -> Result<ConfiguredPsk> {
+    key_of(text_or_path, TLS_PREFIX, MAKE_ONE_FOR_TLS)
+}
+
+/// Whether an option gives a key itself, which `ps` shows to everybody, and not the path of a file.
+pub fn is_key_text(text_or_path: &str) -> bool {
+    text_or_path.starts_with(PREFIX) || text_or_path.starts_with(TLS_PREFIX)
+}
+
+fn key_of<K: FromStr<Err = KeyError>>(
+    text_or_path: &str,
+    prefix: &str,
+    hint: &'static str,
+) -> Result<K> {
+    match text_or_path.starts_with(prefix) {
         true => text_or_path.parse().map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, format!("the key is not usable: {error}"))
         }),
-        false => read_secret(Path::new(text_or_path)),
+        false => read_key(Path::new(text_or_path), hint),
     }
+}
+
+/// A new key of TLS from the operating system's random numbers, for the suite with this hash.
+///
+/// # Errors
+/// The operating system provides none.
+///
+/// # Panics
+/// SHA-512, which no suite has.
+pub fn generate_tls_key(hash: Hash) -> Result<ConfiguredPsk> {
+    let mut bytes = Zeroizing::new([0; 64]);
+    random::draw(&mut *bytes)?;
+    Ok(ConfiguredPsk::generate(&bytes, hash))
 }
 
 /// Reads the secret in a key file.
@@ -48,21 +84,35 @@ pub fn secret_of(text_or_path: &str) -> Result<Secret> {
 /// `NotFound`: there is no such file. `Refused`: others may read it. `InvalidArgument`: it holds no
 /// key.
 pub fn read_secret(path: &Path) -> Result<Secret> {
+    read_key(path, MAKE_ONE)
+}
+
+/// Reads the key of TLS in a key file.
+///
+/// # Errors
+/// As [`read_secret`].
+pub fn read_tls_key(path: &Path) -> Result<ConfiguredPsk> {
+    read_key(path, MAKE_ONE_FOR_TLS)
+}
+
+fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Result<K> {
     let text = read_private(path)?;
     text.trim().parse().map_err(|error| {
         let message = format!("the file holds no usable key: {error}");
-        Error::new(ErrorKind::InvalidArgument, message).path(path).hint(MAKE_ONE)
+        Error::new(ErrorKind::InvalidArgument, message).path(path).hint(hint)
     })
 }
 
-/// The hosts file of a target: for each host its NQN, its secret or several, and the subsystem's
-/// secret.
+/// The hosts file of a target: for each host its NQN, and its secret, its key of TLS, or both. Each
+/// may be several. The subsystem's secret is optional.
 ///
 /// ```toml
 /// [[host]]
 /// nqn = "nqn.2014-08.org.nvmexpress:uuid:4f1c7a0e-6b1d-4f1e-9d4e-0c1f0a2b3c4d"
 /// dhchap_secret = "DHHC-1:..."        # or ["old", "new"] while one replaces the other
 /// dhchap_ctrl_secret = "DHHC-1:..."   # for hosts that want the target to prove itself, too
+/// concat = true                       # the host must go on inside TLS with a key that this generates
+/// tls_key = "NVMeTLSkey-1:..."        # or ["old", "new"]; the host must then connect inside TLS
 /// ```
 ///
 /// # Errors
@@ -78,19 +128,26 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
         invalid(format!("line {line} is not valid in a hosts file: {}", reason(error.message())))
     })?;
     let mut hosts = BTreeMap::new();
-    for HostEntry { nqn, dhchap_secret, dhchap_ctrl_secret } in file.host {
-        let parse = |text: &String| {
-            text.parse::<Secret>().map_err(|error| invalid(format!("a key of {nqn}: {error}")))
-        };
-        let secrets = match &dhchap_secret {
-            Secrets::One(text) => vec![parse(text)?],
-            Secrets::Several(texts) => texts.iter().map(parse).collect::<Result<_>>()?,
-        };
-        if secrets.is_empty() {
+    for HostEntry { nqn, dhchap_secret, dhchap_ctrl_secret, concat, tls_key } in file.host {
+        let unusable = |error| invalid(format!("a key of {nqn}: {error}"));
+        let secrets = dhchap_secret.parse::<Secret>().map_err(unusable)?;
+        let tls_keys = tls_key.parse::<ConfiguredPsk>().map_err(unusable)?;
+        if secrets.is_empty() && tls_keys.is_empty() {
             return Err(invalid(format!("{nqn} has no key: give one, or leave the host out")));
         }
-        let ctrl_secret = dhchap_ctrl_secret.as_ref().map(parse).transpose()?;
-        if hosts.insert(nqn.clone(), HostKeys { secrets, ctrl_secret }).is_some() {
+        let ctrl_secret =
+            dhchap_ctrl_secret.map(|text| text.parse().map_err(unusable)).transpose()?;
+        if ctrl_secret.is_some() && secrets.is_empty() {
+            let message = format!("{nqn} has dhchap_ctrl_secret and no dhchap_secret");
+            return Err(invalid(message));
+        }
+        if concat && secrets.is_empty() {
+            return Err(invalid(format!(
+                "{nqn} has concat and no dhchap_secret to generate keys with"
+            )));
+        }
+        let keys = HostKeys { secrets, ctrl_secret, must_concat: concat, tls_keys };
+        if hosts.insert(nqn.clone(), keys).is_some() {
             return Err(invalid(format!("{nqn} has two entries: put its keys into one")));
         }
     }
@@ -111,20 +168,44 @@ struct HostsFile {
 #[serde(deny_unknown_fields)]
 struct HostEntry {
     nqn: Nqn,
-    dhchap_secret: Secrets,
+    #[serde(default)]
+    dhchap_secret: Texts,
     dhchap_ctrl_secret: Option<String>,
+    #[serde(default)]
+    concat: bool,
+    #[serde(default)]
+    tls_key: Texts,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Secrets {
+enum Texts {
     One(String),
     Several(Vec<String>),
 }
 
+impl Default for Texts {
+    fn default() -> Texts {
+        Texts::Several(Vec::new())
+    }
+}
+
+impl Texts {
+    fn parse<K: FromStr>(&self) -> std::result::Result<Vec<K>, K::Err> {
+        match self {
+            Texts::One(text) => Ok(vec![text.parse()?]),
+            Texts::Several(texts) => texts.iter().map(|text| text.parse()).collect(),
+        }
+    }
+}
+
 /// The parser's message, unless it may repeat a value.
 fn reason(message: &str) -> &str {
-    if message.contains(PREFIX) { "a value is of the wrong kind" } else { message }
+    if message.contains(PREFIX) || message.contains(TLS_PREFIX) {
+        "a value is of the wrong kind"
+    } else {
+        message
+    }
 }
 
 /// The text of a file that only its owner may read.
@@ -152,9 +233,11 @@ fn read_private(path: &Path) -> Result<Zeroizing<String>> {
 }
 
 const PREFIX: &str = "DHHC-1:";
+const TLS_PREFIX: &str = "NVMeTLSkey-1:";
 const MAX_FILE_BYTES: u64 = 16 << 20;
 const OWN: &str = "copy it to a file of your own with mode 0600";
 const MAKE_ONE: &str = "`dlfs key gen` and `nvme gen-dhchap-key` make keys";
+const MAKE_ONE_FOR_TLS: &str = "`dlfs key gen --tls` and `nvme gen-tls-key` make keys";
 const HOSTS: &str = "see `dlfs serve --help` for an example of a hosts file";
 
 #[cfg(test)]
@@ -180,6 +263,23 @@ mod tests {
             assert!(secret_of(file.path().to_str().unwrap()).unwrap() == secret);
         }
         assert!(generate_secret(None).unwrap() != generate_secret(None).unwrap());
+    }
+
+    #[test]
+    fn a_key_of_tls_is_read_as_a_secret_is_and_each_is_refused_for_the_other() {
+        for hash in [Hash::Sha256, Hash::Sha384] {
+            let key = generate_tls_key(hash).unwrap();
+            let text = key.to_text();
+            assert!(is_key_text(&text) && !is_key_text("/a/path"));
+            assert!(tls_key_of(&text).unwrap() == key);
+            let file = file(&format!("{}\n", *text), 0o600);
+            assert!(tls_key_of(file.path().to_str().unwrap()).unwrap() == key);
+            let error = read_secret(file.path()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(!format!("{error:?}").contains(&text[20..30]), "{error:?}");
+        }
+        let shared = file(&generate_tls_key(Hash::Sha256).unwrap().to_text(), 0o644);
+        assert_eq!(read_tls_key(shared.path()).unwrap_err().kind(), ErrorKind::Refused);
     }
 
     #[test]
@@ -213,6 +313,15 @@ mod tests {
         assert!(a.secrets == [one.clone(), two] && a.ctrl_secret.is_none());
         let b = &hosts[&Nqn::new("nqn.2026-11.io.dlfs:b").unwrap()];
         assert!(b.secrets == [three] && b.ctrl_secret == Some(one));
+        let of_tls = [(); 2].map(|()| generate_tls_key(Hash::Sha384).unwrap());
+        let with_tls = format!(
+            "[[host]]\nnqn = \"nqn.2026-11.io.dlfs:a\"\ntls_key = [{:?}, {:?}]\n",
+            *of_tls[0].to_text(),
+            *of_tls[1].to_text()
+        );
+        let hosts = read_hosts(file(&with_tls, 0o600).path()).unwrap();
+        let a = &hosts[&Nqn::new("nqn.2026-11.io.dlfs:a").unwrap()];
+        assert!(a.tls_keys == of_tls && a.secrets.is_empty());
         let key = good.split('"').find(|part| part.starts_with(PREFIX)).unwrap();
         let twice = good.replace("dlfs:b", "dlfs:a");
         let damaged = good.replacen(&key[10..14], "%%%%", 1);

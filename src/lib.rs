@@ -11,7 +11,7 @@
 //!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import    target    cache    peers    what runs
 //!  2  qpair (engines)   |  plan -> order, tier, posix -> directory left: moves blocks; right: pure, knows samples
-//!  1  tcp    auth       |  format                         left: how bytes travel; right: how bytes lie
+//!  1  tcp    auth  tls  |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
 //! ```
 //!
@@ -62,6 +62,7 @@ pub mod target;
 pub mod tcp;
 mod threads;
 pub mod tier;
+pub mod tls;
 pub mod units;
 
 pub use error::{Error, ErrorKind, Result};

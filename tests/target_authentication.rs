@@ -35,7 +35,7 @@ fn secret(byte: u8) -> Secret {
 fn keys(of: &[(&str, &[u8], Option<u8>)]) -> BTreeMap<Nqn, HostKeys> {
     let keys = of.iter().map(|(name, secrets, ctrl)| {
         let secrets = secrets.iter().map(|&byte| secret(byte)).collect();
-        (host(name), HostKeys { secrets, ctrl_secret: ctrl.map(secret) })
+        (host(name), HostKeys { secrets, ctrl_secret: ctrl.map(secret), ..HostKeys::default() })
     });
     keys.collect()
 }

@@ -32,10 +32,11 @@ const LAYERS: &[(&str, &str)] = &[
     ("buf", "error sync units"),
     ("process", ""),
     ("sync", ""),
+    ("tls", "auth nvme"),
     ("tcp", "buf checksum nvme units"),
     ("spdk", "buf error nvme units"),
     ("format", "buf checksum error permutation units"),
-    ("qpair", "auth buf error nvme process random spdk sync tcp threads units"),
+    ("qpair", "auth buf error nvme process random spdk sync tcp threads tls units"),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
     ("order", "error permutation units"),
@@ -45,7 +46,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("prefetch", "buf directory error format order process qpair reader threads units"),
     ("cache", "buf directory error format nvme plan process qpair threads tier units"),
     ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
-    ("target", "auth buf error nvme process qpair random tcp threads units"),
+    ("target", "auth buf error nvme process qpair random tcp threads tls units"),
     ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),
     ("keys", "auth error nvme random target"),
     (
@@ -79,7 +80,7 @@ const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
 
 /// Where `unsafe` may be written.
 const UNSAFE_HOMES: &str = "src/buf/ src/process/id.rs src/process/at_fork.rs src/spdk/ src/qpair/uring \
-     vendor/spdk-sys/ tools/capi/ tools/preload/ \
+     src/tls/openssl.rs vendor/spdk-sys/ tools/capi/ tools/preload/ \
      tools/python/src/ffi.rs tools/bench/src/engine/uring.rs tests/support/counting_alloc.rs tests/support/fork.rs";
 
 const MAX_LINES: usize = 900;

@@ -23,7 +23,7 @@ pub struct ControllerTerms {
     pub hashes: Vec<Hash>,
     /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether a TLS key must be generated. A host that requires one when this is `No` is refused.
+    /// Whether a TLS key must or may be generated. A host that wants it otherwise is refused.
     pub concatenation: Concatenation,
 }
 
@@ -40,6 +40,8 @@ pub struct Controller {
 #[derive(Debug, Clone, Copy)]
 struct Chosen {
     tid: u16,
+    /// SC_C: whether a TLS key is generated.
+    sc_c: u8,
     hash: Hash,
     group: Group,
 }
@@ -147,7 +149,7 @@ impl Controller {
         }
     }
 
-    /// The TLS key, once authenticated with [`Concatenation::Required`], and its hash.
+    /// The TLS key, once authenticated with secure channel concatenation, and its hash.
     pub fn generated_psk(&self) -> Option<(&Digest, Hash)> {
         self.psk.as_ref().map(|(psk, hash)| (psk, *hash))
     }
@@ -181,7 +183,11 @@ impl Controller {
             let reason = "the host offers no hash for DH-HMAC-CHAP";
             return self.fail(tid, Explanation::ProtocolNotUsable, reason);
         }
-        if wanted != sc_c(terms.concatenation) {
+        let is_as_required = match terms.concatenation {
+            Concatenation::Optional => wanted <= 1,
+            required => wanted == sc_c(required),
+        };
+        if !is_as_required {
             let reason = "host and controller disagree on secure channel concatenation";
             return self.fail(tid, Explanation::ConcatenationMismatch, reason);
         }
@@ -190,13 +196,13 @@ impl Controller {
             return self.fail(tid, Explanation::HashNotUsable, "the host offers no allowed hash");
         };
         let fits = |group: &Group| {
-            let is_enough = *group != Group::Null || terms.concatenation == Concatenation::No;
+            let is_enough = *group != Group::Null || wanted == 0;
             groups.contains(&group.id()) && is_enough
         };
         let Some(group) = terms.groups.iter().copied().find(fits) else {
             return self.fail(tid, Explanation::GroupNotUsable, "the host offers no allowed group");
         };
-        let chosen = Chosen { tid, hash, group };
+        let chosen = Chosen { tid, sc_c: wanted, hash, group };
         if group == Group::Null {
             return self.challenge(chosen, Vec::new());
         }
@@ -205,7 +211,7 @@ impl Controller {
     }
 
     fn challenge(&mut self, chosen: Chosen, dh: Vec<u8>) -> Next {
-        let Chosen { tid, hash, group } = chosen;
+        let Chosen { tid, hash, group, .. } = chosen;
         let challenge = Message::Challenge {
             tid,
             hash: hash.id(),
@@ -219,7 +225,7 @@ impl Controller {
     }
 
     fn take_reply(&mut self, chosen: Chosen, answer: Answer, peer: &[u8]) -> Next {
-        let Chosen { tid, hash, group } = chosen;
+        let Chosen { tid, hash, group, .. } = chosen;
         if answer.response.len() != hash.len_bytes() {
             let reason = "the response is not as long as the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
@@ -249,11 +255,9 @@ impl Controller {
 
     /// Verifies the host's response; if it is right, answers the host's challenge.
     fn judge(&mut self, chosen: Chosen, answer: &Answer, session_key: Option<&Digest>) -> Next {
-        let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, concatenation, .. } =
-            &self.terms;
-        let Chosen { tid, hash, .. } = chosen;
-        let transcript =
-            Transcript { hash, tid, sc_c: sc_c(*concatenation), hostnqn, subnqn, session_key };
+        let ControllerTerms { hostnqn, subnqn, secrets, ctrl_secret, .. } = &self.terms;
+        let Chosen { tid, hash, sc_c, .. } = chosen;
+        let transcript = Transcript { hash, tid, sc_c, hostnqn, subnqn, session_key };
         let c1 = &self.own.challenge[..hash.len_bytes()];
         let is_right = |secret: &Secret| {
             transcript.of_host(&secret.key(hostnqn), c1, self.own.sequence).is(&answer.response)
@@ -277,7 +281,7 @@ impl Controller {
             }
         };
         self.psk = session_key
-            .filter(|_| *concatenation == Concatenation::Required)
+            .filter(|_| sc_c == 1)
             .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
         self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
         Next::Send(Message::Success1 { tid, response }.encode())

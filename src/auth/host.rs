@@ -22,7 +22,7 @@ pub struct HostTerms {
     pub hashes: Vec<Hash>,
     /// Allowed groups, preferred first.
     pub groups: Vec<Group>,
-    /// Whether to generate a TLS key.
+    /// Whether to generate a TLS key; optional is no.
     pub concatenation: Concatenation,
 }
 
@@ -69,7 +69,9 @@ impl Host {
     pub fn new(terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
         let HostTerms { hashes, groups, concatenation, .. } = &terms;
         let groups: Vec<u8> = match concatenation {
-            Concatenation::No => groups.iter().map(|group| group.id()).collect(),
+            Concatenation::No | Concatenation::Optional => {
+                groups.iter().map(|group| group.id()).collect()
+            }
             // A key can only be made from a shared secret.
             Concatenation::Required => groups
                 .iter()
@@ -186,7 +188,7 @@ impl Host {
             );
         };
         let is_offered = |group: &Group| {
-            let fits = *group != Group::Null || self.terms.concatenation == Concatenation::No;
+            let fits = *group != Group::Null || sc_c(self.terms.concatenation) == 0;
             self.terms.groups.contains(group) && fits
         };
         let Some(group) = Group::from_id(group).filter(is_offered) else {
@@ -284,7 +286,7 @@ impl Host {
 
 pub(super) fn sc_c(concatenation: Concatenation) -> u8 {
     match concatenation {
-        Concatenation::No => 0,
+        Concatenation::No | Concatenation::Optional => 0,
         Concatenation::Required => 1,
     }
 }

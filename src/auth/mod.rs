@@ -45,7 +45,9 @@ pub use group::{Exponentiation, Group, Power};
 pub use hash::{Digest, Hash};
 pub use host::{Host, HostTerms};
 pub use message::{Explanation, Message, MessageError};
-pub use psk::{ConfiguredPsk, Derivation, Identity, IdentityVersion, Origin, TlsPsk};
+pub use psk::{
+    ConfiguredPsk, Derivation, Identity, IdentityParts, IdentityVersion, Origin, TlsPsk,
+};
 pub use secret::Secret;
 pub use text::KeyError;
 
@@ -118,6 +120,8 @@ pub enum Concatenation {
     /// Not requested, or refused.
     #[default]
     No,
+    /// Of a controller: as the host wants.
+    Optional,
     /// Requested, or required.
     Required,
 }

@@ -62,6 +62,49 @@ pub enum IdentityVersion {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity(String);
 
+/// The parts of an identity that the other side sent. They are claims until the key has proved them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityParts {
+    /// Its version.
+    pub version: IdentityVersion,
+    /// The origin of its key.
+    pub origin: Origin,
+    /// The hash of its key.
+    pub hash: Hash,
+    /// The host.
+    pub hostnqn: Nqn,
+    /// The subsystem.
+    pub subnqn: Nqn,
+}
+
+impl IdentityParts {
+    /// Divides an identity; `None`: it is none of NVMe/TCP.
+    pub fn parse(identity: &str) -> Option<IdentityParts> {
+        let parts: Vec<&str> = identity.split(' ').collect();
+        let (head, hostnqn, subnqn) = match parts[..] {
+            [head, hostnqn, subnqn] | [head, hostnqn, subnqn, _] => (head, hostnqn, subnqn),
+            _ => return None,
+        };
+        let (version, rest) = match head.strip_prefix("NVMe")?.split_at_checked(1)? {
+            ("0", rest) if parts.len() == 3 => (IdentityVersion::V0, rest),
+            ("1", rest) if parts.len() == 4 => (IdentityVersion::V1, rest),
+            _ => return None,
+        };
+        let (origin, hash) = match rest.split_at_checked(1)? {
+            ("R", hash) => (Origin::Retained, hash),
+            ("G", hash) => (Origin::Generated, hash),
+            _ => return None,
+        };
+        let hash = match hash {
+            "01" => Hash::Sha256,
+            "02" => Hash::Sha384,
+            _ => return None,
+        };
+        let (hostnqn, subnqn) = (Nqn::new(hostnqn).ok()?, Nqn::new(subnqn).ok()?);
+        Some(IdentityParts { version, origin, hash, hostnqn, subnqn })
+    }
+}
+
 /// The pre-shared key of TLS, and its identity.
 #[derive(Clone)]
 pub struct TlsPsk {

@@ -284,7 +284,13 @@ impl Meeting {
 }
 
 fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
-    ConnectOptions { dhchap_secret: None, dhchap_ctrl_secret: None, ..connect.clone() }
+    ConnectOptions {
+        dhchap_secret: None,
+        dhchap_ctrl_secret: None,
+        concat: false,
+        tls_key: None,
+        ..connect.clone()
+    }
 }
 
 /// Whether some of the ranks are probably on other machines, though `host` is a loopback address on this one. If the

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::auth::Secret;
+use crate::auth::{ConfiguredPsk, Derivation, Secret};
 use crate::nvme::{Address, Nqn};
 
 /// Options of [`crate::qpair::open`]; the defaults suit a training job.
@@ -27,6 +27,16 @@ pub struct ConnectOptions {
     pub dhchap_secret: Option<Secret>,
     /// The subsystem's secret: the controller must authenticate, too. Requires `dhchap_secret`.
     pub dhchap_ctrl_secret: Option<Secret>,
+    /// Whether the authentication generates the key of TLS (secure channel concatenation): the admin queue
+    /// authenticates on a plain connection, and then all queues connect inside TLS. Requires `dhchap_secret`, and
+    /// a build with the feature `tls`; not together with `tls_key`.
+    pub concat: bool,
+    /// The key with which each connection establishes TLS 1.3 before anything else; `None`: plain TCP. Needs a
+    /// build with the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
+    pub tls_key: Option<ConfiguredPsk>,
+    /// How keys of TLS are derived: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
+    /// before July 2025.
+    pub tls_derivation: Derivation,
     /// The number of I/O queues to ask for: one for each queue pair. The target may grant fewer.
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
@@ -128,6 +138,9 @@ impl Default for ConnectOptions {
             hostid: None,
             dhchap_secret: None,
             dhchap_ctrl_secret: None,
+            concat: false,
+            tls_key: None,
+            tls_derivation: Derivation::Specification,
             nr_io_queues: 16,
             queue_size: 128,
             keep_alive_tmo: Duration::from_secs(15),

@@ -1,6 +1,7 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
 mod authentication;
+mod security;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,8 +19,9 @@ use super::peers::Peer;
 use super::stats::{Commands, Counters};
 use super::subsystem::{Queue, Refusal};
 use super::warnings::{WarningKind, Who};
+use crate::auth::Concatenation;
 use crate::buf::IoBuf;
-use crate::nvme::fabrics::CONNECT_ATR;
+use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
 use crate::nvme::sqe::fctype;
 use crate::nvme::{ConnectData, Cqe, Sqe, Status};
 use crate::qpair::Completion;
@@ -29,6 +31,8 @@ use crate::tcp::controller::{
 };
 use crate::tcp::{Digests, ProtocolError};
 use authentication::{Authentication, is_authentication};
+pub(super) use security::Scratch;
+use security::{Carriage, LATE_HANDSHAKE};
 
 /// One connection of a host.
 pub(super) struct HostConnection {
@@ -40,6 +44,8 @@ pub(super) struct HostConnection {
     generation: u32,
     /// The poller that serves it.
     poller: usize,
+    /// Plain, or inside TLS.
+    carriage: Carriage,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
@@ -178,6 +184,7 @@ impl HostConnection {
             index,
             generation,
             poller,
+            carriage: Carriage::Unknown,
             protocol: Connection::new(options),
             queue: None,
             is_authenticated: false,
@@ -246,7 +253,7 @@ impl HostConnection {
 
     /// Bytes that the device or the host currently uses.
     pub(super) fn holds_bytes(&self) -> usize {
-        self.held_bytes + self.protocol.transmit().len_bytes()
+        self.held_bytes + self.protocol.transmit().len_bytes() + self.sealed_bytes()
     }
 
     pub(super) fn is_from(&self, peer: Peer) -> bool {
@@ -311,7 +318,7 @@ impl HostConnection {
 
     /// Whether it has bytes to send.
     pub(super) fn wants_to_send(&self) -> bool {
-        !self.protocol.transmit().is_empty()
+        !self.protocol.transmit().is_empty() || self.sealed_bytes() > 0
     }
 
     /// Receives once, as much as there is: payload straight into its buffer, the rest through
@@ -319,22 +326,31 @@ impl HostConnection {
     pub(super) fn receive(
         &mut self,
         backend: &mut Backend,
-        scratch: &mut [u8],
+        scratch: &mut Scratch,
         now: Instant,
     ) -> Result<(), Closed> {
+        if matches!(self.carriage, Carriage::Tls(_)) {
+            return self.receive_secured(backend, scratch, now);
+        }
+        let plain = &mut scratch.plain[..];
         let payload = self.protocol.payload().unwrap_or_default();
         let payload_len = payload.len();
-        let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(scratch)];
+        let mut slices = [IoSliceMut::new(payload), IoSliceMut::new(plain)];
         let len = match (&self.stream).read_vectored(&mut slices) {
             Ok(0) => return Err(Closed::ByHost),
             // The kernel reports more bytes than the buffers hold: the contents are unknown.
-            Ok(len) if len > payload_len + scratch.len() => return Err(MISCOUNTED),
+            Ok(len) if len > payload_len + plain.len() => return Err(MISCOUNTED),
             Ok(len) => len,
             Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
         if self.terminated.is_some() {
             return Ok(()); // discarded after a protocol error
+        }
+        if matches!(self.carriage, Carriage::Unknown)
+            && self.begins_tls(&scratch.plain[..len], backend, now)?
+        {
+            return self.receive_first(len, backend, scratch, now);
         }
         self.last_received = now;
         let awaited_before = self.protocol.awaited_bytes();
@@ -345,16 +361,25 @@ impl HostConnection {
         if in_place > 0 {
             self.protocol.payload_received(in_place);
         }
-        let mut input = &scratch[..len - in_place];
-        let result = loop {
-            match self.protocol.next(&mut input) {
-                Ok(Some(event)) => self.handle(event, backend, now),
-                Ok(None) => break Ok(()),
-                Err(error) => break self.terminate(&error, backend, now),
-            }
-        };
+        let result = self.handle_all(&scratch.plain[..len - in_place], backend, now);
         self.note_awaited(awaited_before, now);
         result
+    }
+
+    /// Handles the events of received bytes.
+    fn handle_all(
+        &mut self,
+        mut input: &[u8],
+        backend: &mut Backend,
+        now: Instant,
+    ) -> Result<(), Closed> {
+        loop {
+            match self.protocol.next(&mut input) {
+                Ok(Some(event)) => self.handle(event, backend, now),
+                Ok(None) => return Ok(()),
+                Err(error) => return self.terminate(&error, backend, now),
+            }
+        }
     }
 
     /// Records progress of the data that the host was asked for.
@@ -465,7 +490,7 @@ impl HostConnection {
         now: Instant,
     ) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
-        match backend.subsystem.connect(sqe, &data, self.peer, now) {
+        match backend.subsystem.connect(sqe, &data, self.peer, self.secured_as(), now) {
             Err(Refusal { status, dw0, .. }) => self.protocol.finish(id, status, u64::from(dw0)),
             Ok(queue) => {
                 let capsule_data = match queue.qid {
@@ -474,7 +499,10 @@ impl HostConnection {
                 };
                 self.protocol.connected(queue.sqsize, capsule_data, queue.sq_flow_control);
                 let mut cqe = Cqe::new(0, Status::SUCCESS);
-                let required = if queue.must_authenticate { CONNECT_ATR } else { 0 };
+                let mut required = if queue.must_authenticate { CONNECT_ATR } else { 0 };
+                if queue.concatenation == Concatenation::Required {
+                    required |= CONNECT_ASCR;
+                }
                 cqe.dw0.set(u32::from(queue.controller.cntlid) | required);
                 if !queue.sq_flow_control {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
@@ -744,10 +772,13 @@ impl HostConnection {
     }
 
     /// Sends as much as the socket takes, gathered from headers and I/O buffers.
-    pub(super) fn send(&mut self, now: Instant) -> Result<(), Closed> {
+    pub(super) fn send(&mut self, scratch: &mut Scratch, now: Instant) -> Result<(), Closed> {
         self.is_blocked = false;
         if self.wants_to_send() {
             self.sending.begin(now);
+        }
+        if matches!(self.carriage, Carriage::Tls(_)) {
+            return self.send_secured(scratch, now);
         }
         while self.wants_to_send() {
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
@@ -783,6 +814,7 @@ impl HostConnection {
             |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
         let late = match (&self.terminated, &self.queue) {
             (Some(since), _) => passed(*since, LINGER).then_some(BROKE_PROTOCOL),
+            (None, None) if self.is_late_handshake(now) => Some(LATE_HANDSHAKE),
             (None, None) => passed(self.opened, options.connect_timeout).then_some(NO_CONNECT),
             (None, Some(queue)) if queue.is_orphan() => Some(Closed::Orphaned),
             (None, Some(_)) if !self.is_authenticated => {

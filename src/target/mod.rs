@@ -10,8 +10,8 @@
 //!
 //! The target is not a volume manager: it changes no bytes on its own and knows nothing about
 //! images. Hosts with keys ([`TargetOptions::host_keys`]) prove who they are on each queue
-//! (`connection/authentication.rs`). Others are identified by their NQN only, which protects against
-//! mistakes, not against attackers.
+//! (`connection/authentication.rs`), by TLS (`connection/security.rs`), or both. Others are identified
+//! by their NQN only, which protects against mistakes, not against attackers.
 //!
 //! Invariants:
 //! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.
@@ -31,6 +31,7 @@
 mod admin;
 mod connection;
 mod exponentiations;
+mod generated_keys;
 mod hosts;
 mod io;
 mod options;
@@ -38,6 +39,7 @@ mod peers;
 mod poller;
 mod stats;
 mod subsystem;
+mod tls_keys;
 mod warnings;
 
 use std::collections::BTreeMap;
@@ -53,6 +55,7 @@ use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread, caught};
+use crate::tls::{self, TlsError};
 use crate::units::Nsid;
 use poller::{Mailbox, Poller};
 use stats::Counters;
@@ -140,8 +143,10 @@ impl Target {
     /// on a Connect, and an authentication that a host repeats, needs the new keys.
     ///
     /// # Errors
-    /// The operating system cannot start the thread that computes for authentications.
+    /// `Unsupported`: a host needs TLS, which this build lacks; nothing has changed. Otherwise: the
+    /// operating system cannot start the thread that computes for authentications.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
+        check_tls(&keys)?;
         self.subsystem.set_keys(keys);
         self.start_authenticating()
     }
@@ -247,6 +252,17 @@ impl std::fmt::Debug for Target {
 /// Length of the queue of connections that wait for `accept`.
 const LISTEN_BACKLOG: i32 = 4096;
 
+/// Refuses hosts that need TLS in a build without it.
+fn check_tls(keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
+    match keys.iter().find(|(_, keys)| !keys.tls_keys.is_empty() || keys.must_concat) {
+        Some((host, _)) if !tls::IS_SUPPORTED => {
+            let message = format!("{host} must connect inside TLS, and {}", TlsError::Unsupported);
+            Err(Error::new(ErrorKind::Unsupported, message).hint(tls::HOW_TO_BUILD))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses options and devices that cannot be served.
 fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
@@ -256,6 +272,7 @@ fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
     if options.max_queue_entries < 2 {
         return Err(invalid("a queue has at least 2 entries".to_owned()));
     }
+    check_tls(&options.host_keys)?;
     if options.nqn.as_str() == Nqn::DISCOVERY {
         return Err(invalid(
             "a subsystem cannot have the name of the discovery service".to_owned(),

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::auth::{Group, Hash, Secret};
+use crate::auth::{Concatenation, ConfiguredPsk, Derivation, Group, Hash, Secret};
 use crate::nvme::Nqn;
 use crate::qpair::Cpus;
+use crate::tls;
 
 /// Options of a [`super::Target`]: what it serves, to whom, and its limits.
 #[derive(Debug, Clone)]
@@ -21,8 +22,10 @@ pub struct TargetOptions {
     /// A host NQN is sent in clear and proves nothing: it protects against mistakes, not against
     /// attackers.
     pub allow_hosts: Vec<Nqn>,
-    /// Hosts that may connect if they prove who they are by DH-HMAC-CHAP, on each queue.
+    /// Hosts that may connect if they prove who they are: by DH-HMAC-CHAP on each queue, by TLS, or both.
     pub host_keys: BTreeMap<Nqn, HostKeys>,
+    /// How keys of TLS with an identity of version 0 are derived. An identity of version 1 says it itself.
+    pub tls_derivation: Derivation,
     /// Hashes of DH-HMAC-CHAP that may be used, most wanted first.
     pub dhchap_hashes: Vec<Hash>,
     /// Diffie-Hellman groups of DH-HMAC-CHAP that may be used, most wanted first.
@@ -80,12 +83,30 @@ pub struct TargetOptions {
 }
 
 /// What a host proves itself with, and what the target proves itself to that host with.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct HostKeys {
-    /// The host's secrets. Any of them will do: two are valid while one replaces the other.
+    /// The host's secrets. Any of them will do: two are valid while one replaces the other. None: it proves
+    /// itself by TLS alone.
     pub secrets: Vec<Secret>,
     /// The subsystem's secret. Without one, a host that asks the target to prove itself is refused.
     pub ctrl_secret: Option<Secret>,
+    /// Whether the host must let its authentication generate a key of TLS, and connect inside TLS with it (secure
+    /// channel concatenation). Otherwise it may, in a build with TLS.
+    pub must_concat: bool,
+    /// The host's keys of TLS. With any, the host must connect inside TLS. Any of them will do, but an identity
+    /// of version 0 always means the first with its hash.
+    pub tls_keys: Vec<ConfiguredPsk>,
+}
+
+impl HostKeys {
+    /// Whether an authentication on a plain connection may or must generate a key of TLS.
+    pub(super) fn concatenation(&self) -> Concatenation {
+        match self.must_concat {
+            true => Concatenation::Required,
+            false if tls::IS_SUPPORTED => Concatenation::Optional,
+            false => Concatenation::No,
+        }
+    }
 }
 
 impl TargetOptions {
@@ -96,6 +117,7 @@ impl TargetOptions {
             nqn,
             allow_hosts: Vec::new(),
             host_keys: BTreeMap::new(),
+            tls_derivation: Derivation::Specification,
             dhchap_hashes: vec![Hash::Sha256, Hash::Sha384, Hash::Sha512],
             dhchap_groups: vec![Group::Ffdhe2048, Group::Ffdhe3072, Group::Null],
             allow_any_host: false,

@@ -14,7 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
-use super::connection::{Closed, HostConnection, is_transient};
+use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryWait};
 use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::readiness::Readiness;
 use crate::qpair::spinning::Spinning;
 use crate::qpair::{Completion, Notice, PairScope};
-use crate::tcp::budget::{TARGET_MAX_COMPLETIONS, TARGET_RECEIVE_BYTES, target_completions};
+use crate::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 
 /// What a poller shares with the target's other threads.
 pub(super) struct Mailbox {
@@ -110,7 +110,7 @@ pub(super) struct Poller {
     waiting_for_memory: Vec<usize>,
     /// Connections that receive nothing until there is memory.
     paused: Vec<usize>,
-    scratch: Vec<u8>,
+    scratch: Scratch,
     done: Vec<Completion>,
     /// Length of the last completed I/O, which predicts that of the next.
     last_len: usize,
@@ -156,7 +156,7 @@ impl Poller {
             dirty: Vec::new(),
             waiting_for_memory: Vec::new(),
             paused: Vec::new(),
-            scratch: vec![0; TARGET_RECEIVE_BYTES],
+            scratch: Scratch::new(),
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
             last_len: 0,
             next_tick: Instant::now(),
@@ -512,7 +512,7 @@ impl Poller {
         for index in dirty.drain(..) {
             let Some(connection) = self.connections.get_mut(index) else { continue };
             connection.is_dirty = false;
-            let sent = connection.send(now);
+            let sent = connection.send(&mut self.scratch, now);
             connection.account(&mut self.backend);
             match sent {
                 Err(closed) => self.close(index, closed, now),

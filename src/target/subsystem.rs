@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use super::exponentiations::Exponentiations;
+use super::generated_keys::GeneratedKeys;
 use super::options::{HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
 use super::warnings::{WarningKind, Warnings, Who};
-use crate::auth::{Concatenation, ControllerTerms};
+use crate::auth::{Concatenation, ControllerTerms, Hash, IdentityParts, Origin, TlsPsk};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 use crate::qpair::{Device, Namespace};
@@ -35,6 +36,8 @@ pub(super) struct Subsystem {
     /// The keys of hosts; those of the options, or what has replaced them.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
     pub(super) exponentiations: Exponentiations,
+    /// Keys of TLS that authentications have generated.
+    pub(super) generated: GeneratedKeys,
     /// Times are stored as milliseconds since this instant, so that they fit into atomics.
     start: Instant,
     controllers: Mutex<Controllers>,
@@ -55,6 +58,10 @@ pub(super) struct Controller {
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
+    /// Whether its admin queue is inside TLS; its I/O queues then must be, too.
+    is_secured: bool,
+    /// The generated key of its TLS, which stays valid as long as the controller.
+    _generated: Option<Arc<TlsPsk>>,
     /// Set when its admin queue is gone; its other connections then close themselves.
     is_dead: AtomicBool,
     /// Controller Configuration as the host wrote it.
@@ -91,8 +98,19 @@ pub(super) struct Queue {
     pub(super) sq_flow_control: bool,
     /// Whether its host has keys, and must prove that on this queue.
     pub(super) must_authenticate: bool,
+    /// Whether and how its authentication may generate a key of TLS.
+    pub(super) concatenation: Concatenation,
     resets: u32,
     subsystem: Arc<Subsystem>,
+}
+
+/// Whose key the TLS session of a connection has.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// The identity of the key.
+    pub(super) identity: String,
+    /// Its parts.
+    pub(super) parts: IdentityParts,
 }
 
 /// Why a Connect is refused, with dword 0 of the response.
@@ -138,6 +156,7 @@ impl Subsystem {
             warnings: Warnings::new(start),
             counters,
             exponentiations: Exponentiations::new(),
+            generated: GeneratedKeys::default(),
             start,
             controllers: Mutex::new(controllers),
         }
@@ -198,16 +217,31 @@ impl Subsystem {
         *self.keys.write() = shared_keys(keys);
     }
 
+    /// Whether some host has a key of TLS.
+    pub(super) fn offers_tls(&self) -> bool {
+        let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
+        has_keys || !self.generated.is_empty()
+    }
+
     /// What a host with these keys must prove.
-    pub(super) fn authentication_terms(&self, host: &Nqn, keys: &HostKeys) -> ControllerTerms {
+    pub(super) fn authentication_terms(
+        &self,
+        host: &Nqn,
+        keys: &HostKeys,
+        concatenation: Concatenation,
+    ) -> ControllerTerms {
+        let mut hashes = self.options.dhchap_hashes.clone();
+        if concatenation == Concatenation::Required {
+            hashes.retain(|hash| *hash != Hash::Sha512); // no cipher suite has it
+        }
         ControllerTerms {
             hostnqn: host.clone(),
             subnqn: self.options.nqn.clone(),
             secrets: keys.secrets.clone(),
             ctrl_secret: keys.ctrl_secret.clone(),
-            hashes: self.options.dhchap_hashes.clone(),
+            hashes,
             groups: self.options.dhchap_groups.clone(),
-            concatenation: Concatenation::No,
+            concatenation,
         }
     }
 
@@ -229,9 +263,10 @@ impl Subsystem {
         sqe: &Sqe,
         data: &ConnectData,
         peer: SocketAddr,
+        secured_as: Option<&Names>,
         now: Instant,
     ) -> Result<Queue, Refusal> {
-        let result = self.admit(sqe, data, peer, now);
+        let result = self.admit(sqe, data, peer, secured_as, now);
         match &result {
             Ok(queue) => queue.log_connected(peer),
             Err(refusal) => self.log_refused(refusal, data, peer, now),
@@ -255,6 +290,7 @@ impl Subsystem {
         sqe: &Sqe,
         data: &ConnectData,
         peer: SocketAddr,
+        secured_as: Option<&Names>,
         now: Instant,
     ) -> Result<Queue, Refusal> {
         if sqe.connect_recfmt() != 0 {
@@ -282,12 +318,25 @@ impl Subsystem {
                 Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
             return Err(Refusal { kind: Some(WarningKind::HostNotAllowed), ..refusal });
         }
-        let controller = match sqe.connect_qid() {
-            0 => self.add_controller(sqe, data, hostnqn, is_discovery, peer, now)?,
-            qid => self.join_controller(qid, data, &hostnqn, is_discovery)?,
+        let keys = self.keys_of(&hostnqn).filter(|_| !is_discovery);
+        let qid = sqe.connect_qid();
+        // The admin queue on which a key is generated is plain.
+        let must_secure =
+            |keys: &HostKeys| !keys.tls_keys.is_empty() || keys.must_concat && qid != 0;
+        let must_secure = keys.as_deref().is_some_and(must_secure);
+        check_secured(secured_as, must_secure, &hostnqn, &subnqn)?;
+        let concatenation = match &keys {
+            Some(keys) if secured_as.is_none() && qid == 0 => keys.concatenation(),
+            _ => Concatenation::No,
+        };
+        let is_generated = secured_as.is_some_and(|names| names.parts.origin == Origin::Generated);
+        let controller = match qid {
+            0 => self.add_controller(sqe, data, hostnqn, is_discovery, (peer, secured_as), now)?,
+            qid => self.join_controller(qid, data, &hostnqn, is_discovery, secured_as.is_some())?,
         };
         Ok(Queue {
-            must_authenticate: !is_discovery && self.keys_of(&controller.hostnqn).is_some(),
+            must_authenticate: keys.is_some_and(|keys| !keys.secrets.is_empty()) && !is_generated,
+            concatenation,
             resets: controller.resets.load(Ordering::Relaxed),
             controller,
             qid: sqe.connect_qid(),
@@ -303,7 +352,7 @@ impl Subsystem {
         data: &ConnectData,
         hostnqn: Nqn,
         is_discovery: bool,
-        from: SocketAddr,
+        (from, secured_as): (SocketAddr, Option<&Names>),
         now: Instant,
     ) -> Result<Arc<Controller>, Refusal> {
         if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
@@ -312,6 +361,14 @@ impl Subsystem {
                 "only dynamic controllers are supported",
             ));
         }
+        let generated = match secured_as {
+            Some(Names { parts, identity }) if parts.origin == Origin::Generated => {
+                let held = self.generated.hold(identity, now);
+                let why = "its generated TLS key is no longer valid";
+                Some(held.ok_or_else(|| Refusal::of(Status::CONNECT_INVALID_HOST, why))?)
+            }
+            _ => None,
+        };
         let peer = Peer::from(from.ip());
         let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
         let mut controllers = self.controllers.lock();
@@ -329,6 +386,8 @@ impl Subsystem {
             hostnqn,
             hostid: data.hostid,
             is_discovery,
+            is_secured: secured_as.is_some(),
+            _generated: generated,
             is_dead: AtomicBool::new(false),
             cc: AtomicU32::new(0),
             csts: AtomicU32::new(0),
@@ -418,6 +477,7 @@ impl Subsystem {
         data: &ConnectData,
         hostnqn: &Nqn,
         is_discovery: bool,
+        is_secured: bool,
     ) -> Result<Arc<Controller>, Refusal> {
         let controller = self.controllers.lock().by_cntlid.get(&data.cntlid.get()).cloned();
         let controller = controller
@@ -439,6 +499,10 @@ impl Subsystem {
         }
         if is_discovery {
             return Err(Refusal::command(QID_OFFSET, "the discovery service has no I/O queues"));
+        }
+        if controller.is_secured != is_secured {
+            let why = "an I/O queue is inside TLS if and only if the admin queue is";
+            return Err(Refusal::of(Status::CONNECT_INVALID_HOST, why));
         }
         if !controller.is_enabled() {
             let why = "the controller is not enabled";
@@ -631,6 +695,23 @@ impl Refusal {
     fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
     }
+}
+
+/// Refuses a host whose key of TLS belongs to other names, or that has one and does not use it.
+fn check_secured(
+    secured_as: Option<&Names>,
+    must_secure: bool,
+    hostnqn: &Nqn,
+    subnqn: &Nqn,
+) -> Result<(), Refusal> {
+    let why = match secured_as.map(|names| &names.parts) {
+        Some(names) if names.hostnqn != *hostnqn => "its TLS key is that of another host",
+        Some(names) if names.subnqn != *subnqn => "its TLS key is for another subsystem",
+        None if must_secure => "a host with a TLS key must use TLS",
+        _ => return Ok(()),
+    };
+    let refusal = Refusal::of(Status::CONNECT_INVALID_HOST, why);
+    Err(Refusal { kind: Some(WarningKind::NotAuthenticated), ..refusal })
 }
 
 fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {

@@ -132,6 +132,8 @@ impl World {
             host: HostIdentity { nqn: nqn("host"), id: [3; 16], credentials: None },
             digests: Digests::default(),
             required: Digests::default(),
+            psk: None,
+            psk_v0: None,
             nr_io_queues: 4,
             keep_alive_tmo: Duration::from_millis(400),
             tcp_timeout: Duration::from_millis(200),

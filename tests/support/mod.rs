@@ -13,4 +13,6 @@ pub mod origin;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;
+#[cfg(feature = "tls")]
+pub mod tls_tunnel;
 pub mod warnings;

@@ -36,7 +36,7 @@ pub(crate) fn hostnqn(options: &ConnectOptions) -> Nqn {
 fn credentials(options: &ConnectOptions) -> Option<Credentials> {
     let secret = options.dhchap_secret.clone()?;
     let ctrl_secret = options.dhchap_ctrl_secret.clone();
-    Some(Credentials { secret, ctrl_secret, randomness })
+    Some(Credentials { secret, ctrl_secret, concatenates: options.concat, randomness })
 }
 
 /// Random numbers for one authentication.

@@ -1,4 +1,4 @@
-//! The connection of one queue until it can be used: TCP, ICReq, Connect, authentication.
+//! The connection of one queue until it can be used: TCP, TLS, ICReq, Connect, authentication.
 //!
 //! Admin queues and I/O queues connect in the same way; only their Connect commands differ.
 
@@ -12,11 +12,13 @@ use zerocopy::IntoBytes;
 
 use self::authentication::{Authentication, Step};
 use super::{Failure, HostIdentity};
+use crate::auth::TlsPsk;
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR, InvalidParameter};
 use crate::nvme::{ConnectData, Cqe, Nqn, Sqe, Status};
 use crate::tcp::host::{self, CommandError, Connection, HostOptions, Transfer};
 use crate::tcp::{Digests, ProtocolError};
+use crate::tls::HANDSHAKE_LIMIT;
 use crate::units::deadline;
 
 /// The parameters of a queue's connection.
@@ -38,6 +40,8 @@ pub struct ConnectTerms {
     pub digests: Digests,
     /// The digests that the target must accept.
     pub required: Digests,
+    /// The key of TLS; `None`: the connection is plain TCP.
+    pub psk: Option<TlsPsk>,
     /// The limit of a TCP connect.
     pub tcp_timeout: Duration,
     /// The limit of an answer.
@@ -51,6 +55,11 @@ pub enum Event<B> {
     Ready {
         /// The controller.
         cntlid: u16,
+    },
+    /// The authentication has generated a key of TLS: connect again with it, in place of this connection.
+    Concatenated {
+        /// The key.
+        psk: TlsPsk,
     },
     /// The connection failed: abandon the channel.
     Failed {
@@ -104,13 +113,14 @@ pub type Ended<B> = (B, Result<Cqe, CommandError>);
 
 /// The connection of one queue. It owns no socket and never reads a clock.
 ///
-/// Connect a socket, call [`Channel::handle_connected`], transfer the bytes of [`Channel::connection`], call
+/// Connect a socket, call [`Channel::handle_connected`]; if it has a [`Channel::psk`], establish TLS with it and
+/// call [`Channel::handle_secured`]. Transfer the bytes of [`Channel::connection`], call
 /// [`Channel::handle_timeout`], and take [`Channel::poll_event`] until it returns `None`; then send.
 #[derive(Debug)]
 pub struct Channel<B> {
     terms: Box<ConnectTerms>,
     stage: Stage,
-    /// `Some` once TCP is connected.
+    /// `Some` once TCP is connected and, with a key, TLS established.
     connection: Option<Box<Connection<Payload<B>>>>,
     /// `Some` while [`Stage::Authenticating`].
     authentication: Option<Box<Authentication>>,
@@ -121,6 +131,8 @@ pub struct Channel<B> {
 enum Stage {
     /// TCP is connecting, until this time at most.
     Opening { deadline: Instant },
+    /// TLS is being established, until this time at most.
+    Securing { deadline: Instant },
     /// ICReq was sent.
     Initialising,
     /// Connect was sent.
@@ -140,6 +152,23 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
 
     /// TCP is connected.
     pub fn handle_connected(&mut self, now: Instant) {
+        match self.terms.psk {
+            Some(_) => self.stage = Stage::Securing { deadline: deadline(now, HANDSHAKE_LIMIT) },
+            None => self.initialise(now),
+        }
+    }
+
+    /// The key with which TLS is to be established before anything else is sent.
+    pub fn psk(&self) -> Option<&TlsPsk> {
+        self.terms.psk.as_ref().filter(|_| matches!(self.stage, Stage::Securing { .. }))
+    }
+
+    /// TLS is established.
+    pub fn handle_secured(&mut self, now: Instant) {
+        self.initialise(now);
+    }
+
+    fn initialise(&mut self, now: Instant) {
         let options = HostOptions {
             digests: self.terms.digests,
             may_decline: self.terms.digests != self.terms.required,
@@ -151,7 +180,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         self.connection = Some(Box::new(Connection::new(now, &options)));
     }
 
-    /// The connection that transfers its bytes; `None` before TCP is connected.
+    /// The connection that transfers its bytes; `None` before TCP is connected and TLS established.
     pub fn connection(&mut self) -> Option<&mut Connection<Payload<B>>> {
         self.connection.as_deref_mut()
     }
@@ -182,6 +211,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
                 let message = format!("no answer within {:?}", self.terms.tcp_timeout);
                 Err(Failure::new(ErrorKind::TimedOut, message))
             }
+            (None, Stage::Securing { deadline }) if now >= deadline => {
+                let message = format!("not established within {HANDSHAKE_LIMIT:?}");
+                Err(Failure::new(ErrorKind::TimedOut, message).hint(NO_TLS))
+            }
             (None, _) => Ok(()),
         }
     }
@@ -190,7 +223,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match (&self.connection, self.stage) {
             (Some(connection), _) => connection.poll_timeout(),
-            (None, Stage::Opening { deadline }) => Some(deadline),
+            (None, Stage::Opening { deadline } | Stage::Securing { deadline }) => Some(deadline),
             (None, _) => None,
         }
     }
@@ -213,7 +246,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             };
             match came {
                 Ok(None) => {}
-                Ok(Some(cntlid)) => return Some(Event::Ready { cntlid }),
+                Ok(Some((cntlid, None))) => return Some(Event::Ready { cntlid }),
+                Ok(Some((_, Some(psk)))) => return Some(Event::Concatenated { psk }),
                 Err(Refusal { failure, refused }) => {
                     return Some(Event::Failed { failure, refused });
                 }
@@ -244,12 +278,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         })
     }
 
-    /// Handles the answer to Connect; returns the controller's identifier if the queue can be used.
+    /// Handles the answer to Connect; returns what [`Channel::take_step`] returns.
     fn handle_answer(
         &mut self,
         now: Instant,
         result: Result<Cqe, CommandError>,
-    ) -> Result<Option<u16>, Refusal> {
+    ) -> Result<Option<Usable>, Refusal> {
         let cqe = result
             .map_err(|error| Failure::new(ErrorKind::Corrupt, error.to_string()).at(CONNECT))?;
         if !cqe.status().is_success() {
@@ -261,7 +295,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         let begun = Authentication::begin(&self.terms, wanted, cntlid);
         let Some((authentication, step)) = begun.map_err(|failure| failure.at(CONNECT))? else {
             self.stage = Stage::Ready;
-            return Ok(Some(cntlid));
+            return Ok(Some((cntlid, None)));
         };
         self.stage = Stage::Authenticating;
         self.authentication = Some(Box::new(authentication));
@@ -274,14 +308,15 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         now: Instant,
         message: &[u8],
         result: Result<Cqe, CommandError>,
-    ) -> Result<Option<u16>, Refusal> {
+    ) -> Result<Option<Usable>, Refusal> {
         let Some(authentication) = &mut self.authentication else { return Ok(None) };
         let step = authentication.answered(message, result);
         self.take_step(now, step.map_err(|failure| failure.at(AUTHENTICATION))?)
     }
 
-    /// Performs a step of the authentication; returns the controller's identifier after the last one.
-    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<u16>, Refusal> {
+    /// Performs a step of the authentication; after the last one returns the controller's identifier, and the
+    /// key of TLS that the authentication has generated, if it should.
+    fn take_step(&mut self, now: Instant, step: Step) -> Result<Option<Usable>, Refusal> {
         let (sqe, transfer, message) = match step {
             Step::Send(message) => {
                 let len = message.len() as u32;
@@ -290,10 +325,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             Step::Receive { len } => {
                 (Sqe::authentication_receive(0, len), Transfer::In, vec![0; len as usize])
             }
-            Step::Authenticated { cntlid } => {
+            Step::Authenticated { cntlid, generated } => {
                 self.authentication = None;
                 self.stage = Stage::Ready;
-                return Ok(Some(cntlid));
+                return Ok(Some((cntlid, generated)));
             }
         };
         let Some(connection) = &mut self.connection else { return Ok(None) };
@@ -389,6 +424,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
     pub fn stage(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Opening { .. } => Some("TCP connect"),
+            Stage::Securing { .. } => Some("TLS handshake"),
             Stage::Initialising => Some("initialising the connection"),
             Stage::Connecting => Some(CONNECT),
             Stage::Authenticating => {
@@ -398,6 +434,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
         }
     }
 }
+
+/// The controller's identifier, and the key that its authentication has generated.
+type Usable = (u16, Option<TlsPsk>);
 
 /// Why a queue failed to connect.
 struct Refusal {
@@ -420,6 +459,7 @@ fn refusal(cqe: &Cqe) -> Failure {
         return Failure::new(ErrorKind::Refused, format!("the controller answered {status}"))
             .hint(
                 "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
+                 a target that has a TLS key for this host needs it: --tls-key; \
                  `dlfs discover HOST:PORT` lists what the target offers this one",
             );
     }
@@ -449,6 +489,8 @@ const NO_PLACE: &str = "the target has as many controllers as it allows, of all 
 /// The hint when a target closes the connection at once.
 const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
     its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
+/// The hint when a target does not answer TLS.
+const NO_TLS: &str = "does the target offer TLS at this address? `dlfs discover HOST:PORT` says so";
 /// The hint for an NQN that the target does not know.
 const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs discover HOST:PORT` lists those that the \
      target offers to this host";

@@ -10,6 +10,7 @@ use zerocopy::FromBytes;
 use super::connect::Event;
 use super::identification::{Goal, Identification, Known, Page, check_ana, unsupported};
 use super::{AdminEvent, Channel, ConnectTerms, Failure, HostIdentity, Identified};
+use crate::auth::TlsPsk;
 use crate::error::ErrorKind;
 use crate::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord};
 use crate::nvme::identify::IDENTIFY_LEN_BYTES;
@@ -32,6 +33,10 @@ pub struct Terms {
     pub digests: Digests,
     /// The digests that the target must accept.
     pub required: Digests,
+    /// The key of TLS; `None`: connections are plain TCP.
+    pub psk: Option<TlsPsk>,
+    /// The same key with an identity of version 0, for targets that know no other.
+    pub psk_v0: Option<TlsPsk>,
     /// The number of I/O queues to ask for.
     pub nr_io_queues: u16,
     /// Keep Alive Timeout; zero switches it off.
@@ -53,6 +58,7 @@ impl Terms {
             keep_alive_tmo: self.keep_alive_tmo,
             digests: self.digests,
             required: self.required,
+            psk: self.psk.clone(),
             tcp_timeout: self.tcp_timeout,
             io_timeout: self.io_timeout,
         }
@@ -68,13 +74,14 @@ impl Terms {
             // One connection without digests among others could carry undetected damage.
             digests: join_info.digests,
             required: join_info.digests,
+            psk: join_info.psk.clone(),
             ..self.of_admin_queue()
         }
     }
 }
 
 /// What an I/O queue needs to join a session.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct JoinInfo {
     /// The controller's identifier.
     pub cntlid: u16,
@@ -82,6 +89,8 @@ pub struct JoinInfo {
     pub max_in_capsule: u32,
     /// The digests of the admin queue.
     pub digests: Digests,
+    /// The key of TLS, if the admin queue uses it.
+    pub psk: Option<TlsPsk>,
 }
 
 /// Properties of the controller that only the admin queue uses.
@@ -118,6 +127,8 @@ pub struct Controller {
     /// When the next asynchronous event request may be sent; the interval limits a flood of events.
     next_event_request: Option<Instant>,
     log: LogReading,
+    /// The key of TLS that the authentication has generated: this controller is replaced by another inside TLS.
+    generated: Option<TlsPsk>,
 }
 
 /// A command's payload and its step.
@@ -216,6 +227,7 @@ impl Controller {
             next_keep_alive: None,
             next_event_request: None,
             log: LogReading::default(),
+            generated: None,
         }
     }
 
@@ -245,10 +257,14 @@ impl Controller {
                 Event::Ready { cntlid } => {
                     let digests = self.channel.digests();
                     (self.join_info.cntlid, self.join_info.digests) = (cntlid, digests);
+                    self.join_info.psk = self.terms.psk.clone();
+                    self.identified.is_secured = self.terms.psk.is_some();
                     self.identified.hdr_digest = digests.header;
                     self.identified.data_digest = digests.data;
                     self.begin(now, Step::ReadCapabilities)?;
                 }
+                // I/O queues connect after the admin queue, with its key.
+                Event::Concatenated { psk } => self.generated = Some(psk),
                 Event::Failed { failure, .. } => return Err(failure),
                 Event::Done { payload, result } => {
                     let (step, nsid) = (payload.step, payload.about.map(|of| of.identified.nsid));
@@ -275,6 +291,11 @@ impl Controller {
         Ok(reported)
     }
 
+    /// The key of TLS that the authentication has generated: connect again with it.
+    pub fn take_generated(&mut self) -> Option<TlsPsk> {
+        self.generated.take()
+    }
+
     /// What was identified; complete after [`AdminEvent::Ready`].
     pub fn identified(&self) -> &Identified {
         &self.identified
@@ -282,7 +303,7 @@ impl Controller {
 
     /// What I/O queues need to join the session; valid after [`AdminEvent::Ready`].
     pub fn join_info(&self) -> JoinInfo {
-        self.join_info
+        self.join_info.clone()
     }
 
     /// The current step, as text.

@@ -198,7 +198,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
-    /// Whether all sessions so far had both digests.
+    /// Whether all sessions so far had both digests, or TLS in their place.
     pub fn was_always_digested(&self) -> bool {
         self.always_digested
     }
@@ -323,7 +323,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             namespaces,
             proven: AtomicBool::new(false),
         });
-        self.always_digested &= identified.hdr_digest && identified.data_digest;
+        let is_digested = identified.hdr_digest && identified.data_digest;
+        self.always_digested &= is_digested || identified.is_secured;
         self.free_qids = (1..=session.num_io_queues).collect();
         self.next_number += 1;
         self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);

@@ -87,6 +87,8 @@ pub struct Identified {
     pub hdr_digest: bool,
     /// Whether data carry digests.
     pub data_digest: bool,
+    /// Whether its connections are inside TLS, which detects every change.
+    pub is_secured: bool,
     /// The requested namespaces in the order of the request; all namespaces in the order of their NSIDs.
     pub namespaces: Vec<IdentifiedNamespace>,
 }

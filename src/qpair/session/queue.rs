@@ -457,6 +457,10 @@ impl IoQueue {
                 self.close(Why::Refused { failure, retry_at, attempt });
             }
             Some(Event::Failed { failure, .. }) => self.fail(failure),
+            Some(Event::Concatenated { .. }) => {
+                let message = "a key was generated on an I/O queue";
+                self.fail(Failure::new(ErrorKind::Internal, message));
+            }
             Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
         }
     }

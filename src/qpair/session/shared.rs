@@ -35,7 +35,7 @@ pub struct Shared<P, J> {
     identity: OnceLock<Arc<[Attached]>>,
     /// For each namespace, the writes that are not durable yet.
     durability: OnceLock<Box<[Durability]>>,
-    /// Whether some session lacked one of the digests.
+    /// Whether some session had neither both digests nor TLS.
     undigested: AtomicBool,
     has_other_paths: bool,
     /// Wakes the thread that owns the controller.
@@ -132,7 +132,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         now.or_else(|| Some(self.identity.get()?.get(ns_index)?.namespace.clone()))
     }
 
-    /// Whether all sessions so far had both digests.
+    /// Whether all sessions so far had both digests, or TLS in their place.
     pub fn was_always_digested(&self) -> bool {
         !self.undigested.load(Ordering::Acquire)
     }

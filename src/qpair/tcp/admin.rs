@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::link::Link;
 use super::{Portal, Tcp};
+use crate::auth::TlsPsk;
 use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Remote};
@@ -15,6 +16,8 @@ pub(super) struct Admin {
     /// Dropped, and so closed, before the controller's buffers are freed.
     link: Link,
     controller: Controller,
+    /// How to connect again with another key of TLS.
+    again: Box<(SocketAddr, Terms)>,
 }
 
 impl remote::Admin<Tcp> for Admin {
@@ -23,9 +26,17 @@ impl remote::Admin<Tcp> for Admin {
     }
 
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
-        let Admin { link, controller } = self;
+        let Admin { link, controller, again } = self;
         let moved = link.poll(now, controller.channel(), scratch, false);
+        if link.refuses_identity()
+            && let Some(psk) = again.1.psk_v0.take()
+        {
+            return self.connect_again(now, psk);
+        }
         let turn = controller.advance(now, moved)?;
+        if let Some(psk) = controller.take_generated() {
+            return self.connect_again(now, psk);
+        }
         let sent = link.send(now, controller.channel());
         sent.map_err(|failure| failure.at(controller.stage()))?;
         Ok(turn)
@@ -59,7 +70,17 @@ impl Admin {
         address: SocketAddr,
         terms: Terms,
     ) -> Result<Admin, Failure> {
-        Ok(Admin { link: Link::start(address)?, controller: Controller::new(now, terms) })
+        let link = Link::start(address)?;
+        let again = Box::new((address, terms.clone()));
+        Ok(Admin { link, controller: Controller::new(now, terms), again })
+    }
+
+    /// Replaces the connection by one with this key of TLS, which is not replaced again.
+    fn connect_again(&mut self, now: Instant, psk: TlsPsk) -> Result<AdminEvent, Failure> {
+        let (address, terms) = &*self.again;
+        let terms = Terms { psk: Some(psk), psk_v0: None, ..terms.clone() };
+        *self = Admin::connect(now, *address, terms)?;
+        Ok(AdminEvent::Nothing)
     }
 
     /// The records of the discovery service.

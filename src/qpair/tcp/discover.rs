@@ -31,17 +31,22 @@ pub fn discover(
 ) -> Result<Vec<DiscoveryRecord>> {
     let deadline = deadline(Instant::now(), options.connect_timeout);
     let name = format!("{traddr}:{trsvcid}");
+    super::check_tls(options).map_err(|error| error.target(name.clone()))?;
     let sockets = super::resolve(traddr, trsvcid, options.connect_timeout)
         .map_err(|error| error.target(name.clone()))?;
     let mut failure = None;
     for address in sockets {
         let digests = Digests { header: options.hdr_digest, data: options.data_digest };
+        let (subnqn, host) = (Nqn::discovery(), HostIdentity::new(options));
+        let (psk, psk_v0) = super::psks(options, &host.nqn, &subnqn);
         let terms = Terms {
-            subnqn: Nqn::discovery(),
+            subnqn,
             goal: Goal::Discovery,
-            host: HostIdentity::new(options),
+            host,
             digests,
             required: digests,
+            psk,
+            psk_v0,
             nr_io_queues: 0,
             keep_alive_tmo: Duration::ZERO,
             tcp_timeout: options.tcp_connect_timeout,

@@ -1,4 +1,6 @@
-//! A socket and the transfer of bytes between it and a channel, for admin and I/O queues.
+//! A socket and the transfer of bytes between it and a channel, for admin and I/O queues: plain, or inside TLS.
+
+mod secured;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -16,6 +18,8 @@ use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
 use crate::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use crate::tcp::host::Connection;
+use crate::tls::TlsError;
+use secured::Secured;
 
 /// Why the operating system ended a connection.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -26,6 +30,8 @@ enum LinkError {
     Os(Errno),
     #[error("the target closed the connection")]
     Closed,
+    #[error(transparent)]
+    Tls(TlsError),
     #[error("the operating system counted {found} bytes where {asked} were to be moved")]
     Excess { asked: usize, found: usize },
 }
@@ -38,13 +44,21 @@ impl From<LinkError> for Failure {
             LinkError::Connect(_)
             | LinkError::Os(_)
             | LinkError::Closed
-            | LinkError::Excess { .. } => ErrorKind::Disconnected,
+            | LinkError::Excess { .. }
+            | LinkError::Tls(TlsError::Closed) => ErrorKind::Disconnected,
+            LinkError::Tls(TlsError::Unsupported) => ErrorKind::Unsupported,
+            LinkError::Tls(TlsError::BadRecord | TlsError::Failed(_)) => ErrorKind::Corrupt,
+            LinkError::Tls(TlsError::Alert { .. } | TlsError::NotTls | TlsError::NoKey) => {
+                ErrorKind::Refused
+            }
         };
         let failure = Failure::new(kind, error.to_string());
         match error {
             LinkError::Connect(Errno::CONNREFUSED) => {
                 failure.hint("nothing listens at that address: is the target running?")
             }
+            LinkError::Tls(TlsError::Alert { .. } | TlsError::NoKey) => failure.hint(TLS_KEYS),
+            LinkError::Tls(TlsError::NotTls) => failure.hint(NOT_TLS),
             _ => failure,
         }
     }
@@ -54,6 +68,8 @@ impl From<LinkError> for Failure {
 pub(super) struct Link {
     socket: Watched<Socket>,
     receives: Receives,
+    /// The session of TLS, if the channel has a key.
+    secured: Option<Box<Secured>>,
 }
 
 /// How often the socket was read.
@@ -70,7 +86,8 @@ impl Link {
         let socket = open_socket(address).map_err(LinkError::Connect)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {
-                Ok(Link { socket: Watched::new(socket), receives: Receives::default() })
+                let receives = Receives::default();
+                Ok(Link { socket: Watched::new(socket), receives, secured: None })
             }
             Err(error) => Err(LinkError::Connect(error).into()),
         }
@@ -101,10 +118,17 @@ impl Link {
             channel.handle_connected(now);
             is_ready = false; // nothing was read yet
         }
+        if channel.psk().is_some() {
+            let result = self.secure(now, channel, is_ready);
+            self.set_writable(channel.wants_writable());
+            return result.and_then(|()| channel.handle_timeout(now));
+        }
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let result = match is_ready {
-            true => receive(&self.socket, connection, now, scratch, &mut self.receives),
-            false => Ok(()),
+        let (socket, receives) = (&self.socket, &mut self.receives);
+        let result = match (&mut self.secured, is_ready) {
+            (_, false) => Ok(()),
+            (None, true) => receive(socket, connection, now, scratch, receives),
+            (Some(secured), true) => secured.receive(socket, connection, now, scratch, receives),
         };
         match result.and_then(|()| channel.handle_timeout(now)) {
             Ok(()) => self.send(now, channel),
@@ -116,6 +140,30 @@ impl Link {
         }
     }
 
+    /// Advances the handshake of TLS; the channel goes on when it is established.
+    fn secure<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        now: Instant,
+        channel: &mut Channel<B>,
+        is_ready: bool,
+    ) -> Result<(), Failure> {
+        let Some(psk) = channel.psk() else { return Ok(()) };
+        let secured = match &mut self.secured {
+            Some(secured) => secured,
+            None => self.secured.insert(Box::new(Secured::new(psk)?)),
+        };
+        if secured.handshake(&self.socket, is_ready, &mut self.receives)? {
+            channel.handle_secured(now);
+            return self.send(now, channel);
+        }
+        Ok(())
+    }
+
+    /// Whether the target has refused the identity of the key, so that another may be tried.
+    pub(super) fn refuses_identity(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| secured.refuses_identity())
+    }
+
     /// Sends queued bytes until the socket is full.
     pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
@@ -123,14 +171,28 @@ impl Link {
         channel: &mut Channel<B>,
     ) -> Result<(), Failure> {
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let result = send(&self.socket, connection, now);
-        self.socket.set_writable(channel.wants_writable());
+        let result = match &mut self.secured {
+            None => send(&self.socket, connection, now),
+            Some(secured) => secured.send(&self.socket, connection, now),
+        };
+        self.set_writable(channel.wants_writable());
         Ok(result?)
+    }
+
+    /// Says whether to wait for room to send; ciphertext may wait for it when the channel has sent all.
+    fn set_writable(&mut self, wanted: bool) {
+        let has_more = self.has_outgoing();
+        self.socket.set_writable(wanted || has_more);
+    }
+
+    fn has_outgoing(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| secured.has_outgoing())
     }
 
     /// Registers the socket with a poller.
     pub(super) fn register(&mut self, registry: &Registry, writable: bool) {
-        self.socket.register(registry, writable);
+        let has_more = self.has_outgoing();
+        self.socket.register(registry, writable || has_more);
     }
 
     /// Removes the socket from its poller's set.
@@ -159,7 +221,7 @@ impl Link {
 
     /// The descriptor to sleep on.
     pub(super) fn wait(&self, writable: bool) -> Wait<'_> {
-        Wait { fd: self.socket.as_fd(), writable }
+        Wait { fd: self.socket.as_fd(), writable: writable || self.has_outgoing() }
     }
 }
 
@@ -265,6 +327,12 @@ fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
 fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
+
+/// The hint when the two sides have no common key of TLS.
+const TLS_KEYS: &str = "check that the target has this key for this host's NQN and the subsystem's NQN; a key that \
+    libnvme before July 2025 has installed there needs --tls-compat";
+/// The hint when a target does not speak TLS.
+const NOT_TLS: &str = "the target has no TLS key for any host, or no NVMe/TCP target listens there";
 
 /// The length of the scratch buffer of [`Link::poll`].
 pub(super) const SCRATCH_LEN: usize = crate::tcp::host::SCRATCH_LEN;

@@ -8,7 +8,7 @@
 //! `session` and `remote` have the rest.
 //!
 //! It has no policy about data: a read with a wrong digest or too few bytes ends with that error, and the
-//! reader decides. It does not know TLS.
+//! reader decides.
 //!
 //! Invariants:
 //! - A socket is closed before a buffer that it may write to is given back.
@@ -39,9 +39,11 @@ use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
 use super::session::{Goal, Identified, JoinInfo, Portal, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use crate::auth::{IdentityVersion, TlsPsk};
 use crate::error::{Error, ErrorKind, Result};
-use crate::nvme::{Address, TcpAddress};
+use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::tcp::Digests;
+use crate::tls::{self, TlsError};
 use crate::units::{Nsid, deadline};
 
 /// The transport NVMe/TCP, by this library's own host.
@@ -61,12 +63,14 @@ impl Transport for Tcp {
 
     fn engine(_: &Remote<Tcp>, identified: &Identified) -> String {
         let digests = match (identified.hdr_digest, identified.data_digest) {
-            (false, false) => "tcp",
-            (true, false) => "tcp (header digest)",
-            (false, true) => "tcp (data digest)",
-            (true, true) => "tcp (header and data digest)",
+            (false, false) => None,
+            (true, false) => Some("header digest"),
+            (false, true) => Some("data digest"),
+            (true, true) => Some("header and data digest"),
         };
-        digests.to_owned()
+        let tls = identified.is_secured.then_some("TLS");
+        let more: Vec<&str> = tls.into_iter().chain(digests).collect();
+        if more.is_empty() { "tcp".to_owned() } else { format!("tcp ({})", more.join(", ")) }
     }
 }
 
@@ -82,20 +86,49 @@ impl remote::Portal for Portal {
 /// The parameters of a connection to a portal.
 fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     let options = &remote.options;
+    let (psk, psk_v0) = psks(options, &remote.host.nqn, &portal.address.subnqn);
+    // Inside TLS, digests could find nothing more: only those that are required are asked for.
+    let prefers = options.prefer_digests && psk.is_none() && !options.concat;
     Terms {
         subnqn: portal.address.subnqn.clone(),
         goal: goal(remote, portal),
         host: remote.host.clone(),
         digests: Digests {
-            header: options.hdr_digest || options.prefer_digests,
-            data: options.data_digest || options.prefer_digests,
+            header: options.hdr_digest || prefers,
+            data: options.data_digest || prefers,
         },
         required: Digests { header: options.hdr_digest, data: options.data_digest },
+        psk,
+        psk_v0,
         nr_io_queues: options.nr_io_queues,
         keep_alive_tmo: options.keep_alive_tmo,
         tcp_timeout: options.tcp_connect_timeout,
         io_timeout: options.io_timeout,
     }
+}
+
+/// The host's key of TLS for a subsystem, with an identity of version 1 and of version 0.
+fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk>, Option<TlsPsk>) {
+    let of = |version| {
+        options.tls_key.as_ref()?.tls_psk(version, options.tls_derivation, hostnqn, subnqn)
+    };
+    (of(IdentityVersion::V1), of(IdentityVersion::V0))
+}
+
+/// Refuses options of TLS that contradict each other, and TLS in a build without it, before anything is sent.
+fn check_tls(options: &ConnectOptions) -> Result<()> {
+    let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
+    if options.concat && options.dhchap_secret.is_none() {
+        return invalid("concat needs dhchap_secret: the authentication generates the key of TLS");
+    }
+    if options.concat && options.tls_key.is_some() {
+        return invalid("give concat or tls_key: either generates the key of TLS or names it");
+    }
+    if (options.tls_key.is_none() && !options.concat) || tls::IS_SUPPORTED {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::Unsupported, TlsError::Unsupported.to_string());
+    Err(error.hint(tls::HOW_TO_BUILD))
 }
 
 /// The namespaces that a controller at `portal` is connected for.
@@ -278,6 +311,7 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
         let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
         return Err(error.hint("give dhchap_secret beside dhchap_ctrl_secret"));
     }
+    check_tls(options).map_err(|error| error.target(address.to_string()))?;
     let mut addresses = vec![address];
     for path in &options.paths {
         match path {

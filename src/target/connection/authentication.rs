@@ -13,7 +13,9 @@ use super::super::stats::Counters;
 use super::super::subsystem::Subsystem;
 use super::super::warnings::WarningKind;
 use super::{Closed, HostConnection};
-use crate::auth::{Controller, Explanation, Failed, Next, Power, Randomness};
+use crate::auth::{
+    Controller, Explanation, Failed, IdentityVersion, Next, Power, Randomness, TlsPsk,
+};
 use crate::buf::IoBuf;
 use crate::nvme::sqe::fctype;
 use crate::nvme::{Sqe, Status};
@@ -104,8 +106,10 @@ impl HostConnection {
     fn new_authentication(&self, subsystem: &Subsystem) -> Result<Authentication, Status> {
         let queue = self.queue.as_ref().expect("only a connected queue authenticates");
         let keys = subsystem.keys_of(&queue.controller.hostnqn);
-        let terms =
-            keys.map(|keys| subsystem.authentication_terms(&queue.controller.hostnqn, &keys));
+        let terms = keys.map(|keys| {
+            let (host, concatenation) = (&queue.controller.hostnqn, queue.concatenation);
+            subsystem.authentication_terms(host, &keys, concatenation)
+        });
         let terms = terms.ok_or(Status::INVALID_OPCODE.do_not_retry())?;
         let mut bytes = [0; Randomness::LEN_BYTES];
         // A retry may succeed: early after the start of a machine there may be no random numbers yet.
@@ -139,16 +143,24 @@ impl HostConnection {
                     return false;
                 }
             }
-            Next::Authenticated => self.authenticated(subsystem),
+            Next::Authenticated => self.authenticated(subsystem, now),
             Next::Failed(failed) => self.refuse(&failed, subsystem, now),
         }
         true
     }
 
-    fn authenticated(&mut self, subsystem: &Subsystem) {
-        self.authentication = None;
+    fn authenticated(&mut self, subsystem: &Subsystem, now: Instant) {
+        let authentication = self.authentication.take();
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
+        let generated = authentication.as_ref().and_then(|a| a.controller.generated_psk());
+        let psk = generated.and_then(|(psk, hash)| {
+            let (hostnqn, subnqn) = (&controller.hostnqn, &subsystem.options.nqn);
+            TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
+        });
+        if let Some(psk) = psk {
+            subsystem.generated.add(psk, now);
+        }
         let (host, cntlid, qid) = (controller.hostnqn.as_str(), controller.cntlid, queue.qid);
         tracing::debug!(peer = %self.peer, host, cntlid, qid, "authenticated");
         subsystem.exponentiations.prove(Peer::from(self.peer.ip()), &controller.hostnqn);

@@ -1,10 +1,13 @@
 //! Authentication after Connect: its messages in Fabrics commands.
 
 use super::ConnectTerms;
-use crate::auth::{Concatenation, Failed, Group, Hash, Host, HostTerms, Next, Randomness, Secret};
+use crate::auth::{
+    Concatenation, Failed, Group, Hash, Host, HostTerms, IdentityVersion, Next, Randomness, Secret,
+    TlsPsk,
+};
 use crate::error::{ErrorKind, Result as DlfsResult};
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
-use crate::nvme::{Cqe, RetryClass};
+use crate::nvme::{Cqe, Nqn, RetryClass};
 use crate::qpair::session::Failure;
 use crate::tcp::host::CommandError;
 
@@ -15,6 +18,8 @@ pub struct Credentials {
     pub secret: Secret,
     /// The subsystem's secret, if the controller must authenticate too.
     pub ctrl_secret: Option<Secret>,
+    /// Whether the authentication of an admin queue generates the key of TLS for all queues.
+    pub concatenates: bool,
     /// Random numbers for one authentication.
     pub randomness: fn() -> DlfsResult<Randomness>,
 }
@@ -23,6 +28,8 @@ pub struct Credentials {
 #[derive(Debug)]
 pub(super) struct Authentication {
     host: Host,
+    /// The host and the subsystem.
+    names: (Nqn, Nqn),
     cntlid: u16,
     is_receiving: bool,
 }
@@ -33,8 +40,8 @@ pub(super) enum Step {
     Send(Vec<u8>),
     /// Authentication Receive of at most this many bytes.
     Receive { len: u32 },
-    /// The queue can be used.
-    Authenticated { cntlid: u16 },
+    /// The queue can be used; with a generated key: another one inside TLS in its place.
+    Authenticated { cntlid: u16, generated: Option<TlsPsk> },
 }
 
 impl Authentication {
@@ -52,13 +59,17 @@ impl Authentication {
         let Some(credentials) = &terms.host.credentials else {
             return if wanted == 0 { Ok(None) } else { Err(required()) };
         };
-        if wanted & CONNECT_ASCR != 0 {
+        let is_secured = terms.psk.is_some();
+        // Inside TLS with a generated key, both sides have proved themselves before.
+        let is_generated = credentials.concatenates && is_secured;
+        if wanted & CONNECT_ASCR != 0 && !credentials.concatenates {
             let message = "the target requires TLS on keys of the authentication \
                            (secure channel concatenation)";
-            return Err(Failure::new(ErrorKind::Unsupported, message));
+            return Err(Failure::new(ErrorKind::Unsupported, message).hint("give --concat"));
         }
-        if wanted & CONNECT_ATR == 0 {
-            if credentials.ctrl_secret.is_none() {
+        if wanted & (CONNECT_ATR | CONNECT_ASCR) == 0 {
+            let is_needed = credentials.ctrl_secret.is_some() || credentials.concatenates;
+            if is_generated || !is_needed {
                 return Ok(None);
             }
             let message = "the controller does not authenticate, although it must";
@@ -66,7 +77,8 @@ impl Authentication {
                         give it one, or do not ask the controller to prove itself";
             return Err(Failure::new(ErrorKind::Refused, message).hint(hint));
         }
-        let Credentials { secret, ctrl_secret, randomness } = credentials;
+        let Credentials { secret, ctrl_secret, randomness, .. } = credentials;
+        let concatenates = credentials.concatenates && !is_secured;
         let randomness = randomness().map_err(|error| {
             Failure::new(error.kind(), format!("no random numbers for the authentication: {error}"))
         })?;
@@ -75,13 +87,18 @@ impl Authentication {
             subnqn: terms.subnqn.clone(),
             secret: secret.clone(),
             ctrl_secret: ctrl_secret.clone(),
-            hashes: Hash::ALL.to_vec(),
+            // No cipher suite has SHA-512.
+            hashes: Hash::ALL[..if concatenates { 2 } else { 3 }].to_vec(),
             groups: GROUPS.to_vec(),
-            concatenation: Concatenation::No,
+            concatenation: match concatenates {
+                true => Concatenation::Required,
+                false => Concatenation::No,
+            },
         };
+        let names = (terms.host.nqn.clone(), terms.subnqn.clone());
         let tid = (randomness.sequence & 0xFFFF) as u16;
         let (host, next) = Host::new(host_terms, &randomness, tid);
-        let mut begun = Authentication { host, cntlid, is_receiving: false };
+        let mut begun = Authentication { host, names, cntlid, is_receiving: false };
         let step = begun.step(next)?;
         Ok(Some((begun, step)))
     }
@@ -129,7 +146,14 @@ impl Authentication {
                     self.is_receiving = true;
                     return Ok(Step::Receive { len: MESSAGE_ROOM_BYTES });
                 }
-                Next::Authenticated => return Ok(Step::Authenticated { cntlid: self.cntlid }),
+                Next::Authenticated => {
+                    let (hostnqn, subnqn) = &self.names;
+                    let of = |(psk, hash)| {
+                        TlsPsk::generated(psk, hash, IdentityVersion::V1, hostnqn, subnqn)
+                    };
+                    let generated = self.host.generated_psk().and_then(of);
+                    return Ok(Step::Authenticated { cntlid: self.cntlid, generated });
+                }
                 Next::Failed(failed) => return Err(failure(&failed)),
             }
         }

@@ -19,6 +19,7 @@ fn terms(qid: u16) -> ConnectTerms {
         keep_alive_tmo: Duration::from_secs(if qid == 0 { 5 } else { 0 }),
         digests: Digests::default(),
         required: Digests::default(),
+        psk: None,
         tcp_timeout: Duration::from_secs(1),
         io_timeout: Duration::from_secs(2),
     }
@@ -258,7 +259,7 @@ fn randomness_of(byte: u8) -> auth::Randomness {
 fn credentials(is_mutual: bool) -> Credentials {
     let ctrl_secret = is_mutual.then(|| Secret::generate(&[9; 64], None));
     let secret = Secret::generate(&[8; 64], Some(Hash::Sha256));
-    Credentials { secret, ctrl_secret, randomness: || Ok(randomness_of(0x77)) }
+    Credentials { secret, ctrl_secret, concatenates: false, randomness: || Ok(randomness_of(0x77)) }
 }
 
 fn controller_terms(terms: &ConnectTerms, credentials: Credentials) -> ControllerTerms {
@@ -285,6 +286,24 @@ fn a_queue_whose_controller_wants_authentication_is_used_once_that_has_succeeded
         expected.extend(is_mutual.then_some(5));
         assert_eq!(fctypes, expected);
     }
+}
+
+#[test]
+fn an_authentication_that_concatenates_ends_with_the_same_key_of_tls_on_both_sides() {
+    let ours = Credentials { concatenates: true, ..credentials(true) };
+    let theirs = credentials(true);
+    let (_, event, _) = authenticated(ours.clone(), |terms| ControllerTerms {
+        concatenation: Concatenation::Optional,
+        ..controller_terms(terms, theirs)
+    });
+    let Event::Concatenated { psk } = event else { panic!("{event:?}") };
+    assert!(psk.identity().as_str().starts_with("NVMe1G02 nqn.2026-11.io.dlfs:host "));
+    assert_eq!(psk.key().len(), 48);
+    // A controller that generates no key is refused, and so is one that requires no authentication.
+    let theirs = credentials(true);
+    let (_, event, _) = authenticated(ours, |terms| controller_terms(terms, theirs));
+    let Event::Failed { failure, .. } = event else { panic!("{event:?}") };
+    assert!(failure.message.contains("secure channel concatenation"), "{}", failure.message);
 }
 
 #[test]
