@@ -68,6 +68,25 @@ pub const OPENING: &[SharedOption] = &[
         "The subsystem's key, with which the target must authenticate itself, too; a file or the key",
     ),
     row(
+        "concat",
+        ["concat", "concat", "concat"],
+        Off,
+        "Go on inside TLS with a key that the authentication generates (secure channel concatenation)",
+    ),
+    row(
+        "tls_key",
+        ["tls-key", "tls_key", "tls_key"],
+        Open,
+        "The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, or the \
+         key itself",
+    ),
+    row(
+        "tls_compat",
+        ["tls-compat", "tls_compat", "tls_compat"],
+        Off,
+        "Derive TLS keys as libnvme before July 2025 did",
+    ),
+    row(
         "nr_io_queues",
         ["nr-io-queues", "nr_io_queues", "nr_io_queues"],
         Number(16),

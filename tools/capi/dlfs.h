@@ -346,6 +346,14 @@ typedef struct {
     // The name of this node, if several run on one machine: processes on nodes of other names do
     // not share tiers in memory; or NULL.
     const char *node;
+    // The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
+    // or the key itself; NULL: plain TCP. Needs a build with TLS.
+    const char *tls_key;
+    // 1: derive TLS keys as libnvme before July 2025 did.
+    uint32_t tls_compat;
+    // 1: go on inside TLS with a key that the authentication generates (secure channel
+    // concatenation). Needs dhchap_secret and a build with TLS.
+    uint32_t concat;
 } dlfs_mount_options;
 
 // Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.

@@ -4,10 +4,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dlfs::auth::Derivation;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, Watch};
-use dlfs::keys::secret_of;
+use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
@@ -199,6 +200,14 @@ pub struct MountOptions {
     /// The name of this node, if several run on one machine: processes on nodes of other names do
     /// not share tiers in memory; or NULL.
     pub node: *const c_char,
+    /// The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
+    /// or the key itself; NULL: plain TCP. Needs a build with TLS.
+    pub tls_key: *const c_char,
+    /// 1: derive TLS keys as libnvme before July 2025 did.
+    pub tls_compat: u32,
+    /// 1: go on inside TLS with a key that the authentication generates (secure channel
+    /// concatenation). Needs dhchap_secret and a build with TLS.
+    pub concat: u32,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -207,6 +216,7 @@ unsafe impl Struct for MountOptions {
         std::mem::offset_of!(MountOptions, field),
         std::mem::offset_of!(MountOptions, dhchap_secret),
         std::mem::offset_of!(MountOptions, node),
+        std::mem::offset_of!(MountOptions, tls_key),
     ];
 }
 
@@ -348,6 +358,13 @@ impl MountOptions {
                 let given = utf8(self.dhchap_ctrl_secret, "dhchap_ctrl_secret")?;
                 connect.dhchap_ctrl_secret = Some(secret_of(given)?);
             }
+            if !self.tls_key.is_null() {
+                connect.tls_key = Some(tls_key_of(utf8(self.tls_key, "tls_key")?)?);
+            }
+            connect.concat = flag(self.concat, "concat")?;
+            if flag(self.tls_compat, "tls_compat")? {
+                connect.tls_derivation = Derivation::Compatible;
+            }
             if !self.tiers_file.is_null() {
                 if self.num_tiers > 0 {
                     return Err(Failure::invalid("tiers_file names the tiers, and so do tiers"));
@@ -437,6 +454,9 @@ impl Default for MountOptions {
             dhchap_secret: std::ptr::null(),
             dhchap_ctrl_secret: std::ptr::null(),
             node: std::ptr::null(),
+            tls_key: std::ptr::null(),
+            tls_compat: 0,
+            concat: 0,
         }
     }
 }

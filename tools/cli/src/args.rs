@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
-use dlfs::keys::secret_of;
+use dlfs::auth::Derivation;
+use dlfs::keys::{is_key_text, secret_of, tls_key_of};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
@@ -121,9 +122,15 @@ pub(crate) struct ConnectionArgs {
     /// The controller's key for DH-HMAC-CHAP, in a file; through SPDK only
     #[arg(long, value_name = "FILE")]
     dhchap_ctrl_key: Option<PathBuf>,
-    /// The pre-shared key for TLS, in a file; through SPDK only
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<PathBuf>,
+    #[arg(long, requires = "dhchap_secret", conflicts_with = "tls_key")]
+    #[arg(help = opening("concat", ""))]
+    concat: bool,
+    #[arg(long, value_name = "FILE|KEY")]
+    #[arg(help = opening("tls_key", ", which `ps` shows to everybody; through SPDK a file only"))]
+    tls_key: Option<String>,
+    #[arg(long)]
+    #[arg(help = opening("tls_compat", "; for targets whose keys it installed"))]
+    tls_compat: bool,
 }
 
 impl ConnectionArgs {
@@ -133,7 +140,27 @@ impl ConnectionArgs {
     /// A key cannot be read.
     pub(crate) fn options(&self, writable: bool) -> dlfs::Result<ConnectOptions> {
         let secret = |given: &Option<String>| given.as_deref().map(secret_of).transpose();
+        let given = [
+            ("--dhchap-secret", &self.dhchap_secret),
+            ("--dhchap-ctrl-secret", &self.dhchap_ctrl_secret),
+            ("--tls-key", &self.tls_key),
+        ];
+        for (option, text) in given {
+            if text.as_deref().is_some_and(is_key_text) {
+                crate::log::say(&format!(
+                    "warning: {option} contains the key, which `ps` shows to every user of this machine: give \
+                     the path of a file with mode 0600"
+                ));
+            }
+        }
+        let tls_file = self.tls_key.as_ref().filter(|given| !is_key_text(given));
         Ok(ConnectOptions {
+            concat: self.concat,
+            tls_key: self.tls_key.as_deref().map(tls_key_of).transpose()?,
+            tls_derivation: match self.tls_compat {
+                true => Derivation::Compatible,
+                false => Derivation::Specification,
+            },
             dhchap_secret: secret(&self.dhchap_secret)?,
             dhchap_ctrl_secret: secret(&self.dhchap_ctrl_secret)?,
             hdr_digest: self.hdr_digest,
@@ -160,7 +187,7 @@ impl ConnectionArgs {
                 },
                 dhchap_key: self.dhchap_key.clone(),
                 dhchap_ctrl_key: self.dhchap_ctrl_key.clone(),
-                tls_key: self.tls_key.clone(),
+                tls_key: tls_file.map(PathBuf::from),
             },
             ..ConnectOptions::default()
         })
@@ -211,8 +238,21 @@ mod tests {
         assert_eq!(options(&[]), ConnectOptions::default());
     }
 
+    /// The key of the tests of libnvme.
+    const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+    #[test]
+    fn a_key_of_tls_may_be_given_as_text_which_spdk_does_not_get() {
+        let found = options(&["--tls-key", TLS_KEY]);
+        assert_eq!(found.tls_key, Some(TLS_KEY.parse().unwrap()));
+        assert_eq!(found.spdk.tls_key, None);
+        assert!(options(&["--dhchap-secret", KEY, "--concat"]).concat);
+    }
+
     #[test]
     fn every_connection_option_reaches_the_library() {
+        let file = tempfile::NamedTempFile::new().unwrap(); // made with mode 0600
+        std::fs::write(&file, TLS_KEY).unwrap();
         let found = options(&[
             "--hdr-digest",
             "--data-digest",
@@ -245,7 +285,8 @@ mod tests {
             "--dhchap-ctrl-key",
             "/c",
             "--tls-key",
-            "/t",
+            file.path().to_str().unwrap(),
+            "--tls-compat",
         ]);
         let hostid: [u8; 16] = std::array::from_fn(|i| i as u8 * 0x11);
         assert_eq!(
@@ -268,8 +309,10 @@ mod tests {
                     huge_pages: Some(false),
                     dhchap_key: Some("/h".into()),
                     dhchap_ctrl_key: Some("/c".into()),
-                    tls_key: Some("/t".into()),
+                    tls_key: Some(file.path().into()),
                 },
+                tls_key: Some(TLS_KEY.parse().unwrap()),
+                tls_derivation: Derivation::Compatible,
                 ..ConnectOptions::default()
             }
         );

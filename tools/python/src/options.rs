@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
-use dlfs::auth::Secret;
+use dlfs::auth::Derivation;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options};
-use dlfs::keys::secret_of;
+use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
@@ -64,9 +64,18 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
             let nqn = text.parse().map_err(|e| raise_invalid(py, format!("hostnqn: {e}")))?;
             connect.hostnqn = Some(nqn);
         }
-        "dhchap_secret" | "dhchap_ctrl_secret" if value.is_none() => {}
-        "dhchap_secret" => connect.dhchap_secret = Some(secret(key, value)?),
-        "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(key, value)?),
+        "dhchap_secret" | "dhchap_ctrl_secret" | "tls_key" if value.is_none() => {}
+        "dhchap_secret" => connect.dhchap_secret = Some(secret(key, value, secret_of)?),
+        "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(key, value, secret_of)?),
+        "concat" => connect.concat = value.extract()?,
+        "tls_key" => connect.tls_key = Some(secret(key, value, tls_key_of)?),
+        "tls_compat" => {
+            let is_compatible: bool = value.extract()?;
+            connect.tls_derivation = match is_compatible {
+                true => Derivation::Compatible,
+                false => Derivation::Specification,
+            };
+        }
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
         "tiers_file" | "fields" => {} // handled by the callers
@@ -101,10 +110,14 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
 }
 
 /// A key, or the path of a file with one.
-fn secret(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Secret> {
+fn secret<K>(
+    key: &str,
+    value: &Bound<'_, PyAny>,
+    key_of: fn(&str) -> dlfs::Result<K>,
+) -> PyResult<K> {
     let py = value.py();
     let text_or_path: PathBuf = value.extract()?;
-    secret_of(&text_or_path.to_string_lossy()).map_err(|error| match error.kind() {
+    key_of(&text_or_path.to_string_lossy()).map_err(|error| match error.kind() {
         ErrorKind::InvalidArgument => raise_invalid(py, format!("{key}: {}", error.report())),
         _ => raise(py, &error),
     })

@@ -1,16 +1,17 @@
-//! `dlfs key`: keys for DH-HMAC-CHAP.
+//! `dlfs key`: keys for DH-HMAC-CHAP and TLS.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 
 use dlfs::auth::{Hash, Secret};
-use dlfs::keys::{generate_secret, read_hosts, read_secret};
+use dlfs::keys::{generate_secret, generate_tls_key, read_hosts, read_secret, read_tls_key};
+use dlfs::target::HostKeys;
 
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// Generate and check the keys with which hosts and targets authenticate each other
+/// Generate and check the keys with which hosts and targets authenticate each other, by DH-HMAC-CHAP or TLS
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct KeyArgs {
@@ -22,6 +23,9 @@ pub(crate) struct KeyArgs {
 enum KeyCommand {
     /// Print a new key, in nvme-cli's format
     Gen {
+        /// A key of TLS; its hash, sha256 (the default) or sha384, selects the cipher suite
+        #[arg(long)]
+        tls: bool,
         /// The hash that transforms the key, as in `nvme gen-dhchap-key --hmac`
         #[arg(long, value_enum, default_value_t = HashArg::None)]
         hash: HashArg,
@@ -57,36 +61,63 @@ impl HashArg {
 pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     match args.command {
-        KeyCommand::Gen { hash } => {
+        KeyCommand::Gen { tls: true, hash } => {
+            let hash = match hash {
+                HashArg::None | HashArg::Sha256 => Hash::Sha256,
+                HashArg::Sha384 => Hash::Sha384,
+                HashArg::Sha512 => {
+                    let message = "--hash sha512: a key of TLS has sha256 or sha384";
+                    return Err(Failure::Usage(message.to_owned()));
+                }
+            };
+            out.line(generate_tls_key(hash)?.to_text().as_str())?;
+        }
+        KeyCommand::Gen { tls: false, hash } => {
             let secret = generate_secret(hash.hash())?;
             out.line(secret.to_text().as_str())?;
         }
         KeyCommand::Check { file } => match read_secret(&file) {
             Ok(secret) => out.line(format!("one key, {}", form(&secret)))?,
-            Err(of_key) => match read_hosts(&file) {
-                Ok(hosts) => {
-                    for (nqn, keys) in &hosts {
-                        let mutual = match keys.ctrl_secret {
-                            Some(_) => "the target proves itself on demand",
-                            None => "the target has no key to prove itself with",
-                        };
-                        out.line(format!(
-                            "{nqn}: {} of the host; {mutual}",
-                            count(keys.secrets.len())
-                        ))?;
-                    }
-                }
-                // The first word tells which of the two it was meant to be.
-                Err(of_hosts) => {
-                    let is_hosts =
-                        std::fs::read(&file).is_ok_and(|text| text.starts_with(b"[[host]]"));
-                    return Err(if is_hosts { of_hosts } else { of_key }.into());
-                }
-            },
+            Err(of_key) => check_others(&mut out, &file, of_key)?,
         },
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+/// Checks a file that holds no key of DH-HMAC-CHAP, for the reason `of_key`.
+fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), Failure> {
+    let begins_with = |start: &[u8]| {
+        std::fs::read(file).is_ok_and(|text| text.trim_ascii_start().starts_with(start))
+    };
+    // The first word tells what it was meant to be.
+    if begins_with(b"NVMeTLSkey-1:") {
+        let key = read_tls_key(file)?;
+        let suite =
+            if key.hash() == Hash::Sha256 { "AES_128_GCM_SHA256" } else { "AES_256_GCM_SHA384" };
+        return out.line(format!("one key of TLS, for TLS_{suite}"));
+    }
+    match read_hosts(file) {
+        Ok(hosts) => {
+            hosts.iter().try_for_each(|(nqn, keys)| out.line(format!("{nqn}: {}", held(keys))))
+        }
+        Err(of_hosts) => Err(if begins_with(b"[[host]]") { of_hosts } else { of_key }.into()),
+    }
+}
+
+/// What a hosts file has for a host.
+fn held(keys: &HostKeys) -> String {
+    let mutual = match keys.ctrl_secret {
+        Some(_) => "the target proves itself on demand",
+        None => "the target has no key to prove itself with",
+    };
+    let secrets = format!("{} of the host; {mutual}", count(keys.secrets.len()));
+    let of_tls = format!("{} of TLS, without which it is refused", count(keys.tls_keys.len()));
+    match (keys.secrets.is_empty(), keys.tls_keys.is_empty()) {
+        (false, true) => secrets,
+        (true, _) => of_tls,
+        (false, false) => format!("{secrets}; {of_tls}"),
+    }
 }
 
 fn form(secret: &Secret) -> String {
@@ -105,9 +136,12 @@ Examples:
   (umask 077; dlfs key gen > host.key)         # a file that only you can read
   dlfs key check host.key
   dlfs read nvme-tcp://HOST/NQN --hostnqn NQN --dhchap-secret host.key
+  (umask 077; dlfs key gen --tls > tls.key)    # for --tls-key, in builds with TLS
 
 A hosts file, for dlfs serve --hosts, also with mode 0600:
   [[host]]
   nqn = \"nqn.2026-11.com.example:node7\"
   dhchap_secret = \"DHHC-1:00:...:\"            # or [\"OLD\", \"NEW\"] while one replaces the other
-  dhchap_ctrl_secret = \"DHHC-1:00:...:\"       # optional: with this the target proves itself";
+  dhchap_ctrl_secret = \"DHHC-1:00:...:\"       # optional: with this the target proves itself
+  concat = true                               # optional: the host must go on inside TLS (--concat)
+  tls_key = \"NVMeTLSkey-1:01:...:\"            # or several; the host must then connect inside TLS";

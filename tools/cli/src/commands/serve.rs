@@ -46,7 +46,8 @@ pub(crate) struct ServeArgs {
     /// Allow this host to connect; may be repeated
     #[arg(long, value_name = "NQN")]
     allow_host: Vec<Nqn>,
-    /// Hosts that must authenticate with DH-HMAC-CHAP, with their keys; SIGHUP reloads the file
+    /// Hosts that must authenticate with DH-HMAC-CHAP, connect inside TLS, or both, with their keys;
+    /// SIGHUP reloads the file
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
     /// Allow any host to connect; those in --hosts must still authenticate
@@ -174,6 +175,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,
+        tls_derivation: connect.tls_derivation,
         writable: args.writable,
         num_pollers: args.pollers.map_or_else(|| cpus.as_ref().map_or(1, Cpus::len), usize::from),
         busy_poll: args.placement.busy_poll(),

@@ -98,6 +98,9 @@ def open(
     hostnqn: str | None = None,
     dhchap_secret: Address | None = None,
     dhchap_ctrl_secret: Address | None = None,
+    concat: bool = False,
+    tls_key: Address | None = None,
+    tls_compat: bool = False,
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
     snapshot: Address | None = None,
@@ -131,6 +134,11 @@ def open(
     dhchap_secret    the host's key for DH-HMAC-CHAP: the path of a key file with mode 0600, or the key itself
                      (a pickled data set contains this argument, so prefer the path)
     dhchap_ctrl_secret   the subsystem's key, with which the target must authenticate itself, too; a file or the key
+    concat           go on inside TLS with a key that the authentication generates (secure channel concatenation);
+                     needs dhchap_secret and a build with TLS
+    tls_key          the key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, or
+                     the key itself; needs a build with TLS
+    tls_compat       derive TLS keys as libnvme before July 2025 did
     paths            more addresses of the same namespaces, used while the first is down
     direct           whether to bypass the page cache for image files and block devices
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
@@ -168,6 +176,9 @@ def open(
         "hostnqn": hostnqn,
         "dhchap_secret": dhchap_secret,
         "dhchap_ctrl_secret": dhchap_ctrl_secret,
+        "concat": concat,
+        "tls_key": tls_key,
+        "tls_compat": tls_compat,
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
