@@ -17,7 +17,8 @@ use crate::auth::{ConfiguredPsk, Hash, KeyError, Secret};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
 use crate::random;
-use crate::target::HostKeys;
+use crate::target::{Access, HostKeys};
+use crate::units::Nsid;
 
 /// A new DH-HMAC-CHAP secret from the operating system's random numbers.
 ///
@@ -113,6 +114,8 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
 /// dhchap_ctrl_secret = "DHHC-1:..."   # for hosts that want the target to prove itself, too
 /// concat = true                       # the host must go on inside TLS with a key that this generates
 /// tls_key = "NVMeTLSkey-1:..."        # or ["old", "new"]; the host must then connect inside TLS
+/// namespaces = [1, 3]                 # all unless given; the others do not exist for the host
+/// read_only = true                    # also if hosts may write
 /// ```
 ///
 /// # Errors
@@ -128,7 +131,8 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
         invalid(format!("line {line} is not valid in a hosts file: {}", reason(error.message())))
     })?;
     let mut hosts = BTreeMap::new();
-    for HostEntry { nqn, dhchap_secret, dhchap_ctrl_secret, concat, tls_key } in file.host {
+    for entry in file.host {
+        let HostEntry { nqn, dhchap_secret, dhchap_ctrl_secret, concat, tls_key, .. } = entry;
         let unusable = |error| invalid(format!("a key of {nqn}: {error}"));
         let secrets = dhchap_secret.parse::<Secret>().map_err(unusable)?;
         let tls_keys = tls_key.parse::<ConfiguredPsk>().map_err(unusable)?;
@@ -141,12 +145,14 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
             let message = format!("{nqn} has dhchap_ctrl_secret and no dhchap_secret");
             return Err(invalid(message));
         }
+        let namespaces = entry.namespaces.map(|nsids| nsids.into_iter().map(Nsid).collect());
+        let access = Access { namespaces, read_only: entry.read_only };
         if concat && secrets.is_empty() {
             return Err(invalid(format!(
                 "{nqn} has concat and no dhchap_secret to generate keys with"
             )));
         }
-        let keys = HostKeys { secrets, ctrl_secret, must_concat: concat, tls_keys };
+        let keys = HostKeys { secrets, ctrl_secret, must_concat: concat, tls_keys, access };
         if hosts.insert(nqn.clone(), keys).is_some() {
             return Err(invalid(format!("{nqn} has two entries: put its keys into one")));
         }
@@ -175,6 +181,9 @@ struct HostEntry {
     concat: bool,
     #[serde(default)]
     tls_key: Texts,
+    namespaces: Option<Vec<u32>>,
+    #[serde(default)]
+    read_only: bool,
 }
 
 #[derive(serde::Deserialize)]
@@ -321,7 +330,11 @@ mod tests {
         );
         let hosts = read_hosts(file(&with_tls, 0o600).path()).unwrap();
         let a = &hosts[&Nqn::new("nqn.2026-11.io.dlfs:a").unwrap()];
-        assert!(a.tls_keys == of_tls && a.secrets.is_empty());
+        assert!(a.tls_keys == of_tls && a.secrets.is_empty() && a.access == Access::default());
+        let limited = format!("{with_tls}namespaces = [1, 3]\nread_only = true\n");
+        let hosts = read_hosts(file(&limited, 0o600).path()).unwrap();
+        let access = &hosts[&Nqn::new("nqn.2026-11.io.dlfs:a").unwrap()].access;
+        assert!(access.read_only && access.namespaces == Some(vec![Nsid(1), Nsid(3)]));
         let key = good.split('"').find(|part| part.starts_with(PREFIX)).unwrap();
         let twice = good.replace("dlfs:b", "dlfs:a");
         let damaged = good.replacen(&key[10..14], "%%%%", 1);

@@ -13,7 +13,7 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::TcpNamespace;
 use dlfs::qpair::{ConnectOptions, Device as _};
-use dlfs::target::{HostKeys, Target, TargetOptions};
+use dlfs::target::{Access, HostKeys, Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 use support::raw_host::{RawHost, Reply};
@@ -124,6 +124,48 @@ fn a_host_on_the_list_needs_no_key_and_a_host_with_keys_must_use_them() {
     let error =
         connect(&target, &connect_options("bob", Some(1), Some(2))).err().expect("a refusal");
     assert!(error.to_string().contains("although it must"), "{error}");
+}
+
+#[test]
+fn a_host_sees_the_namespaces_that_it_may_use_and_writes_only_if_it_may() {
+    let devices =
+        || (1..=3u64).map(|mib| Arc::new(MemNamespace::new(mib << 20, 512).unwrap()) as _);
+    let mut host_keys = keys(&[("alice", &[1], None), ("bob", &[1], None)]);
+    let access = Access { namespaces: Some(vec![Nsid(1), Nsid(3)]), read_only: true };
+    host_keys.get_mut(&host("alice")).unwrap().access = access;
+    let options = TargetOptions { host_keys, writable: true, ..TargetOptions::new(subnqn()) };
+    let mut target = Target::bind(options, devices().collect()).unwrap();
+    let Address::Tcp(address) = target.address(Nsid(1)) else { panic!("it serves TCP") };
+    let options = |name| ConnectOptions { writable: true, ..connect_options(name, Some(1), None) };
+    let all = |name| TcpNamespace::connect_all(&address, &options(name)).unwrap();
+    let lens = |of: &[TcpNamespace]| -> Vec<u64> {
+        of.iter().map(|namespace| namespace.namespace().len_bytes() >> 20).collect()
+    };
+    let of_alice = all("alice");
+    assert_eq!(lens(&of_alice), [1, 3]);
+    assert!(of_alice.iter().all(|namespace| namespace.namespace().read_only));
+    let of_bob = all("bob");
+    assert_eq!(lens(&of_bob), [1, 2, 3]);
+    Blocking::new(of_bob[1].queue_pair().unwrap()).unwrap().write_at(0, &[1; 512]).unwrap();
+    let error = TcpNamespace::connect_to(&address, &[Nsid(2)], &options("alice")).err().unwrap();
+    assert!(error.to_string().contains("invalid namespace"), "{error}");
+    // The commands themselves are refused, too.
+    let (mut admin, cntlid) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
+    assert!(authenticate(&mut admin, 1));
+    enable(&mut admin);
+    let (mut io, _) = unproven(&target, 1, cntlid);
+    assert!(authenticate(&mut io, 1));
+    let status = |io: &mut RawHost, sqe| io.call(sqe, &[0; 512]).0.status();
+    let write = |nsid| Sqe::write(0, Nsid(nsid), Lba(0), 1, Sgl::in_capsule(512));
+    assert_eq!(status(&mut io, write(1)), Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
+    assert_eq!(status(&mut io, write(2)), Status::INVALID_NAMESPACE.do_not_retry());
+    // What does not exist is refused; what is connected stays.
+    let mut wrong = keys(&[("alice", &[1], None)]);
+    wrong.get_mut(&host("alice")).unwrap().access.namespaces = Some(vec![Nsid(4)]);
+    assert_eq!(target.set_host_keys(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    target.set_host_keys(keys(&[("alice", &[1], None)])).unwrap();
+    assert_eq!(status(&mut io, write(2)), Status::INVALID_NAMESPACE.do_not_retry());
+    assert_eq!(lens(&all("alice")), [1, 2, 3]);
 }
 
 /// An admin or I/O queue of `alice` that is connected and has not authenticated.

@@ -247,7 +247,7 @@ mod with_tls {
         serve(|options| {
             for (name, must_concat) in [("carol", true), ("dave", false)] {
                 let (secrets, ctrl_secret) = (vec![secret(1)], Some(secret(2)));
-                let keys = HostKeys { secrets, ctrl_secret, must_concat, tls_keys: Vec::new() };
+                let keys = HostKeys { secrets, ctrl_secret, must_concat, ..HostKeys::default() };
                 options.host_keys.insert(host(name), keys);
             }
             // SHA-512 is preferred, and no suite of TLS has it.

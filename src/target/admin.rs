@@ -14,6 +14,7 @@ use crate::nvme::identify::{
 };
 use crate::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
 use crate::nvme::{Nqn, Sqe, Status, Vs};
+use crate::units::Nsid;
 
 /// The response to an admin command.
 pub(super) enum Answer {
@@ -90,14 +91,16 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
         return Err(Status::INVALID_FIELD);
     }
     let nsid = sqe.nsid.get();
-    let namespace = subsystem.namespace(nsid);
+    let access = &controller.access;
+    let namespace = subsystem.namespace(nsid).filter(|_| access.has(Nsid(nsid)));
     match cns {
         cns::CSI_CONTROLLER => Ok([0; IDENTIFY_LEN_BYTES]), // no limits except MDTS
         cns::ACTIVE_NAMESPACES | cns::CSI_ACTIVE_NAMESPACES => {
             if nsid >= 0xFFFF_FFFE {
                 return Err(Status::INVALID_NAMESPACE);
             }
-            Ok(encode_namespace_list(subsystem.nsids().filter(|id| id.0 > nsid)))
+            let active = subsystem.nsids().filter(|id| id.0 > nsid && access.has(*id));
+            Ok(encode_namespace_list(active))
         }
         cns::NAMESPACE
         | cns::NAMESPACE_DESCRIPTORS
@@ -105,7 +108,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
         | cns::INDEPENDENT_NAMESPACE => {
             let namespace = namespace.ok_or(Status::INVALID_NAMESPACE)?;
             let (num_blocks, block_len) = (namespace.num_blocks, namespace.block_len_bytes);
-            let (nguid, read_only) = (namespace.nguid, namespace.read_only);
+            let (nguid, read_only) = (namespace.nguid, namespace.read_only || access.read_only);
             let descriptors = NamespaceDescriptors {
                 nguid: Some(nguid),
                 csi: Some(0),

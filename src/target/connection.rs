@@ -579,7 +579,8 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) {
-        let request = match backend.check(sqe, data) {
+        let Some(queue) = &self.queue else { return };
+        let request = match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => request,
             Err(status) => {
                 Counters::add(&backend.counters.errors, 1);
@@ -713,7 +714,9 @@ impl HostConnection {
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let (len, in_capsule) = (buf.len() as u32, true);
         // It was checked before the data were requested, but the namespace may have changed since.
-        match backend.check(sqe, DataTransfer::FromHost { len, in_capsule }) {
+        let Some(queue) = &self.queue else { return };
+        let data = DataTransfer::FromHost { len, in_capsule };
+        match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => backend.push(&request, buf, self.tag(id, request.kind)),
             Err(status) => {
                 self.held_bytes -= buf.len();

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::hosts::Hosts;
+use super::options::Access;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use crate::buf::{IoBuf, Pool, SharedBuf};
@@ -13,7 +14,7 @@ use crate::nvme::{Sqe, Status};
 use crate::qpair::{Io, IoError, IoOp, Namespace, QueuePair};
 use crate::tcp::budget::TARGET_RECEIVE_BYTES;
 use crate::tcp::controller::{CommandId, DataTransfer};
-use crate::units::Lba;
+use crate::units::{Lba, Nsid};
 
 /// What all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
@@ -75,10 +76,16 @@ pub(super) struct Tag {
 }
 
 impl Backend {
-    /// Checks an I/O command against its namespace.
-    pub(super) fn check(&self, sqe: &Sqe, data: DataTransfer) -> Result<Request, Status> {
+    /// Checks an I/O command against its namespace and what its host may use.
+    pub(super) fn check(
+        &self,
+        sqe: &Sqe,
+        data: DataTransfer,
+        access: &Access,
+    ) -> Result<Request, Status> {
         let queue = sqe.nsid.get().checked_sub(1).map(|index| index as usize);
         let queue = queue.filter(|&queue| queue < self.queues.len());
+        let queue = queue.filter(|_| access.has(Nsid(sqe.nsid.get())));
         let queue = queue.ok_or(Status::INVALID_NAMESPACE)?;
         let namespace = self.queues[queue].queue_pair.namespace();
         let kind = match sqe.opcode {
@@ -93,7 +100,8 @@ impl Backend {
             }
             _ => return Err(Status::INVALID_OPCODE),
         };
-        let is_read_only = namespace.read_only || !self.subsystem.options.writable;
+        let is_read_only =
+            namespace.read_only || access.read_only || !self.subsystem.options.writable;
         if kind != Kind::Read && is_read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED);
         }

@@ -47,7 +47,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use options::{HostKeys, TargetOptions};
+pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -143,10 +143,11 @@ impl Target {
     /// on a Connect, and an authentication that a host repeats, needs the new keys.
     ///
     /// # Errors
-    /// `Unsupported`: a host needs TLS, which this build lacks; nothing has changed. Otherwise: the
-    /// operating system cannot start the thread that computes for authentications.
+    /// `Unsupported`: a host needs TLS, which this build lacks; `InvalidArgument`: a host's namespace does not
+    /// exist. Nothing has changed then. Otherwise: the operating system cannot start the thread that computes
+    /// for authentications.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
-        check_tls(&keys)?;
+        check_hosts(&keys, self.subsystem.devices.len())?;
         self.subsystem.set_keys(keys);
         self.start_authenticating()
     }
@@ -252,8 +253,16 @@ impl std::fmt::Debug for Target {
 /// Length of the queue of connections that wait for `accept`.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// Refuses hosts that need TLS in a build without it.
-fn check_tls(keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
+/// Refuses hosts that need TLS in a build without it, and namespaces that do not exist.
+fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, num_namespaces: usize) -> Result<()> {
+    for (host, keys) in keys {
+        let is_missing = |nsid: &&Nsid| !(1..=num_namespaces as u64).contains(&u64::from(nsid.0));
+        if let Some(nsid) = keys.access.namespaces.iter().flatten().find(is_missing) {
+            let message = format!("{host} may use namespace {}, which does not exist", nsid.0);
+            let hint = "namespaces are numbered from 1 in the order of the addresses";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
+        }
+    }
     match keys.iter().find(|(_, keys)| !keys.tls_keys.is_empty() || keys.must_concat) {
         Some((host, _)) if !tls::IS_SUPPORTED => {
             let message = format!("{host} must connect inside TLS, and {}", TlsError::Unsupported);
@@ -272,7 +281,7 @@ fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
     if options.max_queue_entries < 2 {
         return Err(invalid("a queue has at least 2 entries".to_owned()));
     }
-    check_tls(&options.host_keys)?;
+    check_hosts(&options.host_keys, devices.len())?;
     if options.nqn.as_str() == Nqn::DISCOVERY {
         return Err(invalid(
             "a subsystem cannot have the name of the discovery service".to_owned(),

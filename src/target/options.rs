@@ -8,6 +8,7 @@ use crate::auth::{Concatenation, ConfiguredPsk, Derivation, Group, Hash, Secret}
 use crate::nvme::Nqn;
 use crate::qpair::Cpus;
 use crate::tls;
+use crate::units::Nsid;
 
 /// Options of a [`super::Target`]: what it serves, to whom, and its limits.
 #[derive(Debug, Clone)]
@@ -96,6 +97,24 @@ pub struct HostKeys {
     /// The host's keys of TLS. With any, the host must connect inside TLS. Any of them will do, but an identity
     /// of version 0 always means the first with its hash.
     pub tls_keys: Vec<ConfiguredPsk>,
+    /// What the host may use once it has proved itself.
+    pub access: Access,
+}
+
+/// What a host may use. It is decided when its controller connects.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// The namespaces that exist for the host; `None`: all.
+    pub namespaces: Option<Vec<Nsid>>,
+    /// Whether the host may not write, although others may.
+    pub read_only: bool,
+}
+
+impl Access {
+    /// Whether the namespace exists for the host.
+    pub(super) fn has(&self, nsid: Nsid) -> bool {
+        self.namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(&nsid))
+    }
 }
 
 impl HostKeys {

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::exponentiations::Exponentiations;
 use super::generated_keys::GeneratedKeys;
-use super::options::{HostKeys, TargetOptions};
+use super::options::{Access, HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
 use super::warnings::{WarningKind, Warnings, Who};
@@ -62,6 +62,8 @@ pub(super) struct Controller {
     is_secured: bool,
     /// The generated key of its TLS, which stays valid as long as the controller.
     _generated: Option<Arc<TlsPsk>>,
+    /// What its host may use.
+    pub(super) access: Access,
     /// Set when its admin queue is gone; its other connections then close themselves.
     is_dead: AtomicBool,
     /// Controller Configuration as the host wrote it.
@@ -369,6 +371,7 @@ impl Subsystem {
             }
             _ => None,
         };
+        let access = self.keys_of(&hostnqn).map(|keys| keys.access.clone()).unwrap_or_default();
         let peer = Peer::from(from.ip());
         let kato_ms = self.keep_alive_ms(sqe.connect_kato_ms(), is_discovery);
         let mut controllers = self.controllers.lock();
@@ -388,6 +391,7 @@ impl Subsystem {
             is_discovery,
             is_secured: secured_as.is_some(),
             _generated: generated,
+            access,
             is_dead: AtomicBool::new(false),
             cc: AtomicU32::new(0),
             csts: AtomicU32::new(0),

@@ -144,4 +144,6 @@ A hosts file, for dlfs serve --hosts, also with mode 0600:
   dhchap_secret = \"DHHC-1:00:...:\"            # or [\"OLD\", \"NEW\"] while one replaces the other
   dhchap_ctrl_secret = \"DHHC-1:00:...:\"       # optional: with this the target proves itself
   concat = true                               # optional: the host must go on inside TLS (--concat)
-  tls_key = \"NVMeTLSkey-1:01:...:\"            # or several; the host must then connect inside TLS";
+  tls_key = \"NVMeTLSkey-1:01:...:\"            # or several; the host must then connect inside TLS
+  namespaces = [1, 3]                         # optional: the others do not exist for the host
+  read_only = true                            # optional: also if hosts may write (--writable)";
