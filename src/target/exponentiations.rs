@@ -2,7 +2,8 @@
 //!
 //! An exponentiation costs a host that knows no key one message and the target milliseconds. So hosts
 //! that have not authenticated before share a small budget while the target serves data: 2 % of one core,
-//! and a queue of [`MAX_UNPROVEN`], behind which a host is told to try again. Hosts that have go first, up
+//! and a queue of [`MAX_UNPROVEN`], of which one address has a quarter; beyond that a host is told to try
+//! again. Hosts that have go first, up
 //! to [`PROVEN_PER_S`] a second, so that an attack does not keep them from reconnecting.
 
 use std::collections::{HashSet, VecDeque};
@@ -24,7 +25,7 @@ pub(super) struct Exponentiations {
 
 struct State {
     proven: VecDeque<Job>,
-    unproven: VecDeque<Job>,
+    unproven: VecDeque<(Peer, Job)>,
     /// Hosts that have authenticated from an address, oldest first in `order`.
     hosts: HashSet<(Peer, Nqn)>,
     order: VecDeque<(Peer, Nqn)>,
@@ -89,14 +90,16 @@ impl Exponentiations {
         Exponentiations { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Queues a job for `host` at `peer`; `false`: the queue is full.
+    /// Queues a job for `host` at `peer`; `false`: the queue is full, or has the peer's share.
     pub(super) fn push(&self, job: Job, peer: Peer, host: &Nqn, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_proven = state.hosts.contains(&(peer, host.clone()));
         if is_proven && state.budget.may_go_first(now) {
             state.proven.push_back(job);
-        } else if state.unproven.len() < MAX_UNPROVEN {
-            state.unproven.push_back(job);
+        } else if state.unproven.len() < MAX_UNPROVEN
+            && state.unproven.iter().filter(|(of, _)| *of == peer).count() < MAX_UNPROVEN_PER_PEER
+        {
+            state.unproven.push_back((peer, job));
         } else {
             return false;
         }
@@ -161,7 +164,7 @@ impl Exponentiations {
             if state.unproven.is_empty() {
                 self.changed.wait(&mut state);
             } else if now >= until || !is_serving(now) {
-                return state.unproven.pop_front().map(|job| (job, false));
+                return state.unproven.pop_front().map(|(_, job)| (job, false));
             } else {
                 // Looks again whether data is still served.
                 self.changed.wait_until(&mut state, until.min(now + SERVING_FOR));
@@ -174,6 +177,8 @@ impl Exponentiations {
 const UNPROVEN_PERCENT: u32 = 2;
 /// The most jobs of unproven hosts that wait.
 const MAX_UNPROVEN: usize = 64;
+/// The most of them from one address, so that one alone does not keep all others out.
+const MAX_UNPROVEN_PER_PEER: usize = 16;
 /// How many jobs of proven hosts go first in a second.
 const PROVEN_PER_S: u32 = 20;
 /// How many hosts are remembered as proven.
@@ -191,7 +196,11 @@ mod tests {
     }
 
     fn peer() -> Peer {
-        Peer::from(std::net::IpAddr::from([127, 0, 0, 1]))
+        peer_at(0)
+    }
+
+    fn peer_at(number: usize) -> Peer {
+        Peer::from(std::net::IpAddr::from([127, 0, 0, number as u8]))
     }
 
     fn host(name: &str) -> Nqn {
@@ -203,9 +212,12 @@ mod tests {
         let all = Exponentiations::new();
         let (now, stranger, known) = (Instant::now(), host("stranger"), host("known"));
         for number in 0..MAX_UNPROVEN {
-            assert!(all.push(job(number), peer(), &stranger, now));
+            let of = peer_at(number / MAX_UNPROVEN_PER_PEER);
+            assert!(all.push(job(number), of, &stranger, now));
+            let is_last = (number + 1).is_multiple_of(MAX_UNPROVEN_PER_PEER);
+            assert!(!is_last || !all.push(job(99), of, &stranger, now), "it has its share");
         }
-        assert!(!all.push(job(99), peer(), &stranger, now), "the queue is full");
+        assert!(!all.push(job(99), peer_at(99), &stranger, now), "the queue is full");
         all.prove(peer(), &known);
         for number in 0..PROVEN_PER_S as usize {
             assert!(all.push(job(100 + number), peer(), &known, now));
