@@ -160,7 +160,7 @@ impl<'a, 'b> Collector<'a, 'b> {
             Event::Ended => {}
             Event::Bad(bad) => self.outcome.bad.extend(bad),
             Event::Made { chunk, header, found } => {
-                self.take_chunk(&chunk, header, found)?;
+                self.take_chunk(&chunk, *header, found)?;
                 self.flush_periodically(shared)?;
             }
         }

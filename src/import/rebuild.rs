@@ -97,8 +97,8 @@ pub fn rebuild_on(
     let media = given.in_order(&order);
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
     let copies = superblocks(&media)?;
-    let newest = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
-    newest.map(Superblock::check_writable).collect::<std::result::Result<(), _>>()?;
+    let mut valid = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
+    valid.try_for_each(Superblock::check_writable)?;
     let base = match since {
         Some(generation) => Some(base_of(&media, &copies, generation)?),
         None => None,

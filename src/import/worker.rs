@@ -19,7 +19,7 @@ use crate::{Error, Result};
 pub(super) enum Event {
     Made {
         chunk: ChunkLayout,
-        header: ChunkHeader,
+        header: Box<ChunkHeader>,
         found: bool,
     },
     Bad(Vec<(u64, BadEntry)>),
@@ -98,6 +98,7 @@ impl<'p, 'a> Worker<'p, 'a> {
                 match ended {
                     Ok(()) => {
                         self.shared.media.retry_budget().progressed();
+                        let header = Box::new(header);
                         self.tell(Event::Made { chunk: task.chunk, header, found: false });
                     }
                     Err(error) => self.try_again(task, error)?,
@@ -136,6 +137,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             Ok(Started::Writing(header)) => self.writer.writes().close((task, header)),
             Ok(Started::Found(header)) => {
                 self.shared.media.retry_budget().progressed();
+                let header = Box::new(header);
                 self.tell(Event::Made { chunk: task.chunk, header, found: true });
             }
             Ok(Started::Bad(bad)) => {
