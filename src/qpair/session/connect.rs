@@ -490,7 +490,8 @@ const NO_PLACE: &str = "the target has as many controllers as it allows, of all 
 const NO_WORD_SAID: &str = "either no NVMe/TCP target listens there, or it has no place for this host: see \
     its log (dlfs serve --max-connections and --max-connections-per-address are such limits)";
 /// The hint when a target does not answer TLS.
-const NO_TLS: &str = "does the target offer TLS at this address? `dlfs discover HOST:PORT` says so";
+const NO_TLS: &str =
+    "does the target have a TLS key for this host? A target without any offers no TLS";
 /// The hint for an NQN that the target does not know.
 const LIST_SUBSYSTEMS: &str = "check the subsystem NQN in the address: `dlfs discover HOST:PORT` lists those that the \
      target offers to this host";
