@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  4  dataset                                             wires the parts and owns them
-//!  3  prefetch -> reader    import    target    cache    peers    what runs
+//!  3  prefetch -> reader    import    target    store -> cache, peers    what runs
 //!  2  qpair (engines)   |  plan -> order, tier, posix -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp    auth  tls  |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
@@ -28,6 +28,7 @@
 //! | know which sample comes next, on any rank | [`order`] |
 //! | show samples as files | [`posix`] |
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
+//! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
 //!
 //! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
@@ -57,6 +58,7 @@ pub mod reader;
 mod replace_file;
 #[cfg(feature = "spdk")]
 pub mod spdk;
+pub mod store;
 mod sync;
 pub mod target;
 pub mod tcp;

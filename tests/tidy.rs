@@ -48,11 +48,15 @@ const LAYERS: &[(&str, &str)] = &[
     ("import", "buf checksum directory error format nvme qpair random replace_file threads units"),
     ("target", "auth buf error nvme process qpair random tcp threads tls units"),
     ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),
+    (
+        "store",
+        "buf cache checksum directory error format nvme order peers process qpair threads tier units",
+    ),
     ("keys", "auth error nvme random target units"),
     (
         "dataset",
         "buf cache directory error format nvme order peers plan posix prefetch process qpair reader \
-         replace_file threads tier units",
+         replace_file store threads tier units",
     ),
 ];
 

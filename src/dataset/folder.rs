@@ -41,6 +41,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         directory: Arc::new(directory),
         cache: None,
         peers: None,
+        store: None,
     })
 }
 

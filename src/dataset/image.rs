@@ -16,6 +16,7 @@ use crate::peers::Peers;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
+use crate::store::Store;
 use crate::units::SampleId;
 
 use super::directory::read_names;
@@ -32,6 +33,8 @@ pub struct Image {
     pub(super) cache: Option<Arc<Cache>>,
     /// The other nodes of the job, if the image is read through their caches.
     pub(super) peers: Option<Arc<Peers>>,
+    /// The store of this rank, from which its loaders read, if it has one.
+    pub(super) store: Option<Arc<Store>>,
 }
 
 impl Image {
@@ -43,7 +46,7 @@ impl Image {
     /// The same image on other devices, with the same bytes and in the same order: for benches and tests.
     #[must_use]
     pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
-        Image { devices, cache: None, peers: None, ..self }
+        Image { devices, cache: None, peers: None, store: None, ..self }
     }
 
     /// The superblock of each namespace, of the generation that was opened.
@@ -119,7 +122,8 @@ impl Image {
     ) -> Result<Prefetcher> {
         let options = self.located(options)?;
         self.plan_tiers(&options)?;
-        Prefetcher::in_window(Arc::clone(&self.directory), self.devices.clone(), options, window)
+        let devices = self.devices_of_run(&options)?;
+        Prefetcher::in_window(Arc::clone(&self.directory), devices, options, window)
     }
 }
 

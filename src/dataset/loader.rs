@@ -1,7 +1,7 @@
 //! A loader that threads may share, a [`Watch`] may interrupt, and a forked child may continue.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,6 +12,7 @@ use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
+use crate::store::{Store, StoreStats};
 use crate::units::{Epoch, deadline};
 
 use super::Dataset;
@@ -36,6 +37,8 @@ pub struct Loader {
     position: AtomicU64,
     closed: AtomicBool,
     running: Forked<Mutex<Running>>,
+    /// The store of this rank, which is told how far the loader is.
+    store: Weak<Store>,
 }
 
 #[derive(Default)]
@@ -60,7 +63,9 @@ impl Loader {
         let directory = Arc::clone(dataset.directory());
         let base = normal(base, &directory);
         let position = AtomicU64::new(pack(&base)?);
+        let store = dataset.image().store().map(Arc::downgrade).unwrap_or_default();
         Ok(Loader {
+            store,
             dataset: Mutex::new(Some(dataset)),
             directory,
             share,
@@ -190,6 +195,11 @@ impl Loader {
         stats::sum(running.past, now.unwrap_or_default())
     }
 
+    /// Counters of this rank's store so far; `None` without a store, or once it is closed.
+    pub fn store_stats(&self) -> Option<StoreStats> {
+        self.store.upgrade().map(|store| store.stats())
+    }
+
     /// Its options.
     pub fn options(&self) -> &LoaderOptions {
         &self.options
@@ -241,9 +251,11 @@ impl Loader {
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: after `close` nothing may be started
         if let Some(loader) = &mut running.loader {
-            let taken = loader.next_within(batch, limit)?;
+            let taken = loader.next_within(batch, limit).map_err(|error| self.cause_of(error))?;
             if taken == NextBatch::Ready {
-                self.position.store(pack(&loader.state())?, Ordering::Release);
+                let state = loader.state();
+                self.position.store(pack(&state)?, Ordering::Release);
+                self.tell_store(&state);
             }
             return Ok(taken);
         }
@@ -265,11 +277,38 @@ impl Loader {
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Prefetcher>> {
         let (image, state) = (self.dataset()?.image().clone(), self.state());
+        let is_end = state.epoch.0 >= self.options.epochs.end;
+        let (epoch, taken) = (state.epoch, self.taken(&state));
+        let store = image.store().filter(|_| !is_end).cloned();
+        // A run that was moved may need samples of another epoch; else the store has come there by itself.
+        let begin = move || match store {
+            Some(store) => store.begin(epoch, taken, &mut |_| true),
+            None => Ok(()),
+        };
         if let Some(previous) = previous {
-            return Background::start(move || previous.restart(state));
+            return Background::start(move || begin().and_then(|()| previous.restart(state)));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
-        Background::start(move || image.prefetcher_in(options, prepared))
+        Background::start(move || begin().and_then(|()| image.prefetcher_in(options, prepared)))
+    }
+
+    /// Tells the store how far the run is: samples that are due may be exchanged.
+    fn tell_store(&self, state: &State) {
+        let Some(store) = self.store.upgrade() else { return };
+        match self.share.batches_after(state.consumed) {
+            0 => store.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
+            _ => store.delivered(state.epoch, self.taken(state)),
+        }
+    }
+
+    /// The samples that each rank has taken of the state's epoch.
+    fn taken(&self, state: &State) -> u64 {
+        state.consumed / u64::from(self.options.world_size.max(1))
+    }
+
+    /// Why the store cannot deliver, if that is what ended the run.
+    fn cause_of(&self, error: Error) -> Error {
+        self.store.upgrade().and_then(|store| store.failure()).unwrap_or(error)
     }
 
     fn check_open(&self) -> Result<()> {
@@ -290,6 +329,9 @@ impl Loader {
     }
 
     fn late(&self) -> Error {
+        if let Some(cause) = self.store.upgrade().and_then(|store| store.failure()) {
+            return cause;
+        }
         let dataset = self.dataset().ok();
         let devices = dataset.as_ref().map_or(&[][..], |dataset| dataset.image().devices());
         timed_out(self.options.deadline, devices)

@@ -46,6 +46,7 @@ mod peers;
 mod sampler;
 mod state_file;
 mod stats;
+mod store;
 mod tiers;
 mod verify;
 

@@ -89,7 +89,7 @@ impl Image {
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
         let directory = Arc::new(directory);
-        Image { devices, superblocks, bad_copies, directory, cache: None, peers: None }
+        Image { devices, superblocks, bad_copies, directory, cache: None, peers: None, store: None }
             .with_tiers(&options.tiers)
     }
 }

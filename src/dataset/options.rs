@@ -272,6 +272,19 @@ pub const LOADING: &[SharedOption] = &[
         Open,
         "The port on which rank 0 gathers the addresses of all ranks",
     ),
+    row("store", ["store", "", "store"], Open, "Where this rank keeps its share of the samples"),
+    row(
+        "blocking_exchange",
+        ["blocking-exchange", "", "blocking_exchange"],
+        Off,
+        "Exchange samples at the end of each epoch instead of during it",
+    ),
+    row(
+        "restart_shares",
+        ["restart-shares", "", "restart_shares"],
+        Off,
+        "Resume between epochs with another world size: the ranks begin with new shares",
+    ),
     row(
         "peer_timeout",
         ["peer-timeout", "peer_timeout_ms", "peer_timeout"],

@@ -1,5 +1,6 @@
 //! Reads an image through the caches of the job's other nodes.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -234,17 +235,10 @@ impl Dataset {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
         self.image().check_mode(run, meeting.serving)?;
         self.image().served(run, meeting.serving)?;
-        let mut meeting = meeting.clone();
-        if !meeting.is_named {
-            match JOINED.fetch_add(1, Ordering::Relaxed) {
-                0 => {}
-                // The records of an earlier round may still be there.
-                nth => meeting.round = format!("{}/{nth}", meeting.round),
-            }
-        }
+        let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
-        let rendezvous = chosen(&mut own, object)?;
-        let mut watched = Watched { rendezvous, watch };
+        let watch = RefCell::new(watch);
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
         let image = self.image().clone();
         let image = image.with_peers(&meeting.peer_options(connect), run, &mut watched)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
@@ -272,8 +266,9 @@ impl Dataset {
         let (rank, _) = peers.place();
         let round = &peers.round().records()[rank as usize].round;
         let mut own = meeting.clone().of_round(round).rendezvous_of_end(connect)?;
-        let rendezvous = chosen(&mut own, object)?;
-        peers.wait_for_end(&mut Watched { rendezvous, watch }, timeout)
+        let watch = RefCell::new(watch);
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        peers.wait_for_end(&mut watched, timeout)
     }
 
     /// As [`Image::attach_to_peers`].
@@ -339,11 +334,24 @@ pub enum PlaceKind {
     Origin,
 }
 
-/// Where the ranks meet: at `own`, or in the program's object.
-fn chosen<'a, 'b: 'a>(
+/// `meeting` with a name that no earlier round of this process has.
+pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
+    let mut meeting = meeting.clone();
+    if !meeting.is_named {
+        match JOINED.fetch_add(1, Ordering::Relaxed) {
+            0 => {}
+            // The records of an earlier round may still be there.
+            nth => meeting.round = format!("{}/{nth}", meeting.round),
+        }
+    }
+    meeting
+}
+
+/// Where the ranks meet: the meeting's own place, or the program's object.
+pub(super) fn chosen<'a, 'b>(
     own: &'a mut Option<Box<dyn Rendezvous>>,
-    object: Option<&'b mut dyn Rendezvous>,
-) -> Result<&'a mut dyn Rendezvous> {
+    object: Option<&'a mut (dyn Rendezvous + 'b)>,
+) -> Result<&'a mut (dyn Rendezvous + 'b)> {
     match (own, object) {
         (Some(own), _) => Ok(&mut **own),
         (None, Some(object)) => Ok(object),
@@ -355,18 +363,18 @@ fn chosen<'a, 'b: 'a>(
 }
 
 /// A rendezvous that a watch can end.
-struct Watched<'a> {
-    rendezvous: &'a mut dyn Rendezvous,
-    watch: &'a mut dyn Watch,
+pub(super) struct Watched<'a, 'b, 'c> {
+    pub(super) rendezvous: &'a mut (dyn Rendezvous + 'b),
+    pub(super) watch: &'a RefCell<&'c mut dyn Watch>,
 }
 
-impl Rendezvous for Watched<'_> {
+impl Rendezvous for Watched<'_, '_, '_> {
     fn set(&mut self, rank: u32, record: &[u8]) -> Result<()> {
         self.rendezvous.set(rank, record)
     }
 
     fn get(&mut self, world_size: u32, deadline: Instant) -> Result<Vec<Option<Vec<u8>>>> {
-        if self.watch.goes_on() {
+        if self.watch.borrow_mut().goes_on() {
             self.rendezvous.get(world_size, deadline)
         } else {
             Err(interrupted())
@@ -388,7 +396,7 @@ const LOCAL_BY_PLAN: &str =
 const LOCAL_BY_PLAN_HINT: &str = "take strided shares, or the mode read-through or copies";
 
 /// A hash of what the ranks of a job must have in common.
-fn hash_of(run: Option<&LoaderOptions>, serving: Serving) -> u64 {
+pub(super) fn hash_of(run: Option<&LoaderOptions>, serving: Serving) -> u64 {
     let common = run.map(|run| {
         let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
         (order.started(run.world_size), batch_size, sharding, tail, drop_short)

@@ -14,7 +14,8 @@
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
-//! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder.
+//! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
+//! `shares.rs` says what each rank has and exchanges where ranks have shares of their own.
 
 mod aligned;
 mod by_node;
@@ -24,6 +25,7 @@ mod partial;
 mod reads;
 pub mod report;
 mod shard;
+mod shares;
 mod spec;
 mod state;
 
@@ -38,6 +40,7 @@ pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
 pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
+pub use shares::{Exchanged, Shares};
 pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
 pub use state::{ImageId, Refusal, State};
 

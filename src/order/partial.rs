@@ -29,12 +29,55 @@ pub(super) struct Partial {
     reading: Option<(u64, Permutation)>,
 }
 
+/// The exchange of one epoch.
 #[derive(Debug, Clone)]
-struct Exchange {
+pub(super) struct Exchange {
     key: Key,
     /// The entry at index i < `num_exchanged` is the i-th exchanged.
     entries: Permutation,
     num_exchanged: u64,
+}
+
+impl Exchange {
+    /// The samples that move of `samples`: floor(`q` * `samples`).
+    pub(super) fn count(samples: u64, q: f64) -> u64 {
+        // IEEE 754 defines the product, so it is the same on every machine; with q <= 1 its floor fits.
+        (samples as f64 * q).floor() as u64
+    }
+
+    /// The exchange of `num_exchanged` entries in `epoch`, `shortest` being the length of the shortest share.
+    pub(super) fn new(seed: u64, epoch: u64, shortest: u64, num_exchanged: u64) -> Exchange {
+        let key = epoch_key(seed, epoch).with(EXCHANGE);
+        Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
+    }
+
+    /// The exchanges of all epochs before `epoch`; none if nothing ever moves.
+    pub(super) fn before(seed: u64, epoch: Epoch, shortest: u64, num: u64) -> Vec<Exchange> {
+        let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
+        epochs.map(|epoch| Exchange::new(seed, epoch, shortest, num)).collect()
+    }
+
+    /// The entry that moves in `step`.
+    pub(super) fn entry(&self, step: u64) -> u64 {
+        self.entries.forward(step)
+    }
+
+    /// To which rank each rank sends in `step`.
+    pub(super) fn ranks(&self, step: u64, world_size: u64) -> Permutation {
+        Permutation::new(world_size, self.key.with(step))
+    }
+
+    /// The rank that held, in epoch 0, the sample that `rank` holds at `entry` after the exchanges `past`.
+    pub(super) fn first_holder(past: &[Exchange], rank: u64, entry: u64, world_size: u64) -> u64 {
+        let exchanges = past.iter().rev().filter(|exchange| entry < exchange.entries.len());
+        exchanges.fold(rank, |rank, exchange| {
+            let step = exchange.entries.inverse(entry);
+            if step >= exchange.num_exchanged {
+                return rank;
+            }
+            exchange.ranks(step, world_size).inverse(rank)
+        })
+    }
 }
 
 impl Partial {
@@ -48,15 +91,8 @@ impl Partial {
         let slots = SlotRanks::new(population);
         let world_size = u64::from(world_size);
         let shortest = slots.len() / world_size;
-        // IEEE 754 defines the product, so it is the same on every machine; with q <= 1 its floor fits.
-        let num_exchanged = (shortest as f64 * q).floor() as u64;
-        let nothing_moves = num_exchanged == 0 || world_size == 1;
-        let epochs = if nothing_moves { 0..0 } else { 0..epoch.0 };
-        let past = epochs.map(|epoch| {
-            let key = epoch_key(seed, epoch).with(EXCHANGE);
-            Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
-        });
-        let past = past.collect();
+        let num_exchanged = if world_size == 1 { 0 } else { Exchange::count(shortest, q) };
+        let past = Exchange::before(seed, epoch, shortest, num_exchanged);
         let key = epoch_key(seed, epoch.0).with(READ);
         Partial { slots, world_size, past, key, reading: None }
     }
@@ -69,20 +105,8 @@ impl Partial {
             _ => self.reading.insert((rank, self.entries_of(rank))).1,
         };
         let entry = entries.forward(index);
-        let holder = self.first_holder(rank, entry);
+        let holder = Exchange::first_holder(&self.past, rank, entry, self.world_size);
         self.slots.locate(self.share_start(holder) + entry)
-    }
-
-    /// The rank that held, in epoch 0, the sample that `rank` holds at `entry` now.
-    fn first_holder(&self, rank: u64, entry: u64) -> u64 {
-        let exchanges = self.past.iter().rev().filter(|exchange| entry < exchange.entries.len());
-        exchanges.fold(rank, |rank, exchange| {
-            let step = exchange.entries.inverse(entry);
-            if step >= exchange.num_exchanged {
-                return rank;
-            }
-            Permutation::new(self.world_size, exchange.key.with(step)).inverse(rank)
-        })
     }
 
     fn entries_of(&self, rank: u64) -> Permutation {

@@ -110,6 +110,19 @@ impl State {
         }
     }
 
+    /// The state between the same epochs in `order`: for a run whose ranks begin with new shares, because their
+    /// number or the part that they exchange has changed. `len` is the number of samples.
+    ///
+    /// # Errors
+    /// [`Refusal::WithinEpoch`]: some of the epoch is consumed.
+    pub fn begun_anew(&self, order: &OrderSpec, len: u64) -> Result<State, Refusal> {
+        if self.consumed > 0 && self.consumed < len {
+            return Err(Refusal::WithinEpoch { consumed: self.consumed, epoch: self.epoch });
+        }
+        let State { epoch, consumed, .. } = self.at(self.epoch, self.consumed, len.max(1));
+        Ok(State { order: *order, epoch, consumed, ..self.clone() })
+    }
+
     /// The state after `consumed` of the epoch's `len` positions; at the end, the start of the next epoch.
     #[must_use]
     pub fn at(&self, epoch: Epoch, consumed: u64, len: u64) -> State {
@@ -165,6 +178,16 @@ pub enum Refusal {
         /// The requested one.
         asked: u32,
     },
+    /// Ranks have new shares only from an epoch's start on.
+    #[error(
+        "shares begin anew between epochs, and {consumed} samples of epoch {epoch} are consumed"
+    )]
+    WithinEpoch {
+        /// That of the state.
+        consumed: u64,
+        /// That of the state.
+        epoch: Epoch,
+    },
     /// The state has consumed more samples than the epoch has.
     #[error("the state has consumed {consumed} samples of an epoch of {len}")]
     Consumed {
@@ -193,6 +216,11 @@ impl From<Refusal> for Error {
             Refusal::Generation { state, open } if state > open => {
                 "dlfs verify checks it; dlfs rebuild finds the newest generation"
             }
+            Refusal::WorldSize { .. } => {
+                "start as many ranks as before; or, between epochs, begin new shares with --restart-shares \
+                 (restart_shares in Python)"
+            }
+            Refusal::WithinEpoch { .. } => "end the epoch with as many ranks as it began with",
             _ => "start anew, without the state file",
         };
         Error::new(kind, refusal.to_string()).hint(hint)

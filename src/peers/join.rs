@@ -227,6 +227,15 @@ impl Peers {
         &self.devices
     }
 
+    /// Connects to the node of `rank`: the namespaces that it serves, read from it alone. Waits until it has
+    /// answered, a second at most for each connection.
+    ///
+    /// # Errors
+    /// `Disconnected`, `TimedOut`: it cannot be reached. `Stale`: it serves another image or generation.
+    pub fn devices_of(&self, rank: u32) -> Result<Vec<Arc<dyn Device>>> {
+        self.shared.links.open_node(self.round.node_of(rank))
+    }
+
     /// The ranks and nodes of the round.
     pub fn round(&self) -> &Round {
         &self.round

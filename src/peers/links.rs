@@ -45,7 +45,7 @@ struct Peer {
 }
 
 /// What a peer serves, in the order of the image.
-type Namespaces = Vec<Arc<dyn Device>>;
+pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 
 /// What links need to know about a node.
 pub(super) struct Reached {
@@ -210,6 +210,11 @@ impl Links {
         // Outside the lock: it waits for another connection.
         drop(devices);
         device.queue_pair_in(scope)
+    }
+
+    /// Connects to `node` anew: what it serves, in the order of the image.
+    pub(super) fn open_node(&self, node: u16) -> Result<Namespaces> {
+        self.open(&self.peers[usize::from(node)])
     }
 
     /// Connects to a peer, and checks that it serves what this process would serve.

@@ -23,6 +23,7 @@ mod run_stats;
 mod scratch;
 mod signals;
 mod size;
+mod store_args;
 mod text;
 mod tier_args;
 

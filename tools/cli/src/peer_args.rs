@@ -8,10 +8,11 @@ use clap::builder::PossibleValuesParser;
 
 use dlfs::ErrorKind;
 use dlfs::dataset::Image;
-use dlfs::peers::rendezvous::DEFAULT_TIMEOUT;
+use dlfs::peers::rendezvous::{DEFAULT_TIMEOUT, Rendezvous};
 use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
+use dlfs::store::{Staged, StoreOptions};
 
 use crate::exit::Failure;
 use crate::help::{loading, opening};
@@ -121,6 +122,25 @@ impl Joined {
     ) -> Result<(Image, Joined), Failure> {
         let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
         let image = image.with_peers(&meeting.peer_options(&connect), run, &mut *rendezvous)?;
+        Ok((image, Joined { meeting, connect }))
+    }
+
+    /// Joins the round with this rank's share in a store of its own.
+    ///
+    /// # Errors
+    /// Those of [`Image::with_store`] and of the rendezvous.
+    pub(crate) fn with_store(
+        meeting: Meeting,
+        image: Image,
+        connect: ConnectOptions,
+        run: &LoaderOptions,
+        store: StoreOptions,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<(Image, Joined), Failure> {
+        let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
+        let options = meeting.peer_options(&connect);
+        let rendezvous: &mut dyn Rendezvous = &mut *rendezvous;
+        let image = image.with_store(store, run, Some((&options, rendezvous)), goes_on)?;
         Ok((image, Joined { meeting, connect }))
     }
 

@@ -455,6 +455,11 @@ impl Dataset {
         left
     }
 
+    /// How it connects.
+    pub(crate) fn connect(&self) -> &ConnectOptions {
+        &self.connect
+    }
+
     fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {
         self.dataset(py)?; // it may have been closed meanwhile
         let mut held = self.dataset.write().unwrap_or_else(|held| held.into_inner());

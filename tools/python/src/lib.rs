@@ -19,6 +19,7 @@ mod numpy;
 mod options;
 mod peers;
 mod sample;
+mod store;
 mod watch;
 
 use pyo3::prelude::*;

@@ -19,6 +19,7 @@ use crate::held::{Absent, Fields};
 use crate::log;
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
+use crate::store;
 use crate::watch::detached;
 
 /// Batches along an order, read ahead by native threads without the interpreter.
@@ -39,6 +40,8 @@ pub(crate) struct Loader {
     dataset: Mutex<Option<Py<Dataset>>>,
     fields: Arc<Fields>,
     options: Py<PyDict>,
+    /// Whether a state of other shares may be loaded.
+    restart_shares: bool,
 }
 
 /// The current run, and the runs of older iterators that still exist.
@@ -73,9 +76,22 @@ impl Loader {
     fn new(dataset: &Bound<'_, Dataset>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loader> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        join_peers(dataset, &options)?;
+        let restart_shares = given_or(&options, "restart_shares", false)?;
+        let stored = fill_store(dataset, &options)?;
+        if stored.is_none() {
+            join_peers(dataset, &options)?;
+        }
+        for keyword in store::KEYWORDS.iter().chain(&KEYWORDS) {
+            if options.contains(keyword)? {
+                options.del_item(keyword)?;
+            }
+        }
         let parsed = loader_options(&options)?;
-        let made = dataset.get().dataset(py)?.loader(parsed);
+        let opened = match stored {
+            Some(stored) => stored,
+            None => dataset.get().dataset(py)?,
+        };
+        let made = opened.loader(parsed);
         let newest = Run::new(made.map_err(|error| raise(py, &error))?, false);
         let past = LoaderStats::default();
         Ok(Loader {
@@ -83,6 +99,7 @@ impl Loader {
             dataset: Mutex::new(Some(dataset.clone().unbind())),
             fields: Arc::clone(dataset.get().shown_fields()),
             options: options.unbind(),
+            restart_shares,
         })
     }
 
@@ -149,7 +166,12 @@ impl Loader {
     /// Stale if samples were added or deleted since; the run is then unchanged.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = state.py();
-        let (state, run) = (state_of_dict(state)?, self.newest());
+        let (mut state, run) = (state_of_dict(state)?, self.newest());
+        let order = run.loader.options().order;
+        if self.restart_shares && state.order != order {
+            let len = run.loader.directory().num_live();
+            state = state.begun_anew(&order, len).map_err(|error| raise(py, &error.into()))?;
+        }
         detached(py, |_| run.loader.set_state(&state))?;
         run.resumed.store(true, Ordering::Relaxed);
         Ok(())
@@ -178,6 +200,16 @@ impl Loader {
         dict.set_item("resident", stats.resident)?;
         dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
         Ok(dict)
+    }
+
+    /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
+    /// pages now, and at most. found: samples that lay there before. staged: brought from the data set before an
+    /// epoch. received, received_bytes: from other ranks. from_origin: from the data set, because a rank was
+    /// late or dead. deleted: left, and were read by their new rank. mismatched: damaged at a peer. steps of
+    /// exchanges. waits: reads that waited for a sample.
+    fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let stats = self.newest().loader.store_stats();
+        stats.map(|stats| store::to_dict(py, &stats)).transpose()
     }
 
     /// Ends calls that wait in other threads, stops readahead and releases the data set, with its
@@ -438,12 +470,27 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
         let place = dataset.get().through_peers(dataset.py(), join, run)?;
         place_of(place)?;
     }
-    for keyword in KEYWORDS {
-        if options.contains(keyword)? {
-            options.del_item(keyword)?;
-        }
-    }
     Ok(())
+}
+
+/// The data set with this rank's share in the store that the options name, if they name one. The options get the
+/// rank and world size that the launcher has given.
+fn fill_store(
+    dataset: &Bound<'_, Dataset>,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<Option<dataset::Dataset>> {
+    let Some(stored) = store::options(options)? else { return Ok(None) };
+    let (py, join) = (dataset.py(), Join::of(options)?);
+    if let Some(join) = &join
+        && given_or(options, "world_size", 1_u32)? <= 1
+    {
+        let meeting = join.meeting(py)?;
+        options.set_item("rank", meeting.rank)?;
+        options.set_item("world_size", meeting.world_size)?;
+    }
+    let run = loader_options(options)?;
+    let (opened, connect) = (dataset.get().dataset(py)?, dataset.get().connect());
+    store::fill(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }
 
 /// Parses the number of an epoch.

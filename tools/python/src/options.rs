@@ -20,7 +20,7 @@ use pyo3::types::PyDict;
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
-use crate::peers;
+use crate::{peers, store};
 
 /// The options of `dlfs.open` beside the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -179,6 +179,7 @@ fn set_loader_option(
         "queue_pairs" => options.queue_pairs = queue_pairs(key, value)?,
         "busy_poll" => options.busy_poll = value.extract()?,
         key if peers::KEYWORDS.contains(&key) => {} // handled by the data set
+        key if store::KEYWORDS.contains(&key) => {} // handled by the loader
         _ => return Ok(false),
     }
     Ok(true)

@@ -118,6 +118,15 @@ impl Join {
         run: Option<&LoaderOptions>,
         connect: &ConnectOptions,
     ) -> PyResult<Dataset> {
+        self.meet(py, |object, watch| dataset.with_peers(meeting, run, connect, object, watch))
+    }
+
+    /// Runs `join` with the object where the ranks meet, if there is one, detached from the interpreter.
+    pub(crate) fn meet(
+        &self,
+        py: Python<'_>,
+        join: impl FnOnce(Option<&mut dyn Rendezvous>, &mut dyn Watch) -> dlfs::Result<Dataset> + Send,
+    ) -> PyResult<Dataset> {
         py.check_signals()?;
         let object = self.object.as_ref().map(|object| object.clone_ref(py));
         let mut object = object.map(|object| Object { object, round: String::new(), raised: None });
@@ -128,7 +137,7 @@ impl Join {
                 None => None,
             };
             let watch: &mut dyn Watch = &mut signals;
-            dataset.with_peers(meeting, run, connect, met, watch)
+            join(met, watch)
         });
         let raised = object.and_then(|object| object.raised).or(signals.take_raised());
         joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))

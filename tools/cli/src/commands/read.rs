@@ -16,6 +16,7 @@ use dlfs::order::{State, Tail};
 use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::store::StoreStats;
 
 use crate::args::ConnectionArgs;
 use crate::epochs::{End, check_complete, read_batches};
@@ -30,6 +31,7 @@ use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, Stop};
 use crate::size::parse_size;
+use crate::store_args::{StoreArgs, store_line};
 use crate::text;
 use crate::tier_args::TierArgs;
 
@@ -54,6 +56,8 @@ pub(crate) struct ReadArgs {
     tiers: TierArgs,
     #[command(flatten)]
     peers: PeerArgs,
+    #[command(flatten)]
+    store: StoreArgs,
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
@@ -143,12 +147,24 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     options.resume = args.run.resume_state()?;
+    args.store.restart(&image, &mut options)?;
     let mut joined = None;
-    if let Some(meeting) = meeting {
-        let connect = args.connection.options(false)?;
-        let (through_peers, round) = Joined::join(meeting, image, connect, &options)?;
-        (image, joined) = (through_peers, Some(round));
+    let mut stored = crate::store_args::meter(quiet);
+    match (meeting, args.store.options()) {
+        (None, None) => {}
+        (None, Some(store)) => image = image.with_store(store, &options, None, &mut stored)?,
+        (Some(meeting), store) => {
+            let connect = args.connection.options(false)?;
+            let (through_peers, round) = match store {
+                None => Joined::join(meeting, image, connect, &options)?,
+                Some(store) => {
+                    Joined::with_store(meeting, image, connect, &options, store, &mut stored)?
+                }
+            };
+            (image, joined) = (through_peers, Some(round));
+        }
     }
+    drop(stored);
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
@@ -337,6 +353,8 @@ struct JsonReport<'a> {
     tiers: Option<CacheStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peers: Option<PeerStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<StoreStats>,
     /// What came from where: the same as in Python and C.
     #[serde(skip_serializing_if = "Option::is_none")]
     places: Option<Places>,
@@ -350,7 +368,9 @@ fn print_report(
 ) -> Result<(), Failure> {
     let engine = engine(image);
     let tiers = image.tiers().map(Cache::stats);
-    let peers = image.peers().map(Peers::stats);
+    let store = image.store().map(|store| store.stats());
+    // A store's exchange is no reading through peers.
+    let peers = image.peers().filter(|_| store.is_none()).map(Peers::stats);
     let mut out = Out::new();
     if args.run.json {
         let (commands, read_bytes) = (stats.read.commands, stats.read.bytes);
@@ -365,6 +385,7 @@ fn print_report(
             pages,
             tiers,
             peers,
+            store,
             places,
         };
         out.json(&report)?;
@@ -393,6 +414,7 @@ fn print_report(
     for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().flat_map(peer_lines)) {
         out.line(line)?;
     }
+    store.iter().map(store_line).try_for_each(|line| out.line(line))?;
     let verified = verified(image, report.samples);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
@@ -457,4 +479,5 @@ Examples:
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
   torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers auto --shard local
+  torchrun --no-python dlfs read train.dlfs --order partial --exchange 0.3 --store file:/nvme:200G --peers auto
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -250,6 +250,11 @@ class Loader(_Loader):
                      is reached, any port
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
     peer_timeout     how long to wait for all ranks, in seconds
+    store            where this rank keeps its share of the samples, in order "partial" or "local": "ram:SIZE" or
+                     "file:FOLDER:SIZE". The share is read from the data set once, here; then the ranks exchange
+                     samples with each other, through `peers`, and no epoch reads the data set
+    blocking_exchange  exchange samples at the end of each epoch instead of during it, for comparison
+    restart_shares   resume between epochs with another world size: the ranks begin with new shares
 
     Each `for` reads one epoch from its start: the next epoch if the last one was completed, otherwise the
     same one again; right after load_state_dict, it resumes from the state. Threads that share an epoch share
@@ -290,6 +295,9 @@ class Loader(_Loader):
         peer_address: str | None = None,
         rendezvous_port: int | None = None,
         peer_timeout: float = 60.0,
+        store: str | None = None,
+        blocking_exchange: bool = False,
+        restart_shares: bool = False,
     ) -> Loader:
         return super().__new__(
             cls,
@@ -320,6 +328,9 @@ class Loader(_Loader):
             peer_address=peer_address,
             rendezvous_port=rendezvous_port,
             peer_timeout=peer_timeout,
+            store=store,
+            blocking_exchange=blocking_exchange,
+            restart_shares=restart_shares,
         )
 
 

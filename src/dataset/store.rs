@@ -1,0 +1,143 @@
+//! Keeps the share of a rank in its own storage, and reads along the order from there.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::{OrderSpec, Sharding, State, Tail};
+use crate::peers::rendezvous::Rendezvous;
+use crate::peers::{Meeting, PeerOptions, Serving};
+use crate::prefetch::LoaderOptions;
+use crate::qpair::{ConnectOptions, Device};
+use crate::reader::Watch;
+use crate::store::{Meet, Owner, Staged, Store, StoreOptions, StoreStats};
+use crate::units::Epoch;
+
+use super::peers::{Watched, chosen, hash_of, of_this_round};
+use super::{Dataset, Image};
+
+impl Image {
+    /// The same image, whose loaders along the order of `run` read from a store of this rank: it is filled with
+    /// the rank's share here, and then exchanges samples with the stores of the other ranks. Reads by id still go
+    /// to the data set. Waits until all ranks have joined. Other clones of this handle are unchanged.
+    ///
+    /// `peers` is how this rank joins the others; `None` if it has none. `goes_on` is called as samples arrive, and
+    /// ends the call by `false`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers. Those of
+    /// [`Store::open`] and [`Store::begin`].
+    pub fn with_store(
+        mut self,
+        options: StoreOptions,
+        run: &LoaderOptions,
+        peers: Option<(&PeerOptions, &mut dyn Rendezvous)>,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<Image> {
+        self.check_store(run)?;
+        let owner = Owner {
+            directory: &self.directory,
+            origins: &self.devices,
+            order: order_of(run),
+            rank: run.rank,
+            epochs: run.epochs.clone(),
+        };
+        let order = hash_of(Some(run), Serving::CopiesOnly);
+        let meet = peers.map(|(options, rendezvous)| Meet { options, rendezvous, order });
+        let (store, peers) = Store::open(owner, options, meet)?;
+        let (epoch, consumed) = match &run.resume {
+            Some(State { epoch, consumed, .. }) => (*epoch, *consumed),
+            None => (Epoch(run.epochs.start), 0),
+        };
+        store.begin(epoch, consumed / u64::from(run.world_size.max(1)), goes_on)?;
+        (self.store, self.peers) = (Some(Arc::new(store)), peers);
+        Ok(self)
+    }
+
+    /// The store of this rank, if it has one.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.store.as_ref()
+    }
+
+    /// The namespaces that a loader with these options reads.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the store keeps the share of another rank or order.
+    pub(super) fn devices_of_run(&self, run: &LoaderOptions) -> Result<Vec<Arc<dyn Device>>> {
+        let Some(store) = &self.store else { return Ok(self.devices.clone()) };
+        if !store.is_for(&order_of(run), run.rank) {
+            let text = "the store keeps the share of another rank, order or seed";
+            let hint = "make a store for these options";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        }
+        Ok(store.devices().to_vec())
+    }
+
+    fn check_store(&self, run: &LoaderOptions) -> Result<()> {
+        let invalid = |text: &str, hint: &str| {
+            Err(Error::new(ErrorKind::InvalidArgument, text.to_owned()).hint(hint.to_owned()))
+        };
+        if self.cache.is_some() || self.peers.is_some() {
+            let text = "a store takes the place of tiers, and brings peers of its own";
+            return invalid(text, "open the data set without tiers");
+        }
+        if run.sharding != Sharding::Strided {
+            let text = "each rank reads its own share, which no sharding may divide anew";
+            return invalid(text, "take strided shards");
+        }
+        let uneven = !self.directory.num_live().is_multiple_of(run.world_size.max(1).into());
+        if run.tail == Tail::Pad && uneven {
+            let text = "a padded epoch repeats samples of other ranks, which a store has not got";
+            return invalid(text, "keep the tail, or drop it");
+        }
+        Ok(())
+    }
+}
+
+impl Dataset {
+    /// As [`Image::with_store`]. `meeting` is as for [`Dataset::with_peers`], as are `connect` and `object`; `None`
+    /// if there are no other ranks.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` ended the wait. Those of [`Image::with_store`] and [`Meeting::rendezvous`].
+    pub fn with_store(
+        &self,
+        options: StoreOptions,
+        run: &LoaderOptions,
+        meeting: Option<&Meeting>,
+        (connect, object): (&ConnectOptions, Option<&mut dyn Rendezvous>),
+        watch: &mut dyn Watch,
+        mut staged: impl FnMut(Staged),
+    ) -> Result<Dataset> {
+        // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
+        self.image().check_store(run)?;
+        let image = self.image().clone();
+        let watch = RefCell::new(watch);
+        let mut goes_on = |now| {
+            staged(now);
+            watch.borrow_mut().goes_on()
+        };
+        let Some(meeting) = meeting else {
+            let image = image.with_store(options, run, None, &mut goes_on)?;
+            return Ok(Dataset::from_image(image, self.0.options.clone()));
+        };
+        let meeting = of_this_round(meeting);
+        let mut own = meeting.rendezvous(connect)?;
+        let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
+        let peers = Some((&meeting.peer_options(connect), &mut watched as &mut dyn Rendezvous));
+        let image = image.with_store(options, run, peers, &mut goes_on)?;
+        Ok(Dataset::from_image(image, self.0.options.clone()))
+    }
+
+    /// What this rank's store has and has exchanged so far; `None` without a store.
+    pub fn store_stats(&self) -> Option<StoreStats> {
+        self.image().store().map(|store| store.stats())
+    }
+}
+
+fn order_of(run: &LoaderOptions) -> OrderSpec {
+    match &run.resume {
+        Some(state) => state.order,
+        None => run.order.started(run.world_size),
+    }
+}

@@ -1,0 +1,73 @@
+//! Counters of a store.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+use super::media::Media;
+use crate::tier::PAGE_BYTES;
+
+/// What a store has and has exchanged since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StoreStats {
+    /// Bytes of the pages that it has now.
+    pub held_bytes: u64,
+    /// The most bytes of pages that it ever had.
+    pub peak_bytes: u64,
+    /// Samples that lay there when it was opened, and were right.
+    pub found: u64,
+    /// Samples that were brought from the origin before an epoch began.
+    pub staged: u64,
+    /// Samples that came from the ranks that had them.
+    pub received: u64,
+    /// Bytes of the pages of those samples.
+    pub received_bytes: u64,
+    /// Samples that came from the origin, because the rank that had them was late or dead.
+    pub from_origin: u64,
+    /// Samples that were deleted after their new ranks had them.
+    pub deleted: u64,
+    /// Samples that a peer delivered with another checksum. None of them was stored.
+    pub mismatched: u64,
+    /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    pub steps: u64,
+    /// Reads that waited for a sample that had not arrived.
+    pub waits: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) found: AtomicU64,
+    pub(super) staged: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) from_origin: AtomicU64,
+    pub(super) deleted: AtomicU64,
+    pub(super) mismatched: AtomicU64,
+    pub(super) steps: AtomicU64,
+    pub(super) waits: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn read(&self, media: &Media) -> StoreStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (held, peak) = media.pages();
+        StoreStats {
+            held_bytes: held * PAGE_BYTES,
+            peak_bytes: peak * PAGE_BYTES,
+            found: of(&self.found),
+            staged: of(&self.staged),
+            received: of(&self.received),
+            received_bytes: of(&self.received_bytes),
+            from_origin: of(&self.from_origin),
+            deleted: of(&self.deleted),
+            mismatched: of(&self.mismatched),
+            steps: of(&self.steps),
+            waits: of(&self.waits),
+        }
+    }
+}
+
+/// Adds to a counter.
+pub(super) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
