@@ -161,7 +161,7 @@ impl Links {
             match opened.and_then(|opened: Result<()>| opened) {
                 Ok(()) => {
                     tracing::info!(node = peer.host, "a peer is back");
-                    peer.presence().is_back();
+                    peer.presence().is_back(Instant::now());
                 }
                 Err(error) => {
                     tracing::debug!(node = peer.host, error = %error.report(), "it stays away");

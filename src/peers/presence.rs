@@ -16,8 +16,10 @@ pub(super) struct Presence {
 struct Absence {
     /// When to connect again; `None`: it is there, or somebody is connecting.
     again_at: Option<Instant>,
-    /// How often it has failed since it last connected.
+    /// How often it has failed since it was last steady.
     failures: u32,
+    /// When it last connected after a failure.
+    back_at: Option<Instant>,
 }
 
 impl Presence {
@@ -27,10 +29,15 @@ impl Presence {
     }
 
     /// It has failed: nobody asks it until it has connected again, which is tried after `span` at the earliest,
-    /// or after a time that doubles with each failure. `false` if it was away already.
+    /// or after a time that doubles with each failure, those included from which it came back for less than
+    /// [`STEADY`]: connections that overload ends and that are made anew would add to it. `false` if it was
+    /// away already.
     pub(super) fn set_away(&self, now: Instant, span: Option<Duration>) -> bool {
         let mut absence = self.absence.lock();
         let was_there = !self.is_away.swap(true, Ordering::AcqRel);
+        if was_there && absence.back_at.is_none_or(|back| now >= back + STEADY) {
+            absence.failures = 0;
+        }
         if was_there || span.is_some() {
             absence.fail(now, span);
         }
@@ -53,8 +60,9 @@ impl Presence {
     }
 
     /// It has connected.
-    pub(super) fn is_back(&self) {
-        *self.absence.lock() = Absence::default();
+    pub(super) fn is_back(&self, now: Instant) {
+        let mut absence = self.absence.lock();
+        (absence.again_at, absence.back_at) = (None, Some(now));
         self.is_away.store(false, Ordering::Release);
     }
 }
@@ -70,7 +78,10 @@ impl Absence {
 /// How long after its first failure a peer is connected to again.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// Each failure without a connection between doubles that time, up to this often.
+/// How long a peer that is back must stay for its failures to be forgotten.
+const STEADY: Duration = Duration::from_secs(30);
+
+/// Each failure without a steady connection between doubles that time, up to this often.
 const MOST_DOUBLINGS: u32 = 6;
 
 #[cfg(test)]
@@ -94,10 +105,25 @@ mod tests {
             presence.stays_away(now);
         }
         assert!(presence.begin_connecting(now + AWAY * 1000));
-        presence.is_back();
+        presence.is_back(now);
         assert!(presence.is_there());
+        now += STEADY;
         presence.set_away(now, None);
         assert!(presence.begin_connecting(now + AWAY), "it begins anew");
+    }
+
+    #[test]
+    fn a_peer_that_is_lost_again_soon_is_connected_to_ever_more_rarely() {
+        let (presence, mut now) = (Presence::default(), Instant::now());
+        for doublings in [0, 1, 2] {
+            assert!(presence.set_away(now, None));
+            let away = AWAY * (1 << doublings);
+            assert!(!presence.begin_connecting(now + away - Duration::from_millis(1)));
+            now += away;
+            assert!(presence.begin_connecting(now));
+            presence.is_back(now);
+            now += STEADY - Duration::from_millis(1);
+        }
     }
 
     #[test]
