@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use slab::Slab;
+
 use super::progress::PROGRESS_BYTES;
 use super::stats::add;
 use crate::buf::{Pool, SharedBuf};
@@ -63,6 +65,7 @@ impl Device for StoreDevice {
             media: self.shared.media.device().queue_pair_in(scope)?,
             pending: VecDeque::new(),
             waiting: VecDeque::new(),
+            taken: Slab::new(),
             ready: VecDeque::new(),
         }))
     }
@@ -91,7 +94,17 @@ struct StorePair {
     pending: VecDeque<Io>,
     /// Reads of pages that have not arrived.
     waiting: VecDeque<Io>,
+    /// What the media read, by tag.
+    taken: Slab<Taken>,
     ready: VecDeque<Completion>,
+}
+
+/// A read of the namespace while the media run it.
+struct Taken {
+    tag: u64,
+    slba: Lba,
+    /// The number of deletions before its pages were found there.
+    deletions: u64,
 }
 
 impl StorePair {
@@ -104,6 +117,7 @@ impl StorePair {
         if self.for_peers && self.number == 0 && bytes == (0..PAGE_BYTES) {
             return self.say_progress(io);
         }
+        let deletions = self.shared.media.deletions();
         let Some(page) = self.page_of(&bytes) else {
             let comes = !self.for_peers && self.shared.has_samples(self.number, &bytes);
             if comes {
@@ -112,7 +126,21 @@ impl StorePair {
             }
             return self.refuse(io);
         };
-        self.pending.push_back(Io { slba: Lba(page), ..io });
+        self.read(io, page, deletions);
+    }
+
+    fn read(&mut self, io: Io, page: u64, deletions: u64) {
+        let tag = self.taken.insert(Taken { tag: io.tag, slba: io.slba, deletions }) as u64;
+        self.pending.push_back(Io { slba: Lba(page), tag, ..io });
+    }
+
+    /// A read that began before a deletion begins again: a loader may read ahead what leaves and comes back.
+    fn end(&mut self, Completion { tag, buf, result }: Completion) {
+        let Taken { tag, slba, deletions } = self.taken.remove(tag as usize);
+        if deletions != self.shared.media.deletions() && result.is_ok() {
+            return self.take(Io { op: IoOp::Read, slba, buf, tag });
+        }
+        self.ready.push_back(Completion { tag, buf, result });
     }
 
     /// The first page on the media, if all of the range is there.
@@ -139,10 +167,10 @@ impl StorePair {
         if self.waiting.is_empty() {
             return;
         }
-        let failure = self.shared.failure();
+        let (failure, deletions) = (self.shared.failure(), self.shared.media.deletions());
         for io in std::mem::take(&mut self.waiting) {
             match (self.page_of(&bytes_of(&io)), &failure) {
-                (Some(page), _) => self.pending.push_back(Io { slba: Lba(page), ..io }),
+                (Some(page), _) => self.read(io, page, deletions),
                 (None, None) => self.waiting.push_back(io),
                 (None, Some(error)) => {
                     let result = Err(IoError::Disconnected(error.to_string()));
@@ -171,7 +199,8 @@ impl QueuePair for StorePair {
         self.media.submit(&mut self.pending);
         let mut arrived = Vec::new();
         self.media.poll(now, usize::MAX, &mut arrived);
-        self.ready.extend(arrived);
+        arrived.into_iter().for_each(|completion| self.end(completion));
+        self.media.submit(&mut self.pending);
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));
         count

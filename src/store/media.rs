@@ -22,7 +22,8 @@ pub(super) struct Media {
     backing: Backing,
     /// The first page of each namespace, and the end of the last.
     firsts: Vec<u64>,
-    /// A bit for each page: whether it is there. Forked children share it.
+    /// A bit for each page: whether it is there; and the number of deletions, in the last word. Forked children
+    /// share them.
     present: SharedWords,
     /// Pages that are there, and the most that ever were.
     held: AtomicU64,
@@ -78,7 +79,7 @@ impl Media {
             Backing::File(file) => Some(file.keep_lock_from_children()),
             Backing::Memory(_) => None,
         };
-        let present = SharedWords::new(num_pages.div_ceil(64) as usize)?;
+        let present = SharedWords::new(num_pages.div_ceil(64) as usize + 1)?;
         let (held, peak) = Default::default();
         Ok(Media { backing, firsts, present, held, peak, was_used, _lock: lock })
     }
@@ -138,11 +139,22 @@ impl Media {
             return Ok(());
         }
         self.clear(pages.clone());
+        self.deleted().fetch_add(1, Ordering::AcqRel);
         let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
         match &self.backing {
             Backing::File(file) => file.deallocate(bytes),
             Backing::Memory(memory) => memory.deallocate(bytes),
         }
+    }
+
+    /// How often pages were deleted: a read that began before a deletion may have returned zeroes.
+    pub(super) fn deletions(&self) -> u64 {
+        self.deleted().load(Ordering::Acquire)
+    }
+
+    fn deleted(&self) -> &AtomicU64 {
+        let words = self.present.as_ref();
+        &words[words.len() - 1]
     }
 
     /// Deletes all pages that are not said to be there: a process that was killed leaves some.
