@@ -1,0 +1,264 @@
+"""Partial local shuffling with the interface of its papers, over dlfs.Loader.
+
+A training script that was written for PLS runs by changing its import:
+
+    import dlfs.pls as PLS
+
+    dataset = PLS.ImageFolder(address, "classes.txt", transform)
+    sampler = PLS.DistributedSampler(dataset)
+    scheduler = PLS.Scheduler(dataset, batch_size=b, fraction=Q)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        scheduler.scheduling(epoch)
+        for images, labels in DataLoader(dataset, batch_size=b, sampler=sampler):
+            ...
+            send, recv = scheduler.communicate()
+            scheduler.synchronize(send, recv)
+        scheduler.clean_local_storage()
+
+Rank and world size come from torch.distributed, or from the launcher's variables. Each rank keeps its share of the
+samples in its own storage; native threads exchange fraction Q of it during an epoch, and delete what has left. So
+communicate, synchronize and clean_local_storage have nothing to send, to wait for or to delete: they return at once.
+Samples are read ahead by native threads, so DataLoader needs num_workers=0.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import InvalidArgument, Loader, Unsupported
+from . import open as _open
+from ._peers import _group
+
+__all__ = ["DistributedSampler", "ImageFolder", "PartialScheduler", "Scheduler"]
+
+
+class ImageFolder:
+    """The share of this rank of a folder of class folders, or of an image (a dlfs address).
+
+    root        the address of an image, or a folder of class folders, which rank 0 imports as FOLDER.dlfs beside it
+    class_file  the names of the classes, one a line: a label is the number of its line. None: the image's order
+    transforms  a function from a PIL image to what is trained with. None: the PIL image
+    loader      a function from a sample's bytes to what transforms takes. None: PIL opens it
+    store       where this rank keeps its share: "ram:SIZE", "file:FOLDER:SIZE". None: in memory
+    peers       where the ranks meet, as for dlfs.Loader
+    options     passed to dlfs.open
+
+    An item is (transforms(image), label). Items are read in the order of a DistributedSampler, once a Scheduler has
+    been made.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        class_file: str | os.PathLike[str] | None = None,
+        transforms: Callable[[Any], Any] | None = None,
+        *,
+        loader: Callable[[bytes], Any] | None = None,
+        store: str | None = None,
+        peers: Any = "auto",
+        **options: Any,
+    ) -> None:
+        self.rank, self.world_size = _place()
+        address = os.fspath(root)
+        if os.path.isdir(address):
+            address = _imported(address, self.rank)
+        self.dataset = _open(address, **options)
+        self.transforms, self.loader = transforms, loader or _pil
+        self.classes = _names(class_file) or [os.fsdecode(name) for name in self.dataset.classes]
+        self._label_of = self._labels()
+        self._store, self._peers = store or "ram:1T", peers
+        self._stream: _Stream | None = None
+
+    def __len__(self) -> int:
+        """Samples of the shortest share: all ranks take as many steps."""
+        return len(self.dataset) // self.world_size
+
+    def __getitem__(self, index: int) -> tuple[Any, int | None]:
+        if self._stream is None:
+            raise InvalidArgument("make a Scheduler before reading: it says how much of a share is exchanged")
+        content, label = self._stream.take(index)
+        image = self.loader(content)
+        return (image if self.transforms is None else self.transforms(image)), self._label_of.get(label, label)
+
+    def __reduce__(self) -> Any:
+        raise Unsupported("dlfs reads ahead in threads of its own: use DataLoader with num_workers=0")
+
+    def _labels(self) -> dict[int | None, int | None]:
+        """The line in the class file of each label of the image."""
+        own = [os.fsdecode(name) for name in self.dataset.classes]
+        missing = sorted(set(own) - set(self.classes))
+        if missing:
+            raise InvalidArgument(f"the class file lacks {', '.join(missing[:5])}")
+        return {label: self.classes.index(name) for label, name in enumerate(own)}
+
+
+class DistributedSampler:
+    """The indices of this rank's samples in an epoch, in the order in which they are read."""
+
+    def __init__(self, dataset: ImageFolder, num_replicas: int | None = None, rank: int | None = None) -> None:
+        given = (dataset.rank if rank is None else rank, num_replicas or dataset.world_size)
+        if given != (dataset.rank, dataset.world_size):
+            raise InvalidArgument(f"the data set is of rank {dataset.rank} of {dataset.world_size}, not {given}")
+        self.dataset, self.epoch = dataset, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """As for torch's DistributedSampler; Scheduler.scheduling does the same."""
+        self.epoch = epoch
+        if self.dataset._stream is not None:
+            self.dataset._stream.begin(epoch)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.dataset._stream is not None:
+            self.dataset._stream.begin(self.epoch)
+        return iter(range(len(self)))
+
+
+class Scheduler:
+    """Exchanges `fraction` of each rank's share in each epoch. All ranks make one, of the same data set.
+
+    `non_blocking=False` exchanges at the end of each epoch instead of during it.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageFolder,
+        batch_size: int = 1,
+        fraction: float = 0.1,
+        *,
+        seed: int = 0,
+        non_blocking: bool = True,
+        epochs: int | None = None,
+    ) -> None:
+        self.loader = Loader(
+            dataset.dataset,
+            batch_size,
+            "partial",
+            exchange=fraction,
+            seed=seed,
+            rank=dataset.rank,
+            world_size=dataset.world_size,
+            epochs=epochs,
+            store=dataset._store,
+            peers=dataset._peers if dataset.world_size > 1 else None,
+            blocking_exchange=not non_blocking,
+        )
+        dataset._stream = self._stream = _Stream(self.loader, len(dataset))
+
+    def scheduling(self, epoch: int) -> None:
+        """Begins `epoch`."""
+        self._stream.begin(epoch)
+
+    def communicate(self, step: int | None = None) -> tuple[list[Any], list[Any]]:
+        """Requests of this step's exchange: none, since it goes on by itself while samples are read."""
+        return [], []
+
+    def synchronize(self, send_req: Any = None, recv_req: Any = None) -> None:
+        """Waits for requests that communicate() returned. What has not arrived is waited for when it is read."""
+        for request in [*(send_req or ()), *(recv_req or ())]:
+            request.wait()
+
+    def clean_local_storage(self) -> None:
+        """Ends the epoch. What has left is deleted as soon as its new ranks have it."""
+        self._stream.finish()
+
+    def stats(self) -> dict[str, int]:
+        """The counters of Loader.store_stats."""
+        return self.loader.store_stats() or {}
+
+    def close(self) -> None:
+        """Ends the exchange, and releases the store. Call it when all ranks have ended."""
+        self.loader.close()
+
+
+PartialScheduler = Scheduler
+
+
+class _Stream:
+    """The samples of an epoch in the order of the loader, taken one by one."""
+
+    def __init__(self, loader: Loader, length: int) -> None:
+        self._loader, self._length = loader, length
+        self._epoch, self._next = -1, 0
+        self._batches: Iterator[Any] = iter(())
+        self._rest: list[tuple[bytes, int | None]] = []
+
+    def begin(self, epoch: int) -> None:
+        if epoch == self._epoch and self._next == 0:
+            return
+        self.finish()
+        self._loader.set_epoch(epoch)
+        self._epoch, self._next = epoch, 0
+        self._batches, self._rest = iter(self._loader), []
+
+    def take(self, index: int) -> tuple[bytes, int | None]:
+        if index != self._next:
+            raise Unsupported(
+                f"sample {index} is asked for, and {self._next} is next: read in the order of a "
+                "dlfs.pls.DistributedSampler, with num_workers=0"
+            )
+        self._next += 1
+        if not self._rest:
+            batch = next(self._batches)
+            labels = batch.labels
+            each = enumerate(batch)
+            self._rest = [(bytes(view), None if labels is None else int(labels[at])) for at, view in each]
+            self._rest.reverse()
+        return self._rest.pop()
+
+    def finish(self) -> None:
+        """Takes what the sampler has left out: a longer share's last sample."""
+        if self._epoch >= 0 and self._next >= self._length:
+            for _ in self._batches:
+                pass
+            self._rest = []
+
+
+def _place() -> tuple[int, int]:
+    """Rank and world size, of torch.distributed or the launcher."""
+    group = _group()
+    if group is not None:
+        return group
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _imported(folder: str, rank: int) -> str:
+    """The image of a folder, beside it; rank 0 makes it, and the others wait if torch.distributed can."""
+    image = str(Path(folder)).rstrip("/") + ".dlfs"
+    if rank == 0 and not os.path.exists(image):
+        part = image + ".part"
+        Path(part).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "dlfs", "import", "--quiet", folder, part]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise InvalidArgument(f"{folder} cannot be imported: {done.stderr.strip()}")
+        os.rename(part, image)
+    if _group() is not None:
+        import torch.distributed
+
+        torch.distributed.barrier()
+    if not os.path.exists(image):
+        raise InvalidArgument(f"{image} is not there: rank 0 makes it from {folder}, on a file system that all see")
+    return image
+
+
+def _names(class_file: str | os.PathLike[str] | None) -> list[str]:
+    if class_file is None:
+        return []
+    lines = Path(class_file).read_text().splitlines()
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def _pil(content: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(content)).convert("RGB")
