@@ -13,6 +13,7 @@ mod info;
 mod key;
 mod ls;
 mod man;
+mod mount;
 mod probe;
 mod purge;
 mod read;
@@ -57,6 +58,7 @@ enum Command {
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
     Export(export::ExportArgs),
+    Mount(mount::MountArgs),
     Verify(verify::VerifyArgs),
     Read(Box<read::ReadArgs>),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
@@ -91,6 +93,7 @@ impl Cli {
             Command::Stat(args) => stat::run(args),
             Command::Cat(args) => cat::run(args),
             Command::Export(args) => export::run(args, quiet),
+            Command::Mount(args) => mount::run(args),
             Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
             Command::ShuffleReport(args) => shuffle_report::run(args),

@@ -1,0 +1,137 @@
+//! `dlfs mount`: shows an image as a folder, through FUSE.
+
+use std::io::{BufRead, BufReader, Seek};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+
+use dlfs::Error;
+use dlfs::dataset::{Dataset, Files};
+use dlfs::nvme::Address;
+use dlfs_mount::{Mounted, Options, mount};
+
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::signals::{GRACE, Stop};
+use crate::tier_args::TierArgs;
+
+/// Show an image as a folder, read-only
+///
+/// Through FUSE: each sample is a file with its name, or a file NAME.FIELD for each field. Without
+/// root it takes fusermount3 (Debian: fuse3). Returns once the folder is mounted; `fusermount3 -u
+/// DIR` or `umount DIR` ends it. It shows the generation that is current now: mount again to see a
+/// later one.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct MountArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The folder to mount it on
+    #[arg(value_name = "DIR")]
+    place: PathBuf,
+    /// Stay in the foreground until Ctrl-C or an unmount
+    #[arg(short, long)]
+    foreground: bool,
+    /// Let other users use it; without root, /etc/fuse.conf must have user_allow_other
+    #[arg(long)]
+    allow_other: bool,
+    /// Threads that take the kernel's requests
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=64))]
+    threads: u8,
+    #[command(flatten)]
+    tiers: TierArgs,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
+    let is_detached = std::env::var_os(DETACHED).is_some();
+    if !args.foreground && !is_detached {
+        return start_in_background();
+    }
+    if is_detached {
+        // So that the end of the terminal is not its end.
+        rustix::process::setsid().map_err(|errno| Error::from(std::io::Error::from(errno)))?;
+    }
+    let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
+    let dataset = Dataset::from_image(image, Default::default());
+    let files = Arc::new(Files::new(dataset, &mut ())?);
+    let options = Options {
+        threads: args.threads.into(),
+        allow_other: args.allow_other,
+        ..Options::default()
+    };
+    let stop = Stop::on_signals(GRACE, || Outcome::Stopped)?;
+    let source = Address::list_to_string(&args.image.image.0);
+    let mounted = mount(files, &source, &args.place, &options)?;
+    let mut out = Out::new();
+    out.line(format!("mounted {source} on {}", args.place.display()))?;
+    out.flush()?;
+    if is_detached {
+        // So that the folder where it was started can be unmounted.
+        std::env::set_current_dir("/").map_err(Error::from)?;
+    }
+    wait(mounted, &stop)
+}
+
+/// Until somebody unmounts it, or a signal says to.
+fn wait(mounted: Mounted, stop: &Stop) -> Result<Outcome, Failure> {
+    while !mounted.has_ended() {
+        if stop.is_set_within(LOOK) {
+            mounted.unmount()?;
+            return Ok(Outcome::Done);
+        }
+    }
+    mounted.wait()?;
+    Ok(Outcome::Done)
+}
+
+/// Starts this command again, in the background, and returns when that says that it has mounted.
+fn start_in_background() -> Result<Outcome, Failure> {
+    let mut arguments = std::env::args_os();
+    let _ = arguments.next(); // the program's own name
+    let program = std::env::current_exe().map_err(Error::from)?;
+    // Not this process's own stderr: whoever waits for its end must not wait for the background.
+    let mut said = tempfile::tempfile().map_err(Error::from)?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env(DETACHED, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(said.try_clone().map_err(Error::from)?)
+        .spawn()
+        .map_err(Error::from)?;
+    let mut line = String::new();
+    let stdout = child.stdout.take();
+    let read = stdout.map(|stdout| BufReader::new(stdout).read_line(&mut line)).transpose();
+    if read.map_err(Error::from)?.unwrap_or(0) > 0 {
+        let mut out = Out::new();
+        out.line(line.trim_end())?;
+        out.flush()?;
+        return Ok(Outcome::Done);
+    }
+    let code = child.wait().map_err(Error::from)?.code();
+    said.rewind().map_err(Error::from)?;
+    std::io::copy(&mut said, &mut std::io::stderr()).map_err(Error::from)?;
+    Ok(match code {
+        Some(3) => Outcome::Damaged,
+        Some(4) => Outcome::Stopped,
+        _ => Outcome::Incomplete,
+    })
+}
+
+/// Set for the process in the background, which the command itself starts.
+const DETACHED: &str = "DLFS_MOUNT_DETACHED";
+/// How often it looks whether it was unmounted.
+const LOOK: Duration = Duration::from_millis(200);
+
+const EXAMPLES: &str = "\
+Examples:
+  dlfs mount train.dlfs /mnt/train
+  dlfs mount nvme-tcp://storage/nqn.2026-11.io.dlfs:train /mnt/train --tier ram:8G
+  fusermount3 -u /mnt/train";
