@@ -15,7 +15,7 @@
 //!   again. What lies in a store from an earlier run is read and compared before it is used.
 //! - *Nothing is lost.* A sample is deleted only when the rank that gets it has said that it has it. It says so
 //!   in the first page of its first namespace, where an image has a superblock: peers read that page like any
-//!   other ([`progress`]), so reads are the only messages.
+//!   other (`progress`), so reads are the only messages.
 //! - *Room.* The next epoch's exchange begins when this epoch's samples have left. So a store never has more than
 //!   (1 + q) of its share, besides the page at each sample's end.
 //! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a sample
