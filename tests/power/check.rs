@@ -264,7 +264,7 @@ fn recover(scene: &Scene, step: &Step, is_done: bool, disks: &Disks) -> Result<(
 const SECOND_CUTS: usize = 12;
 
 /// Rounds of one draw per cut: with few possible images, most draws repeat one.
-const MOST_ROUNDS: usize = 2_000;
+const MOST_ROUNDS: usize = 2_500;
 
 /// More would add nothing.
 const MOST_FAILURES: usize = 5;
