@@ -558,6 +558,32 @@ fn a_store_that_cannot_be_is_refused_with_the_reason() {
     assert_eq!(stopped.map(drop).unwrap_err().kind(), ErrorKind::Interrupted);
 }
 
+#[test]
+fn a_share_that_exceeds_its_store_is_an_error_and_no_larger_store() {
+    let mut nth = 0;
+    let origin = Origin::new(13, 20, |_| {
+        nth += 1;
+        if nth == 7 { 100 << 10 } else { 3_000 }
+    });
+    let job = Job { spec: "ram:112K".to_owned(), ..Job::new(&origin, 0.0, 2, 1) };
+    let stored = |rank| {
+        let options = StoreOptions::new(job.spec.parse().unwrap());
+        origin.open().with_store(options, &job.run(rank), None, &mut |_| true).map(drop)
+    };
+    // Shares of average samples take 108 KiB, the one with the long sample at least 128 KiB.
+    let (mut fits, mut full) = (0, 0);
+    for error in [stored(0), stored(1)].map(Result::err) {
+        match error {
+            None => fits += 1,
+            Some(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{}", error.report());
+                full += 1;
+            }
+        }
+    }
+    assert_eq!((fits, full), (1, 1));
+}
+
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while !is_so() {

@@ -459,7 +459,8 @@ impl Exchange {
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
         let mut staged = Staged { samples: share.len() as u64, ..Staged::default() };
-        let missing: Vec<SampleId> = share.iter().copied().filter(|&id| !self.has(id)).collect();
+        let missing: BTreeSet<SampleId> =
+            share.iter().copied().filter(|&id| !self.has(id)).collect();
         staged.found = staged.samples - missing.len() as u64;
         staged.done = staged.found;
         if !goes_on(staged) {
@@ -468,7 +469,11 @@ impl Exchange {
         if missing.is_empty() {
             return Ok(());
         }
-        let mut failed = match self.stage_from_origin(&missing, &mut staged, goes_on) {
+        let mut failed = match self.stage_from_origin(
+            &Vec::from_iter(missing.iter().copied()),
+            &mut staged,
+            goes_on,
+        ) {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
@@ -595,6 +600,7 @@ impl Exchange {
         let pages = shared.media.pages_of(run.namespace, &run.bytes);
         let pages = pages.expect("samples lie before the end of all samples");
         if !pages.is_empty() {
+            shared.media.has_room(pages.clone())?;
             self.media()?.write(pages.start * PAGE_BYTES, bytes)?;
             shared.media.set(pages);
         }
@@ -728,7 +734,8 @@ impl Work {
     }
 }
 
-/// The most pages that the store of any rank takes: its share's, and those that it receives in an epoch.
+/// The pages that the store of a rank takes at most if shares have samples of average length: its share's, and
+/// those that it receives in an epoch.
 pub(super) fn most_pages(directory: &Directory, shares: &Shares) -> u64 {
     let world_size = u64::from(shares.world_size());
     let (num, steps) = (directory.num_live().max(1), shares.num_steps());

@@ -28,6 +28,8 @@ pub(super) struct Media {
     /// Pages that are there, and the most that ever were.
     held: AtomicU64,
     peak: AtomicU64,
+    /// The most that may be there.
+    quota_pages: u64,
     /// Whether there were bytes when it was opened.
     was_used: bool,
     /// A forked child does not keep the lock.
@@ -40,8 +42,8 @@ enum Backing {
 }
 
 impl Media {
-    /// Opens the store at `spec`, whose file is called `name`, for namespaces of `lens_bytes`. It will have at
-    /// most `most_pages`.
+    /// Opens the store at `spec`, whose file is called `name`, for namespaces of `lens_bytes`. It will have about
+    /// `most_pages` at most: a share of long samples has more.
     ///
     /// # Errors
     /// As [`super::Store::open`].
@@ -81,7 +83,8 @@ impl Media {
         };
         let present = SharedWords::new(num_pages.div_ceil(64) as usize + 1)?;
         let (held, peak) = Default::default();
-        Ok(Media { backing, firsts, present, held, peak, was_used, _lock: lock })
+        let quota_pages = spec.quota_bytes / PAGE_BYTES;
+        Ok(Media { backing, firsts, present, held, peak, quota_pages, was_used, _lock: lock })
     }
 
     /// The namespace of all pages.
@@ -109,6 +112,25 @@ impl Media {
     pub(super) fn has(&self, pages: Range<u64>) -> bool {
         let words = self.present.as_ref();
         masks(pages).all(|(word, mask)| words[word].load(Ordering::Acquire) & mask == mask)
+    }
+
+    /// Whether `pages` may be added.
+    ///
+    /// # Errors
+    /// `NoSpace`: the store would have more than its quota.
+    pub(super) fn has_room(&self, pages: Range<u64>) -> Result<()> {
+        let words = self.present.as_ref();
+        let missing: u64 = masks(pages)
+            .map(|(word, mask)| {
+                u64::from((mask & !words[word].load(Ordering::Acquire)).count_ones())
+            })
+            .sum();
+        if self.held.load(Ordering::Acquire) + missing <= self.quota_pages {
+            return Ok(());
+        }
+        let text = format!("the store's {} bytes are full", self.quota_pages * PAGE_BYTES);
+        let hint = "this rank's samples are longer than the average: give the store a larger size";
+        Err(Error::new(ErrorKind::NoSpace, text).hint(hint))
     }
 
     /// Says that `pages` are there, all of their bytes.
