@@ -313,6 +313,58 @@ proptest! {
         image.delete(&deleted);
         check(&image, &image.open().0, &source, &deleted);
     }
+
+    #[test]
+    fn appending_in_steps_gives_what_copying_every_chunk_gives(
+        names in prop::collection::btree_set("[a-c]{1,3}(/[0-9]{1,3})?", 1..150),
+        shuffle in any::<u64>(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+        window in prop_oneof![Just(0u64), 1u64..50, Just(1 << 40)],
+        labelled in any::<u64>(),
+        deleted in prop::collection::btree_set(0u64..150, 0..20),
+    ) {
+        let mut names: Vec<String> = names.into_iter().collect();
+        // Runs in order, as sources have them, or no order at all.
+        match shuffle % 3 {
+            0 => names.sort_by_key(|name| name.len()),
+            1 => names.sort_by_key(|name| {
+                name.bytes().fold(shuffle, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+            }),
+            _ => {}
+        }
+        let source: Vec<Sample> = (0u64..).zip(&names).map(|(i, name)| {
+            let label = (labelled >> (i % 64) & 1 == 1).then(|| (i as i64 - 60) << (labelled % 40));
+            sample(name, label, (i * 977 % 9000) as usize)
+        }).collect();
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| 1 + cut.index(source.len())).collect();
+        cuts.extend([0, source.len()]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut image = Image::new(2, Pack::Aligned);
+        for (step, cut) in cuts.windows(2).enumerate() {
+            let before = image.current().map(|(directory, _)| directory);
+            let copied = image.add(&source[cut[0]..cut[1]], shuffle ^ step as u64, window, &[]);
+            let Some(before) = before else { continue };
+            // The same chunks, added to the directory before.
+            let mut builder = DirectoryBuilder::after(&before).unwrap();
+            let heads = image.heads();
+            for c in before.num_chunks()..copied.num_chunks() {
+                let head = heads.iter().find(|head| head.id == copied.chunk_id(c)).unwrap();
+                builder.add_chunk(&image.header(head)).unwrap();
+            }
+            builder.set_freed(copied.freed().to_vec());
+            let mut merged = builder.finish(copied.generation(), copied.time_ns()).unwrap();
+            merged.set_record_range(image.record_range(&heads, copied.generation()));
+            prop_assert!(
+                merged.to_snapshot().unwrap() == copied.to_snapshot().unwrap(), "step {}", step
+            );
+            if step == 1 {
+                let there: Vec<u64> =
+                    deleted.iter().copied().filter(|id| *id < cut[1] as u64).collect();
+                image.delete(&there);
+            }
+        }
+    }
 }
 
 fn sample_lens() -> impl Strategy<Value = usize> {

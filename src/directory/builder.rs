@@ -3,11 +3,12 @@
 use zerocopy::IntoBytes;
 
 use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
-use crate::directory::deleted::Bits;
+use crate::directory::deleted::{Bits, DeletedSet};
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
+use crate::directory::names_writer::NamesWriter;
 use crate::directory::tree::{Tree, TreeEntry};
-use crate::directory::{Directory, ImageMetadata, Learned};
+use crate::directory::{Bytes, Directory, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
@@ -16,14 +17,18 @@ use crate::units::{Generation, SampleId, Slot};
 
 /// Collects the chunks of a generation in the order of their slots.
 ///
-/// An import adds each header as its chunk is finished; an append or a purge first copies the chunks to
-/// keep from the previous directory ([`copy_chunk`](Self::copy_chunk)); a rebuild adds the headers that it
-/// read. All of them fill the same columns, so a rebuilt directory equals the imported one byte for byte.
+/// An import adds each header as its chunk is finished; an append begins with the previous directory
+/// ([`after`](Self::after)), whose columns it keeps as they are; a rebuild adds the headers that it read,
+/// and copies chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All of them fill the same
+/// columns, so a rebuilt directory equals the imported one byte for byte.
 ///
-/// Memory while building: about 60 bytes a sample plus twice its name.
+/// Memory while building: about 9 bytes a new sample and what its name adds, and 16 more at the end. Where
+/// slots are not in the order of ids, 16 more and the whole name.
 #[derive(Debug)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
+    /// What the columns below continue.
+    base: Option<Directory>,
     parts: Vec<Part>,
     /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
@@ -31,17 +36,27 @@ pub struct DirectoryBuilder {
     checkpoints: Vec<Checkpoint>,
     lengths: Vec<u8>,
     checksums: Vec<u8>,
-    /// By slot, like the four fields after it.
-    ids: Vec<u64>,
+    /// By slot; empty while no sample has one.
     labels: Vec<i64>,
-    name_ends: Vec<u64>,
-    is_deleted: Vec<bool>,
-    name_text: Vec<u8>,
     label_range: LabelRange,
+    /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
+    names: NamesWriter,
+    shuffled: Option<Shuffled>,
+    /// Slots that were purged or are lost.
+    purged: Vec<u64>,
     fields: Vec<Vec<u8>>,
     classes: Vec<Vec<u8>>,
     deleted: Vec<(u64, u64)>,
     freed: Vec<CellRange>,
+}
+
+/// Ids and names of the slots from the first one on whose id is another number.
+#[derive(Debug)]
+struct Shuffled {
+    first_slot: u64,
+    ids: Vec<u64>,
+    name_ends: Vec<u64>,
+    name_text: Vec<u8>,
 }
 
 /// A sample to be added to the columns.
@@ -59,18 +74,18 @@ impl DirectoryBuilder {
     pub fn new(layout: ImageLayout) -> DirectoryBuilder {
         DirectoryBuilder {
             layout,
+            base: None,
             parts: Vec::new(),
             started_ns: Vec::new(),
             chunks: Vec::new(),
             checkpoints: Vec::new(),
             lengths: Vec::new(),
             checksums: Vec::new(),
-            ids: Vec::new(),
             labels: Vec::new(),
-            name_ends: Vec::new(),
-            is_deleted: Vec::new(),
-            name_text: Vec::new(),
             label_range: LabelRange::default(),
+            names: NamesWriter::new(),
+            shuffled: None,
+            purged: Vec::new(),
             fields: Vec::new(),
             classes: Vec::new(),
             deleted: Vec::new(),
@@ -78,9 +93,36 @@ impl DirectoryBuilder {
         }
     }
 
+    /// A directory with all chunks, deletions and classes of `base`, to add chunks behind them.
+    ///
+    /// The result is that of copying chunk by chunk, but costs what is added, and copying columns as bytes.
+    ///
+    /// # Errors
+    /// `NotLoaded`: its names are still on media.
+    pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
+        Ok(DirectoryBuilder {
+            parts: base.parts().copied().collect(),
+            started_ns: base.metadata.started_ns.clone(),
+            names: NamesWriter::after(base.names()?)?,
+            fields: base.fields().to_vec(),
+            classes: base.classes().to_vec(),
+            base: Some(base.clone()),
+            ..DirectoryBuilder::new(base.layout)
+        })
+    }
+
     /// The first slot of the next chunk; also the number of samples so far.
     pub fn next_slot(&self) -> Slot {
-        Slot(self.ids.len() as u64)
+        Slot(self.first_new() + (self.lengths.len() / 4) as u64)
+    }
+
+    /// The slots below are those of the base.
+    fn first_new(&self) -> u64 {
+        self.base.as_ref().map_or(0, Directory::num_samples)
+    }
+
+    fn num_chunks(&self) -> u32 {
+        self.base.as_ref().map_or(0, Directory::num_chunks) + self.chunks.len() as u32
     }
 
     /// Adds the chunk of a header, which must start at the next slot.
@@ -208,7 +250,7 @@ impl DirectoryBuilder {
             first_slot: first_slot.into(),
             cell: cell.into(),
             generation: 1.into(),
-            sequence: (self.chunks.len() as u64).into(),
+            sequence: u64::from(self.num_chunks()).into(),
             pages: (end.div_ceil(PAGE) as u32).into(),
             data_page: 0.into(),
             namespace: 0.into(),
@@ -247,8 +289,9 @@ impl DirectoryBuilder {
 
     /// The cells of the chunks so far.
     pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
+        let before = self.base.iter().flat_map(|base| base.columns.cell_ranges(&self.layout));
         let there = self.chunks.iter().filter(|chunk| !chunk.is_lost());
-        there.map(|chunk| chunk.cell_range(&self.layout))
+        before.chain(there.map(|chunk| chunk.cell_range(&self.layout)))
     }
 
     /// Builds the directory of `generation`. Its record has no location yet: [`super::commit`] assigns one.
@@ -262,30 +305,21 @@ impl DirectoryBuilder {
     ) -> Result<Directory, FormatError> {
         let placements: Vec<Placement> = self.parts.iter().map(|p| Placement::new(*p)).collect();
         self.check_ids(&placements)?;
-        let num_samples = self.next_slot().0;
-        for (first, len) in std::mem::take(&mut self.deleted) {
-            at_most("deleted id", first.saturating_add(len), num_samples)?;
-            for id in first..first + len {
-                self.is_deleted[slot_of(&placements, id)] = true;
-            }
-        }
-        let (mut deleted_ids, mut deleted_slots) = (Bits::new(num_samples), Bits::new(num_samples));
-        for slot in (0..self.ids.len()).filter(|slot| self.is_deleted[*slot]) {
-            deleted_slots.set(slot as u64);
-            deleted_ids.set(self.ids[slot]);
-        }
-        // One column after the other, dropping its input: memory peaks with the names.
-        let tree = self.build_tree();
-        drop((std::mem::take(&mut self.ids), std::mem::take(&mut self.is_deleted)));
-        let slots_by_id = || placements.iter().flat_map(slots_by_id);
-        let labels = std::mem::take(&mut self.labels);
-        let labels = Labels::build(slots_by_id().map(|slot| labels[slot]), self.label_range);
-        let names = Names::build(slots_by_id().map(|slot| self.name(slot)));
+        let (deleted_ids, deleted_slots) = self.deletions(&placements)?;
+        // One column after the other, dropping its input: memory peaks with the tree.
+        let labels = self.labels(&placements);
+        let names = self.names(&placements)?;
+        let tree = self.tree(&names)?;
         let metadata = ImageMetadata {
             started_ns: self.started_ns,
             fields: self.fields,
             classes: self.classes,
             freed: self.freed,
+        };
+        let base = self.base.as_ref().map(|base| &base.columns);
+        let joined = |column: fn(&Columns) -> &Bytes, new| match base {
+            Some(base) => Bytes::joined(column(base), new),
+            None => new.into(),
         };
         let directory = Directory {
             layout: self.layout,
@@ -294,14 +328,14 @@ impl DirectoryBuilder {
             metadata: metadata.into(),
             record_range: CellRange::default(),
             columns: Columns {
-                chunks: self.chunks.as_bytes().to_vec().into(),
-                checkpoints: self.checkpoints.as_bytes().to_vec().into(),
-                lengths: self.lengths.into(),
-                checksums: self.checksums.into(),
+                chunks: joined(|base| &base.chunks, self.chunks.as_bytes().to_vec()),
+                checkpoints: joined(|base| &base.checkpoints, self.checkpoints.as_bytes().to_vec()),
+                lengths: joined(|base| &base.lengths, self.lengths),
+                checksums: joined(|base| &base.checksums, self.checksums),
             },
             tree,
-            deleted_ids: deleted_ids.finish(),
-            deleted_slots: deleted_slots.finish(),
+            deleted_ids,
+            deleted_slots,
             labels,
             learned: None,
             names: names.into(),
@@ -336,7 +370,7 @@ impl DirectoryBuilder {
 
     /// The first chunk determines the fields; a later chunk with others is an error.
     fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
-        if self.chunks.is_empty() {
+        if self.num_chunks() == 0 {
             self.fields = header.fields().map(<[u8]>::to_vec).collect();
         }
         let same = header.fields().eq(self.fields.iter().map(|name| &name[..]));
@@ -348,34 +382,53 @@ impl DirectoryBuilder {
     }
 
     fn push(&mut self, walk: &mut Walk, new: NewSample<'_>) {
-        let at = walk.step(new.len);
-        if self.ids.len().is_multiple_of(STRIDE) {
-            let chunk = self.chunks.len() as u32 - 1;
+        let (slot, at) = (self.next_slot().0, walk.step(new.len));
+        if slot.is_multiple_of(STRIDE as u64) {
+            let chunk = self.num_chunks() - 1;
             self.checkpoints.push(Checkpoint { chunk: chunk.into(), at: (at as u32).into() });
         }
+        self.push_label(new.label);
         self.lengths.extend_from_slice(&new.len.to_le_bytes());
         self.checksums.extend_from_slice(&new.crc.to_le_bytes());
-        self.ids.push(new.id);
-        let label = new.label.unwrap_or(NO_LABEL);
-        self.label_range.take(label);
-        self.labels.push(label);
-        self.name_text.extend_from_slice(new.name);
-        self.name_ends.push(self.name_text.len() as u64);
-        self.is_deleted.push(new.deleted);
+        if self.shuffled.is_none() && new.id != slot {
+            let (ids, name_ends, name_text) = Default::default();
+            self.shuffled = Some(Shuffled { first_slot: slot, ids, name_ends, name_text });
+        }
+        match &mut self.shuffled {
+            None => self.names.push(new.name),
+            Some(shuffled) => shuffled.push(new.id, new.name),
+        }
+        if new.deleted {
+            self.purged.push(slot);
+        }
     }
 
-    fn name(&self, slot: usize) -> &[u8] {
-        let start = if slot == 0 { 0 } else { self.name_ends[slot - 1] };
-        &self.name_text[start as usize..self.name_ends[slot] as usize]
+    fn push_label(&mut self, label: Option<i64>) {
+        let before = self.lengths.len() / 4;
+        if label.is_some() && self.labels.is_empty() {
+            self.labels.resize(before, NO_LABEL);
+        }
+        if label.is_some() || !self.labels.is_empty() {
+            let label = label.unwrap_or(NO_LABEL);
+            self.label_range.take(label);
+            self.labels.push(label);
+        }
     }
 
     /// Compares each id with the one that the placement gives; lost slots get theirs.
     fn check_ids(&mut self, placements: &[Placement]) -> Result<(), FormatError> {
+        let first_new = self.first_new();
         for placement in placements {
             let part = placement.part();
-            for slot in part.first..part.first + part.count {
+            for slot in part.first.max(first_new)..part.first + part.count {
                 let id = placement.id_at(Slot(slot)).0;
-                let found = &mut self.ids[slot as usize];
+                let mut own = slot;
+                let found = match &mut self.shuffled {
+                    Some(shuffled) if slot >= shuffled.first_slot => {
+                        &mut shuffled.ids[(slot - shuffled.first_slot) as usize]
+                    }
+                    _ => &mut own,
+                };
                 if *found == UNKNOWN {
                     *found = id;
                 }
@@ -385,24 +438,101 @@ impl DirectoryBuilder {
         Ok(())
     }
 
+    /// Deleted ids and slots.
+    fn deletions(
+        &mut self,
+        placements: &[Placement],
+    ) -> Result<(DeletedSet, DeletedSet), FormatError> {
+        let num_samples = self.next_slot().0;
+        let before = |set: fn(&Directory) -> &DeletedSet| match &self.base {
+            Some(base) => set(base).to_bits(num_samples),
+            None => Bits::new(num_samples),
+        };
+        let (mut ids, mut slots) =
+            (before(|base| &base.deleted_ids), before(|base| &base.deleted_slots));
+        for slot in std::mem::take(&mut self.purged) {
+            slots.set(slot);
+            ids.set(placement_of(placements, slot).id_at(Slot(slot)).0);
+        }
+        for (first, len) in std::mem::take(&mut self.deleted) {
+            at_most("deleted id", first.saturating_add(len), num_samples)?;
+            for id in first..first + len {
+                ids.set(id);
+                slots.set(placement_of(placements, id).slot_of(SampleId(id)).0);
+            }
+        }
+        Ok((ids.finish(), slots.finish()))
+    }
+
+    fn labels(&mut self, placements: &[Placement]) -> Option<Labels> {
+        let (first, labels) = (self.first_new(), std::mem::take(&mut self.labels));
+        let label = |slot: u64| labels.get((slot - first) as usize).copied().unwrap_or(NO_LABEL);
+        let slots = slots_by_id(placements, first).map(label);
+        let base = self.base.as_ref().and_then(|base| base.labels.as_ref());
+        Labels::extended(base, first, slots, self.label_range)
+    }
+
+    fn names(&mut self, placements: &[Placement]) -> Result<Names, FormatError> {
+        let mut names = std::mem::take(&mut self.names);
+        if let Some(shuffled) = self.shuffled.take() {
+            // The ids from the first shuffled slot on are those slots in another order.
+            slots_by_id(placements, shuffled.first_slot)
+                .for_each(|slot| names.push(shuffled.name(slot)));
+        }
+        names.finish()
+    }
+
     /// The tree of all named samples, deleted ones included: a delete keeps the tree.
-    fn build_tree(&self) -> Tree {
-        let seed = self.layout.uuid.hash_seed();
-        let named = (0..self.ids.len()).filter(|slot| !self.name(*slot).is_empty());
-        let entry = |slot| TreeEntry::new(fingerprint(seed, self.name(slot)), self.ids[slot]);
-        Tree::build(named.map(entry).collect(), self.ids.len() as u64)
+    fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
+        let (seed, num_samples) = (self.layout.uuid.hash_seed(), names.num_samples());
+        let mut tree = self.base.as_ref().map(|base| base.tree.clone());
+        let (mut start, mut cursor) = (self.first_new(), names.cursor(self.first_new())?);
+        loop {
+            let end = num_samples.min(start + (1 << 32)); // ids of one step fit into 32 bits
+            let mut entries = Vec::new();
+            while cursor.next_id() < end {
+                cursor.advance()?;
+                if !cursor.name().is_empty() {
+                    let nth = (cursor.id() - start) as u32;
+                    entries.push(TreeEntry::new(fingerprint(seed, cursor.name()), nth));
+                }
+            }
+            let grown = Tree::extended(tree.as_ref(), start, entries, num_samples);
+            if end == num_samples {
+                return Ok(grown);
+            }
+            (tree, start) = (Some(grown), end);
+        }
     }
 }
 
-/// The slots of a part, in the order of ids.
-fn slots_by_id(placement: &Placement) -> impl Iterator<Item = usize> + Clone {
-    let Part { first, count, .. } = *placement.part();
-    (first..first + count).map(|id| placement.slot_of(SampleId(id)).0 as usize)
+impl Shuffled {
+    fn push(&mut self, id: u64, name: &[u8]) {
+        self.ids.push(id);
+        self.name_text.extend_from_slice(name);
+        self.name_ends.push(self.name_text.len() as u64);
+    }
+
+    fn name(&self, slot: u64) -> &[u8] {
+        let index = (slot - self.first_slot) as usize;
+        let start = if index == 0 { 0 } else { self.name_ends[index - 1] };
+        &self.name_text[start as usize..self.name_ends[index] as usize]
+    }
 }
 
-fn slot_of(placements: &[Placement], id: u64) -> usize {
+/// The slots of the ids from `first` on, in the order of ids.
+fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64> {
+    placements.iter().flat_map(move |placement| {
+        let part = *placement.part();
+        (part.first.max(first)..part.first + part.count)
+            .map(move |id| placement.slot_of(SampleId(id)).0)
+    })
+}
+
+/// The part that has this id and, its slots being the same numbers, this slot.
+fn placement_of(placements: &[Placement], id: u64) -> &Placement {
     let index = placements.partition_point(|placement| placement.part().first <= id) - 1;
-    placements[index].slot_of(SampleId(id)).0 as usize
+    &placements[index]
 }
 
 /// The id of a lost slot until the length of its part is known.

@@ -20,6 +20,17 @@ enum Owner {
 }
 
 impl Bytes {
+    /// `first`, followed by `second`.
+    pub(crate) fn joined(first: &[u8], second: Vec<u8>) -> Bytes {
+        if first.is_empty() {
+            return second.into();
+        }
+        let mut both = Vec::with_capacity(first.len() + second.len());
+        both.extend_from_slice(first);
+        both.extend_from_slice(&second);
+        both.into()
+    }
+
     /// The subslice `range`; `None` if it exceeds the bytes.
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         self.get(range.clone())?;

@@ -150,12 +150,13 @@ impl Bits {
 }
 
 impl DeletedSet {
-    /// This set as one to add to; `len` is needed when it is empty.
+    /// This set as one to add to, of numbers below `len`, which is not less than before.
     pub(crate) fn to_bits(&self, len: u64) -> Bits {
-        match &self.bits {
-            Some(bits) => Bits { words: bits.to_vec() },
-            None => Bits::new(len),
+        let mut bits = Bits::new(len);
+        if let Some(before) = &self.bits {
+            bits.words[..before.len()].copy_from_slice(before);
         }
+        bits
     }
 }
 

@@ -12,13 +12,27 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Builds the column from `labels`, which are in the order of ids and within `range`.
-    pub(crate) fn build(labels: impl Iterator<Item = i64>, range: LabelRange) -> Option<Labels> {
+    /// The column of `base`, for the first `num_base` ids, and `labels`, which are in the order of ids and
+    /// within `range`; `None` if there is no label.
+    pub(crate) fn extended(
+        base: Option<&Labels>,
+        num_base: u64,
+        labels: impl Iterator<Item = i64>,
+        mut range: LabelRange,
+    ) -> Option<Labels> {
+        let base_label = |id| base.and_then(|base| base.get(id)).unwrap_or(NO_LABEL);
+        if base.is_some() {
+            (0..num_base).for_each(|id| range.take(base_label(id)));
+        }
         let (least, most) = (range.0?, range.1?);
         let fits = |width: &usize| least > absent(*width) && most <= max(*width);
         let width = WIDTHS.into_iter().find(fits).unwrap_or(8);
-        let mut bytes = Vec::new();
-        for label in labels {
+        let (mut bytes, mut from) = (Vec::new(), 0);
+        if let Some(base) = base.filter(|base| base.width == width) {
+            bytes.extend_from_slice(&base.bytes);
+            from = num_base;
+        }
+        for label in (from..num_base).map(base_label).chain(labels) {
             let label = if label == NO_LABEL { absent(width) } else { label };
             bytes.extend_from_slice(&label.to_le_bytes()[..width]);
         }
@@ -112,7 +126,7 @@ mod tests {
         let labels = labels.iter().map(|label| label.unwrap_or(NO_LABEL));
         let mut range = LabelRange::default();
         labels.clone().for_each(|label| range.take(label));
-        Labels::build(labels, range)
+        Labels::extended(None, 0, labels, range)
     }
 
     #[test]
@@ -135,6 +149,20 @@ mod tests {
             assert_eq!(column.get(u64::MAX), None);
         }
         assert!(column_of(&[None, None]).is_none());
+    }
+
+    #[test]
+    fn a_column_grows_to_what_it_is_when_made_at_once() {
+        let labels = [None, Some(5), Some(-7), Some(300), None, Some(1 << 40)];
+        for cut in 0..=labels.len() {
+            let (before, after) = labels.split_at(cut);
+            let base = column_of(before);
+            let mut range = LabelRange::default();
+            let after = after.iter().map(|label| label.unwrap_or(NO_LABEL));
+            after.clone().for_each(|label| range.take(label));
+            let grown = Labels::extended(base.as_ref(), cut as u64, after, range).unwrap();
+            assert_eq!(grown.as_bytes(), column_of(&labels).unwrap().as_bytes(), "cut at {cut}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use zerocopy::little_endian::U64;
 use crate::directory::Bytes;
 use crate::directory::tree::id_width;
 use crate::format::FormatError;
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_NAME_BYTES;
 use crate::format::names::{common, compare};
@@ -24,32 +24,10 @@ pub(crate) struct Names {
     pub(crate) text: Bytes,
     /// Ids in the order of names; `None` if that is the order of ids.
     pub(crate) order: Option<Bytes>,
-    num_samples: u64,
+    pub(crate) num_samples: u64,
 }
 
 impl Names {
-    /// Names of ids 0, 1, 2 and so on.
-    pub(crate) fn build<'a>(names: impl Iterator<Item = &'a [u8]> + Clone) -> Names {
-        let (mut text, mut blocks) = (Vec::new(), Vec::new());
-        let (mut before, mut num_samples, mut sorted): (&[u8], u64, bool) = (b"", 0, true);
-        for name in names.clone() {
-            sorted &= compare(before, name) != Ordering::Greater;
-            if num_samples % BLOCK == 0 {
-                blocks.extend_from_slice(&(text.len() as u64).to_le_bytes());
-                put_string(&mut text, name);
-            } else {
-                let shared = common(before, name);
-                put_number(&mut text, shared as u64);
-                put_string(&mut text, &name[shared..]);
-            }
-            before = name;
-            num_samples += 1;
-        }
-        blocks.extend_from_slice(&(text.len() as u64).to_le_bytes());
-        let order = (!sorted).then(|| order_of(names, num_samples));
-        Names { blocks: blocks.into(), text: text.into(), order, num_samples }
-    }
-
     /// The names from columns on media.
     ///
     /// # Errors
@@ -83,14 +61,21 @@ impl Names {
     /// The block it is in is damaged.
     pub(crate) fn get(&self, id: u64, name: &mut Vec<u8>) -> Result<(), FormatError> {
         let mut block = self.block(id)?;
-        for _ in 0..=id % BLOCK {
-            let (shared, rest) = block.next()?;
-            at_most("shared bytes of a name", shared as u64, name.len() as u64)?;
-            at_most("length of a name", (shared + rest.len()) as u64, MAX_NAME_BYTES as u64)?;
-            name.truncate(shared);
-            name.extend_from_slice(rest);
+        (0..=id % BLOCK).try_for_each(|_| block.next_into(name))
+    }
+
+    /// The names from `id` on. Each costs the bytes in which it differs from the one before.
+    ///
+    /// # Errors
+    /// The block it is in is damaged.
+    pub(crate) fn cursor(&self, id: u64) -> Result<NameCursor<'_>, FormatError> {
+        let mut cursor = NameCursor { names: self, next: id, block: None, name: Vec::new() };
+        if !id.is_multiple_of(BLOCK) {
+            let mut block = self.block(id)?;
+            (0..id % BLOCK).try_for_each(|_| block.next_into(&mut cursor.name))?;
+            cursor.block = Some(block);
         }
-        Ok(())
+        Ok(cursor)
     }
 
     /// Whether the name of `id` is `name`. Copies nothing; a damaged block matches no name.
@@ -138,15 +123,45 @@ impl Names {
         let mut found = Vec::new();
         while low < high {
             let middle = low.midpoint(high);
-            found.clear();
-            self.get(self.at_rank(middle), &mut found)?;
-            if compare(&found, name) == Ordering::Less {
+            if self.compare_at(middle, name, &mut found)? == Ordering::Less {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
         Ok(low)
+    }
+
+    /// The first rank at or after `from` whose name is greater than `name`. Costs the logarithm of how far
+    /// away that is.
+    pub(crate) fn first_after(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
+        let (mut low, mut high, mut step) = (from, self.num_samples, 1);
+        let mut found = Vec::new();
+        while low < high {
+            // Steps of growing length up to the first greater name, then halves what lies between.
+            let middle = match step {
+                0 => low.midpoint(high),
+                _ => low.saturating_add(step - 1).min(high - 1),
+            };
+            if self.compare_at(middle, name, &mut found)? == Ordering::Greater {
+                (high, step) = (middle, 0);
+            } else {
+                (low, step) = (middle + 1, step * 2);
+            }
+        }
+        Ok(low)
+    }
+
+    /// Compares the name at `rank` with `name`; `found` is scratch memory.
+    fn compare_at(
+        &self,
+        rank: u64,
+        name: &[u8],
+        found: &mut Vec<u8>,
+    ) -> Result<Ordering, FormatError> {
+        found.clear();
+        self.get(self.at_rank(rank), found)?;
+        Ok(compare(found, name))
     }
 
     pub(crate) fn num_samples(&self) -> u64 {
@@ -174,27 +189,74 @@ impl<'a> Block<'a> {
         let shared = at_most("shared bytes of a name", shared, MAX_NAME_BYTES as u64)?;
         Ok((shared as usize, self.rest.string()?))
     }
+
+    /// Replaces the name before by the next one.
+    #[inline]
+    fn next_into(&mut self, name: &mut Vec<u8>) -> Result<(), FormatError> {
+        let (shared, rest) = self.next()?;
+        at_most("shared bytes of a name", shared as u64, name.len() as u64)?;
+        at_most("length of a name", (shared + rest.len()) as u64, MAX_NAME_BYTES as u64)?;
+        name.truncate(shared);
+        name.extend_from_slice(rest);
+        Ok(())
+    }
 }
 
-fn order_of<'a>(names: impl Iterator<Item = &'a [u8]>, num_samples: u64) -> Bytes {
-    let mut order: Vec<(&[u8], u64)> = names.zip(0..).collect();
-    // A stable sort exploits the sorted runs of appended folders.
-    order.sort_by(|a, b| compare(a.0, b.0));
-    let width = id_width(num_samples);
-    let ids = order.iter().flat_map(|(_, id)| id.to_le_bytes().into_iter().take(width));
-    ids.collect::<Vec<u8>>().into()
+/// Names one after the other: see [`Names::cursor`].
+pub(crate) struct NameCursor<'a> {
+    names: &'a Names,
+    next: u64,
+    block: Option<Block<'a>>,
+    name: Vec<u8>,
+}
+
+impl NameCursor<'_> {
+    /// Goes to the next name; false if there are no more.
+    ///
+    /// # Errors
+    /// The block it is in is damaged.
+    pub(crate) fn advance(&mut self) -> Result<bool, FormatError> {
+        if self.next >= self.names.num_samples {
+            return Ok(false);
+        }
+        let block = match &mut self.block {
+            Some(block) if !self.next.is_multiple_of(BLOCK) => block,
+            block => block.insert(self.names.block(self.next)?),
+        };
+        block.next_into(&mut self.name)?;
+        self.next += 1;
+        Ok(true)
+    }
+
+    /// Where [`advance`](Self::advance) goes.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next
+    }
+
+    /// Where it is, after [`advance`](Self::advance).
+    pub(crate) fn id(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// The name there.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
 }
 
 /// Names per block.
-const BLOCK: u64 = 16;
+pub(crate) const BLOCK: u64 = 16;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::names_writer::NamesWriter;
     use proptest::prelude::*;
 
     fn names_of(names: &[Vec<u8>]) -> Names {
-        Names::build(names.iter().map(|name| &name[..]))
+        let mut writer = NamesWriter::new();
+        names.iter().for_each(|name| writer.push(name));
+        writer.finish().unwrap()
     }
 
     #[test]

@@ -6,7 +6,10 @@
 //! samples, 5 for 20 million, 8 for 2^40. The DLFS paper uses a balanced binary (AVL) tree of 16-byte
 //! entries plus links; this tree has the same kind of bound with a quarter of the steps, at 8.13 bytes.
 
+use std::ops::Range;
+
 use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::directory::Bytes;
 use crate::format::FormatError;
@@ -26,46 +29,70 @@ pub(crate) struct Tree {
     len: u64,
 }
 
-/// A key before the tree is built, 12 bytes; sorts by key, then id.
+/// A key and its id before the tree is built, in 8 bytes: sorts by key, then id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TreeEntry {
-    key: u32,
-    id_high: u32,
-    id_low: u32,
-}
+pub(crate) struct TreeEntry(u64);
 
 impl TreeEntry {
-    pub(crate) fn new(key: u32, id: u64) -> TreeEntry {
-        TreeEntry { key, id_high: (id >> 32) as u32, id_low: id as u32 }
+    /// `nth`: the id, counted from the first one of the [`Tree::extended`] that it is for.
+    pub(crate) fn new(key: u32, nth: u32) -> TreeEntry {
+        TreeEntry(u64::from(key) << 32 | u64::from(nth))
     }
 
-    fn id(&self) -> u64 {
-        u64::from(self.id_high) << 32 | u64::from(self.id_low)
+    fn key(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn nth(self) -> u64 {
+        u64::from(self.0 as u32)
     }
 }
 
 impl Tree {
-    /// The tree of `entries`, for ids below `num_samples`.
-    pub(crate) fn build(mut entries: Vec<TreeEntry>, num_samples: u64) -> Tree {
+    /// The entries of `base`, whose ids are below `first_id`, and `entries`, whose ids count from
+    /// `first_id`. All ids are below `num_samples`.
+    pub(crate) fn extended(
+        base: Option<&Tree>,
+        first_id: u64,
+        mut entries: Vec<TreeEntry>,
+        num_samples: u64,
+    ) -> Tree {
         entries.sort_unstable();
-        let len = entries.len() as u64;
+        let len = base.map_or(0, |base| base.len as usize) + entries.len();
         let id_width = id_width(num_samples);
-        let mut ids = Vec::with_capacity(entries.len() * id_width);
-        for entry in &entries {
-            ids.extend_from_slice(&entry.id().to_le_bytes()[..id_width]);
+        let mut leaves = Leaves::new(len, id_width);
+        let mut copied = 0;
+        for entry in entries {
+            if let Some(base) = base {
+                // Ids of equal keys ascend.
+                let after = base.first_above(copied, entry.key());
+                leaves.copy(base, copied..after);
+                copied = after;
+            }
+            leaves.push(entry.key(), first_id + entry.nth());
         }
-        let mut levels = vec![whole_nodes(entries.iter().map(|entry| entry.key))];
-        drop(entries);
-        while let Some(below) = levels.last().filter(|level| level.len() > FANOUT) {
-            let last_of_each = below.chunks(FANOUT).map(|node| node[FANOUT - 1].get());
-            levels.push(whole_nodes(last_of_each));
+        if let Some(base) = base {
+            leaves.copy(base, copied..base.len as usize);
         }
-        let mut keys = Vec::with_capacity(levels.iter().map(|level| level.len() * 4).sum());
-        for level in levels.iter().rev() {
-            keys.extend_from_slice(zerocopy::IntoBytes::as_bytes(&level[..]));
+        leaves.into_tree()
+    }
+
+    /// The keys of all entries.
+    fn leaf_keys(&self) -> &[U32] {
+        let start = self.levels[self.levels.len() - 1];
+        &self.keys.items::<U32>()[start..start + self.len as usize]
+    }
+
+    /// The first entry at or after `from` whose key is greater than `key`. Costs the logarithm of how far
+    /// away that is.
+    fn first_above(&self, from: usize, key: u32) -> usize {
+        let keys = &self.leaf_keys()[from..];
+        let mut step = 1;
+        while step < keys.len() && keys[step - 1].get() <= key {
+            step *= 2;
         }
-        Tree::from_bytes(keys.into(), ids.into(), id_width as u64, len)
-            .expect("built with the lengths that are checked")
+        let (start, end) = (step / 2, step.min(keys.len()));
+        from + start + keys[start..end].partition_point(|found| found.get() <= key)
     }
 
     /// The tree from columns on media.
@@ -166,11 +193,67 @@ impl Tree {
     }
 }
 
-/// Keys in whole nodes, padded with the largest key, which is not less than any key searched.
-fn whole_nodes(keys: impl Iterator<Item = u32>) -> Vec<U32> {
-    let mut level: Vec<U32> = keys.map(U32::new).collect();
-    level.resize(level.len().max(1).next_multiple_of(FANOUT), U32::new(u32::MAX));
-    level
+/// Leaves under construction, in the order of keys, where they will lie behind the levels above them.
+struct Leaves {
+    /// Keys of all levels, all ones where there is none yet: bytes, so that they are not copied again.
+    keys: Vec<u8>,
+    ids: Vec<u8>,
+    id_width: usize,
+    /// Keys per level, root first.
+    sizes: Vec<usize>,
+    /// Where the next key goes.
+    at: usize,
+    len: usize,
+}
+
+impl Leaves {
+    fn new(len: usize, id_width: usize) -> Leaves {
+        let sizes: Vec<usize> =
+            level_sizes(len as u64).into_iter().map(|size| size as usize).collect();
+        let all: usize = sizes.iter().sum();
+        Leaves {
+            keys: vec![u8::MAX; all * 4],
+            ids: Vec::with_capacity(len * id_width),
+            id_width,
+            at: all - sizes[sizes.len() - 1],
+            sizes,
+            len,
+        }
+    }
+
+    fn push(&mut self, key: u32, id: u64) {
+        self.keys[self.at * 4..][..4].copy_from_slice(&key.to_le_bytes());
+        self.at += 1;
+        self.ids.extend_from_slice(&id.to_le_bytes()[..self.id_width]);
+    }
+
+    /// Appends entries of another tree.
+    fn copy(&mut self, from: &Tree, entries: Range<usize>) {
+        if from.id_width != self.id_width {
+            entries.for_each(|index| self.push(from.leaf_keys()[index].get(), from.id(index)));
+            return;
+        }
+        let keys = &from.leaf_keys()[entries.clone()];
+        self.keys[self.at * 4..][..keys.len() * 4].copy_from_slice(keys.as_bytes());
+        self.at += keys.len();
+        let ids = entries.start * self.id_width..entries.end * self.id_width;
+        self.ids.extend_from_slice(&from.ids[ids]);
+    }
+
+    /// Adds the last key of each node to the level above, up to the root.
+    fn into_tree(mut self) -> Tree {
+        let keys = <[U32]>::mut_from_bytes(&mut self.keys).expect("four bytes a key");
+        let mut end = keys.len();
+        for pair in self.sizes.windows(2).rev() {
+            let (above, below) = keys[..end].split_at_mut(end - pair[1]);
+            let last_of_each = below.chunks(FANOUT).map(|node| node[FANOUT - 1]);
+            let start = above.len() - pair[0];
+            above[start..].iter_mut().zip(last_of_each).for_each(|(key, last)| *key = last);
+            end -= pair[1];
+        }
+        Tree::from_bytes(self.keys.into(), self.ids.into(), self.id_width as u64, self.len as u64)
+            .expect("built with the lengths that are checked")
+    }
 }
 
 /// Keys per level of a tree of `len` entries, root first.
@@ -215,16 +298,18 @@ mod tests {
     #[test]
     fn ids_above_32_bits_come_back() {
         let ids = [0, 1 << 32, MAX_SAMPLES - 1];
-        let entries = ids.iter().map(|id| TreeEntry::new(7, *id)).collect();
-        let tree = Tree::build(entries, MAX_SAMPLES);
+        let mut tree = Tree::extended(None, 0, Vec::new(), 1);
+        for id in ids {
+            tree = Tree::extended(Some(&tree), id, vec![TreeEntry::new(7, 0)], MAX_SAMPLES);
+        }
         assert_eq!(tree.candidates(7).collect::<Vec<_>>(), ids);
         assert_eq!(tree.ids().1, 5);
     }
 
     #[test]
     fn keys_out_of_order_are_refused_at_every_level() {
-        let entries = (0..2000).map(|id| TreeEntry::new(id * 3, u64::from(id))).collect();
-        let tree = Tree::build(entries, 2000);
+        let entries = (0..2000).map(|id| TreeEntry::new(id * 3, id)).collect();
+        let tree = Tree::extended(None, 0, entries, 2000);
         let whole = tree.keys.to_vec();
         for at in [0, 40, 150, 1000, 1999] {
             let mut keys = whole.clone();
@@ -242,9 +327,16 @@ mod tests {
         fn every_key_finds_all_its_ids_and_no_other(
             keys in prop::collection::vec(prop_oneof![0u32..50, any::<u32>(), Just(u32::MAX)], 0..3000),
             absent in any::<u32>(),
+            cut in any::<prop::sample::Index>(),
         ) {
-            let entries = (0..).zip(&keys).map(|(id, key)| TreeEntry::new(*key, id)).collect();
-            let tree = Tree::build(entries, keys.len() as u64);
+            let num = keys.len() as u64;
+            let entries = |keys: &[u32]| (0..).zip(keys).map(|(n, k)| TreeEntry::new(*k, n)).collect();
+            let tree = Tree::extended(None, 0, entries(&keys), num);
+            let (before, after) = keys.split_at(cut.index(keys.len() + 1));
+            let part = Tree::extended(None, 0, entries(before), before.len() as u64);
+            let grown = Tree::extended(Some(&part), before.len() as u64, entries(after), num);
+            prop_assert_eq!(&grown.keys[..], &tree.keys[..], "in two steps as at once");
+            prop_assert_eq!(&grown.ids[..], &tree.ids[..]);
             for key in keys.iter().chain([&absent, &0, &u32::MAX]) {
                 let expected = (0..).zip(&keys).filter(|(_, k)| *k == key).map(|(id, _)| id);
                 prop_assert_eq!(

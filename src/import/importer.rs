@@ -212,13 +212,10 @@ impl Import<'_> {
         let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();
         self.clear_unused(used, &ranges)?;
         *used = ranges;
-        let mut builder = DirectoryBuilder::new(journal.layout);
-        if let Some(current) = current {
-            for chunk in 0..current.directory.num_chunks() {
-                builder.copy_chunk(&current.directory, chunk)?;
-            }
-            builder.delete(&current.directory.deleted_ranges());
-        }
+        let mut builder = match current {
+            Some(current) => DirectoryBuilder::after(&current.directory)?,
+            None => DirectoryBuilder::new(journal.layout),
+        };
         progress.stage(Stage::Writing, index.len(), sample_bytes);
         let mut pass = Pass {
             job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },

@@ -104,14 +104,10 @@ impl<'a> Writer<'a> {
         progress: &'a mut dyn Progress,
     ) -> Result<Writer<'a>> {
         let layout = state.journal.layout;
-        let mut builder = DirectoryBuilder::new(layout);
-        if let Some(current) = &state.current {
-            for chunk in 0..current.directory.num_chunks() {
-                builder.copy_chunk(&current.directory, chunk)?;
-            }
-            builder.delete(&current.directory.deleted_ranges());
-            builder.set_classes(current.directory.classes().to_vec());
-        }
+        let builder = match &state.current {
+            Some(current) => DirectoryBuilder::after(&current.directory)?,
+            None => DirectoryBuilder::new(layout),
+        };
         Ok(Writer {
             state,
             lease,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlfs::buf::IoBuf;
 use dlfs::directory::commit::{Commit, freed_by_next, reserve_current};
+use dlfs::directory::rebuild::newest_record;
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::builder::ChunkLocation;
 use dlfs::format::superblock::COPY_OFFSETS;
@@ -12,8 +13,8 @@ use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
 };
 use dlfs::format::{
-    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, FormatVersion, ImageLayout, Pack, Part,
-    Placement, SampleMeta, Space, Superblock, Uuid,
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, FormatVersion, ImageLayout,
+    Pack, Part, Placement, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -259,6 +260,11 @@ impl Image {
         self.write(run.namespace, self.layout.offset_of(run.cell).unwrap(), &bytes);
         builder.add_chunk(&header).unwrap();
         *sequence += 1;
+    }
+
+    /// The cells of the record of `generation`.
+    pub fn record_range(&self, heads: &[ChunkHead], generation: Generation) -> CellRange {
+        newest_record(heads, Some(generation)).expect("a record").cell_range()
     }
 
     /// Deletes ids as a new generation.

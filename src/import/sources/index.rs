@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::FileCount;
 use crate::format::builder::MAX_FIELD_NAMES_BYTES;
@@ -321,7 +321,7 @@ impl Index {
 
     /// Rows with a name that an earlier row has, sorted.
     pub fn rows_with_a_taken_name(&self) -> Vec<u64> {
-        let mut order: Vec<u64> = (0..self.len()).collect();
+        let mut order = self.rows_with_the_hash_of_another();
         // Ties are broken by id, so that the first row with a name keeps it.
         order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
         let mut taken: Vec<u64> = order
@@ -331,6 +331,22 @@ impl Index {
             .collect();
         taken.sort_unstable();
         taken
+    }
+
+    /// Few rows, among them all that share their name with another. Sorting numbers costs far less than
+    /// sorting names, which lie all over memory.
+    fn rows_with_the_hash_of_another(&self) -> Vec<u64> {
+        let hash = |row| xxh3_64(self.name(row));
+        let mut hashes: Vec<u64> = (0..self.len()).map(hash).collect();
+        hashes.sort_unstable();
+        let mut shared: Vec<u64> =
+            hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        drop(hashes);
+        shared.dedup();
+        if shared.is_empty() {
+            return Vec::new();
+        }
+        (0..self.len()).filter(|&row| shared.binary_search(&hash(row)).is_ok()).collect()
     }
 
     /// A hash of everything that determines the bytes of the image: an import resumes only with the same

@@ -1,0 +1,103 @@
+//! Writes names in the order of ids, after those of an earlier generation.
+//!
+//! The earlier names are copied as they lie: a name depends only on those before it in its block. Their
+//! order is merged with that of the new ones (see `name_order.rs`).
+
+use std::cmp::Ordering;
+
+use crate::directory::Bytes;
+use crate::directory::name_order::merged_order;
+use crate::directory::names::{BLOCK, Names};
+use crate::format::FormatError;
+use crate::format::cursor::{put_number, put_string};
+use crate::format::names::{common, compare};
+
+/// Names under construction: front-coded as they come.
+#[derive(Debug, Default)]
+pub(crate) struct NamesWriter {
+    /// Those of the ids before.
+    base: Option<Names>,
+    text: Vec<u8>,
+    /// Where each block that begins here begins in the text of all names.
+    blocks: Vec<u8>,
+    /// The last name.
+    before: Vec<u8>,
+    num_samples: u64,
+    /// Ids of new names that do not follow the one before in the order of names, and the first new id.
+    runs: Vec<u64>,
+    /// Whether the order of names, the earlier ones included, is not that of ids.
+    unsorted: bool,
+}
+
+impl NamesWriter {
+    /// Without names.
+    pub(crate) fn new() -> NamesWriter {
+        NamesWriter::default()
+    }
+
+    /// With the names of an earlier generation.
+    ///
+    /// # Errors
+    /// Its last name is damaged.
+    pub(crate) fn after(base: &Names) -> Result<NamesWriter, FormatError> {
+        let mut before = Vec::new();
+        if let Some(last) = base.num_samples().checked_sub(1) {
+            base.get(last, &mut before)?;
+        }
+        Ok(NamesWriter {
+            num_samples: base.num_samples(),
+            base: Some(base.clone()),
+            before,
+            unsorted: base.order.is_some(),
+            ..NamesWriter::default()
+        })
+    }
+
+    /// Adds the name of the next id.
+    pub(crate) fn push(&mut self, name: &[u8]) {
+        let falls = compare(&self.before, name) == Ordering::Greater;
+        self.unsorted |= falls;
+        if falls || self.runs.is_empty() {
+            self.runs.push(self.num_samples);
+        }
+        if self.num_samples.is_multiple_of(BLOCK) {
+            self.put_offset();
+            put_string(&mut self.text, name);
+        } else {
+            let shared = common(&self.before, name);
+            put_number(&mut self.text, shared as u64);
+            put_string(&mut self.text, &name[shared..]);
+        }
+        self.before.clear();
+        self.before.extend_from_slice(name);
+        self.num_samples += 1;
+    }
+
+    /// All names.
+    ///
+    /// # Errors
+    /// An earlier one is damaged.
+    pub(crate) fn finish(mut self) -> Result<Names, FormatError> {
+        self.put_offset();
+        let NamesWriter { base, text, blocks, num_samples, runs, unsorted, .. } = self;
+        let (text, blocks) = match &base {
+            None => (text.into(), blocks.into()),
+            Some(base) => {
+                // The end of the earlier blocks is where the next one begins, or the new end.
+                let starts = base.num_samples().div_ceil(BLOCK) as usize * 8;
+                (Bytes::joined(&base.text, text), Bytes::joined(&base.blocks[..starts], blocks))
+            }
+        };
+        let mut names = Names { blocks, text, order: None, num_samples };
+        if unsorted {
+            names.order = Some(merged_order(&names, base.as_ref(), &runs)?);
+        }
+        Ok(names)
+    }
+
+    fn put_offset(&mut self) {
+        let before = self.base.as_ref().map_or(0, |base| base.text.len());
+        let offset = (before + self.text.len()) as u64;
+        self.blocks.extend_from_slice(&offset.to_le_bytes());
+    }
+}
