@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::Files;
-use dlfs::posix::{Attributes, MAX_COMPONENT_BYTES, Node, PathError};
+use dlfs::posix::{Attributes, Folder, MAX_COMPONENT_BYTES, Node, PathError};
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -51,6 +51,13 @@ impl Filesystem {
 
     fn node(&self, inode: INodeNo) -> Result<Node, Errno> {
         self.files.tree().node(inode.0).ok_or(Errno::ESTALE)
+    }
+
+    fn folder(&self, inode: INodeNo) -> Result<Folder, Errno> {
+        match self.node(inode)? {
+            Node::Folder(folder) => Ok(folder),
+            Node::File(_) => Err(Errno::ENOTDIR),
+        }
     }
 
     fn attributes(&self, node: Node) -> Result<FileAttr, Errno> {
@@ -167,9 +174,8 @@ impl fuser::Filesystem for Filesystem {
         mut reply: ReplyDirectory,
     ) {
         let tree = self.files.tree();
-        let folder = match self.node(inode) {
-            Ok(Node::Folder(folder)) => folder,
-            Ok(Node::File(_)) => return reply.error(Errno::ENOTDIR),
+        let folder = match self.folder(inode) {
+            Ok(folder) => folder,
             Err(errno) => return reply.error(errno),
         };
         let listed = tree.list(folder, offset, &mut |found| {
@@ -191,9 +197,8 @@ impl fuser::Filesystem for Filesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         let tree = self.files.tree();
-        let folder = match self.node(inode) {
-            Ok(Node::Folder(folder)) => folder,
-            Ok(Node::File(_)) => return reply.error(Errno::ENOTDIR),
+        let folder = match self.folder(inode) {
+            Ok(folder) => folder,
             Err(errno) => return reply.error(errno),
         };
         let listed = tree.list(folder, offset, &mut |found| {

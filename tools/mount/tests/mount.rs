@@ -1,7 +1,11 @@
 //! Real mounts, where the machine has `/dev/fuse`.
 
+#[allow(unreachable_pub)] // shared by both doors
+#[path = "../../../tests/support/plain_folder.rs"]
+mod plain_folder;
+
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -9,50 +13,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use dlfs::dataset::{Dataset, Files, Options};
-use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
-use dlfs::qpair::ConnectOptions;
 use dlfs_mount::{Mounted, mount};
+use plain_folder::PlainFolder;
 
 /// A plain folder, an image of it, and a place to mount it on.
 struct Source {
-    temp: tempfile::TempDir,
+    folder: PlainFolder,
 }
 
 impl Source {
     fn new() -> Source {
-        let temp = tempfile::tempdir().unwrap();
-        let plain = temp.path().join("plain");
-        for folder in ["a/b", "code"] {
-            fs::create_dir_all(plain.join(folder)).unwrap();
-        }
-        let bytes = |len: usize| (0..len).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<u8>>();
-        for (name, len) in [
-            ("a/one.bin", 5000),
-            ("a/two.bin", 300_000),
-            ("a/b/deep.bin", 4096),
-            ("a/large.bin", 9_000_001),
-            ("empty", 0),
-            ("top", 33),
-        ] {
-            fs::write(plain.join(name), bytes(len)).unwrap();
-        }
-        for i in 0..300 {
-            fs::write(plain.join(format!("a/b/{i:03}")), bytes(i)).unwrap();
-        }
-        fs::write(plain.join("code/module.py"), "X = 42\n").unwrap();
-        fs::write(plain.join("text"), "one\ntwo\nthree\n").unwrap();
-        set_modes(&plain);
-        fs::create_dir(temp.path().join("shown")).unwrap();
-        let source = Source { temp };
-        let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
-        let to = Address::from_path(source.path("train.dlfs"));
-        import(&[plain], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
-        source
+        let folder = PlainFolder::new(&[("a/large.bin", 9_000_001)]);
+        fs::create_dir(folder.path("shown")).unwrap();
+        Source { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.temp.path().join(name)
+        self.folder.path(name)
     }
 
     /// The mounted image; `None`, loudly, where the machine has no FUSE.
@@ -71,23 +49,6 @@ impl Source {
                 println!("SKIPPED: mounting is refused here: {}", error.report());
                 None
             }
-        }
-    }
-}
-
-fn set_modes(path: &Path) {
-    let is_folder = path.is_dir();
-    if is_folder {
-        fs::read_dir(path).unwrap().for_each(|entry| set_modes(&entry.unwrap().path()));
-    }
-    let mode = if is_folder { 0o555 } else { 0o444 };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        for folder in ["plain", "plain/a", "plain/a/b", "plain/code"] {
-            let _ = fs::set_permissions(self.path(folder), fs::Permissions::from_mode(0o755));
         }
     }
 }

@@ -1,52 +1,27 @@
 //! Real programs with `libdlfs_preload.so` in front of the C library.
 
+#[allow(unreachable_pub)] // shared by both doors
+#[path = "../../../tests/support/plain_folder.rs"]
+mod plain_folder;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::Address;
-use dlfs::qpair::ConnectOptions;
+use plain_folder::PlainFolder;
 
 /// A plain folder, and an image of it.
 struct Source {
-    temp: tempfile::TempDir,
+    folder: PlainFolder,
 }
 
 impl Source {
-    /// Files of all kinds of lengths and depths, as of a file system that is mounted read-only.
     fn new() -> Source {
-        let temp = tempfile::tempdir().unwrap();
-        let plain = temp.path().join("plain");
-        for folder in ["a/b", "code"] {
-            fs::create_dir_all(plain.join(folder)).unwrap();
-        }
-        let bytes = |len: usize| (0..len).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<u8>>();
-        for (name, len) in [
-            ("a/one.bin", 5000),
-            ("a/two.bin", 300_000),
-            ("a/b/deep.bin", 4096),
-            ("empty", 0),
-            ("top", 33),
-        ] {
-            fs::write(plain.join(name), bytes(len)).unwrap();
-        }
-        for i in 0..300 {
-            fs::write(plain.join(format!("a/b/{i:03}")), bytes(i)).unwrap();
-        }
-        fs::write(plain.join("code/module.py"), "X = 42\n").unwrap();
-        fs::write(plain.join("text"), "one\ntwo\nthree\n").unwrap();
-        let source = Source { temp };
-        set_modes(&plain);
-        let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
-        let to = Address::from_path(source.path("train.dlfs"));
-        import(&[plain], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
-        source
+        Source { folder: PlainFolder::new(&[]) }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.temp.path().join(name)
+        self.folder.path(name)
     }
 
     /// A command with the library and these settings.
@@ -63,24 +38,6 @@ impl Source {
             (format!("{}={}", image.display(), self.path("train.dlfs").display()), image),
             (format!("{0}={0};tier=ram:16M", plain.display()), plain),
         ]
-    }
-}
-
-fn set_modes(path: &Path) {
-    let is_folder = path.is_dir();
-    if is_folder {
-        fs::read_dir(path).unwrap().for_each(|entry| set_modes(&entry.unwrap().path()));
-    }
-    let mode = if is_folder { 0o555 } else { 0o444 };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        // So that anybody may remove it.
-        for folder in ["plain", "plain/a", "plain/a/b", "plain/code"] {
-            let _ = fs::set_permissions(self.path(folder), fs::Permissions::from_mode(0o755));
-        }
     }
 }
 

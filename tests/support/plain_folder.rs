@@ -1,0 +1,70 @@
+//! A plain folder and an image of it, for tests that compare the two.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use dlfs::import::{ImportOptions, import};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
+
+/// `plain`, with files of all kinds of lengths and depths and the modes of a file system that is mounted
+/// read-only, and `train.dlfs`, its image.
+pub struct PlainFolder {
+    temp: tempfile::TempDir,
+}
+
+impl PlainFolder {
+    /// A folder that has files of these names and lengths besides.
+    pub fn new(more: &[(&str, usize)]) -> PlainFolder {
+        let temp = tempfile::tempdir().unwrap();
+        let plain = temp.path().join("plain");
+        for folder in ["a/b", "code"] {
+            fs::create_dir_all(plain.join(folder)).unwrap();
+        }
+        let bytes = |len: usize| (0..len).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<u8>>();
+        let files = [
+            ("a/one.bin", 5000),
+            ("a/two.bin", 300_000),
+            ("a/b/deep.bin", 4096),
+            ("empty", 0),
+            ("top", 33),
+        ];
+        for &(name, len) in files.iter().chain(more) {
+            fs::write(plain.join(name), bytes(len)).unwrap();
+        }
+        for i in 0..300 {
+            fs::write(plain.join(format!("a/b/{i:03}")), bytes(i)).unwrap();
+        }
+        fs::write(plain.join("code/module.py"), "X = 42\n").unwrap();
+        fs::write(plain.join("text"), "one\ntwo\nthree\n").unwrap();
+        set_modes(&plain);
+        let source = PlainFolder { temp };
+        let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
+        let to = Address::from_path(source.path("train.dlfs"));
+        import(&[plain], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
+        source
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+}
+
+impl Drop for PlainFolder {
+    fn drop(&mut self) {
+        // So that anybody may remove it.
+        for folder in ["plain", "plain/a", "plain/a/b", "plain/code"] {
+            let _ = fs::set_permissions(self.path(folder), fs::Permissions::from_mode(0o755));
+        }
+    }
+}
+
+fn set_modes(path: &Path) {
+    let is_folder = path.is_dir();
+    if is_folder {
+        fs::read_dir(path).unwrap().for_each(|entry| set_modes(&entry.unwrap().path()));
+    }
+    let mode = if is_folder { 0o555 } else { 0o444 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
