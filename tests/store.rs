@@ -1,235 +1,28 @@
 //! Shares that lie with their ranks, and the exchange between them: real targets, sockets and files.
 
+mod store_support;
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
-use dlfs::dataset::{Dataset, Image, Loader, OnError, OpenOptions, Query};
-use dlfs::import::{ImportOptions, import};
-use dlfs::nvme::{Address, Nqn};
-use dlfs::order::{OrderKind, OrderSpec, Shares, State};
-use dlfs::peers::PeerOptions;
-use dlfs::peers::Serving;
-use dlfs::peers::rendezvous::Folder;
+use dlfs::dataset::{Dataset, Loader, OnError, Query, Watch};
+use dlfs::order::{OrderKind, Shares, State};
 use dlfs::prefetch::LoaderOptions;
-use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::ReaderOptions;
-use dlfs::store::{Staged, StoreOptions, StoreStats};
-use dlfs::target::{Target, TargetOptions};
+use dlfs::store::{Staged, StoreOptions};
+use dlfs::target::Commands;
 use dlfs::tier::PAGE_BYTES;
-use dlfs::units::{Epoch, Nsid, SampleId};
+use dlfs::units::{Epoch, SampleId};
+use store_support::{
+    CHUNK_BYTES, Job, Origin, Read, check_whole, expected, read, read_all, stats, wait_until,
+};
 use support::random::Random;
-
-/// An image behind a target, which may be stopped, and its samples by id.
-struct Origin {
-    temp: tempfile::TempDir,
-    samples: Vec<Vec<u8>>,
-    image: Address,
-    target: Option<Target>,
-}
-
-impl Origin {
-    /// `num` samples, each as long as `len` says.
-    fn new(seed: u64, num: usize, mut len: impl FnMut(&mut Random) -> usize) -> Origin {
-        println!("seed {seed}");
-        let temp = tempfile::tempdir().unwrap();
-        let mut random = Random::new(seed);
-        let source = temp.path().join("source");
-        fs::create_dir(&source).unwrap();
-        let sample = |nth| {
-            let mut bytes = vec![0; len(&mut random)];
-            random.fill(&mut bytes);
-            fs::write(source.join(format!("{nth:05}")), &bytes).unwrap();
-            bytes
-        };
-        let samples = (0..num).map(sample).collect();
-        let image = Address::from_path(temp.path().join("train.dlfs"));
-        let options = ImportOptions { chunk_size_bytes: CHUNK_BYTES, ..ImportOptions::default() };
-        let connect = ConnectOptions::default();
-        import(&[source], std::slice::from_ref(&image), &options, &connect, &mut ()).unwrap();
-        let mut origin = Origin { temp, samples, image, target: None };
-        origin.serve();
-        origin
-    }
-
-    fn serve(&mut self) {
-        let device = qpair::open(&self.image, &ConnectOptions::default()).unwrap();
-        let nqn = "nqn.2026-11.io.dlfs:origin".parse().unwrap();
-        self.target = Some(Target::bind(TargetOptions::new(nqn), vec![device]).unwrap());
-    }
-
-    fn open(&self) -> Image {
-        let mut options = OpenOptions::default();
-        options.connect.io_timeout = Duration::from_millis(500);
-        options.connect.ctrl_loss_tmo = Duration::from_millis(500);
-        let address = self.target.as_ref().unwrap().address(Nsid(1));
-        Image::open(&[address], &options).unwrap()
-    }
-
-    fn read_bytes(&self) -> u64 {
-        self.target.as_ref().unwrap().stats().read_bytes
-    }
-
-    fn store_folder(&self) -> PathBuf {
-        let folder = self.temp.path().join("stores");
-        fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
-    fn folder_spec(&self) -> String {
-        format!("file:{}:1G", self.store_folder().display())
-    }
-}
-
-/// A job: its ranks differ in nothing but their number.
-#[derive(Clone)]
-struct Job {
-    q: f64,
-    world_size: u32,
-    batch: usize,
-    epochs: Range<u64>,
-    seed: u64,
-    spec: String,
-    blocking: bool,
-    round: String,
-    resume: Option<State>,
-    patience: Duration,
-    deadline: Duration,
-}
-
-impl Job {
-    fn new(origin: &Origin, q: f64, world_size: u32, epochs: u64) -> Job {
-        Job {
-            q,
-            world_size,
-            batch: 8,
-            epochs: 0..epochs,
-            seed: 11,
-            spec: origin.folder_spec(),
-            blocking: false,
-            round: "start".to_owned(),
-            resume: None,
-            patience: Duration::from_secs(30),
-            deadline: Duration::from_secs(60),
-        }
-    }
-
-    fn order(&self) -> OrderSpec {
-        let kind = OrderKind::Partial { q: self.q, world_size: self.world_size };
-        OrderSpec { kind, seed: self.seed }
-    }
-
-    fn run(&self, rank: u32) -> LoaderOptions {
-        LoaderOptions {
-            epochs: self.epochs.clone(),
-            rank,
-            world_size: self.world_size,
-            window_bytes: 2 << 20,
-            resume: self.resume.clone(),
-            ..LoaderOptions::new(self.order(), self.batch, 1)
-        }
-    }
-
-    fn join(&self, origin: &Origin, rank: u32) -> dlfs::Result<Dataset> {
-        self.join_watched(origin, rank, &mut |_| true)
-    }
-
-    fn join_watched(
-        &self,
-        origin: &Origin,
-        rank: u32,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
-    ) -> dlfs::Result<Dataset> {
-        let hostnqn = Nqn::new("nqn.2026-11.io.dlfs:node").unwrap();
-        let options = PeerOptions {
-            round: self.round.clone(),
-            rank,
-            world_size: self.world_size,
-            listen: "127.0.0.1:0".parse().unwrap(),
-            node: None,
-            serving: Serving::CopiesOnly,
-            keep_shares: false,
-            timeout: Duration::from_secs(60),
-            connect: ConnectOptions { hostnqn: Some(hostnqn), ..ConnectOptions::default() },
-        };
-        let mut folder = Folder::new(origin.temp.path(), &self.round).unwrap();
-        let store = StoreOptions {
-            blocking: self.blocking,
-            patience: self.patience,
-            deadline: self.deadline,
-            ..StoreOptions::new(self.spec.parse().unwrap())
-        };
-        let run = self.run(rank);
-        let image =
-            origin.open().with_store(store, &run, Some((&options, &mut folder)), goes_on)?;
-        Ok(Dataset::from_image(image, ReaderOptions::default()))
-    }
-
-    /// All ranks, with their shares.
-    fn start(&self, origin: &Origin) -> Vec<Dataset> {
-        thread::scope(|scope| {
-            let ranks =
-                (0..self.world_size).map(|rank| scope.spawn(move || self.join(origin, rank)));
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
-        })
-    }
-}
-
-/// What one rank has read: for each epoch the ids in their order.
-type Read = BTreeMap<u64, Vec<u64>>;
-
-/// Reads to the end, and compares every sample.
-fn read(samples: &[Vec<u8>], loader: &Loader) -> Read {
-    let mut read = Read::new();
-    while let Some(batch) = loader.next(&mut ()).unwrap() {
-        for sample in batch.iter() {
-            assert!(sample.bytes == samples[sample.id.0 as usize], "sample {}", sample.id);
-        }
-        read.entry(batch.epoch().0).or_default().extend(batch.ids().map(|id| id.0));
-    }
-    read
-}
-
-fn read_all(origin: &Origin, job: &Job, ranks: &[Dataset]) -> Vec<Read> {
-    let samples = &origin.samples;
-    thread::scope(|scope| {
-        let reading = (0..).zip(ranks).map(|(rank, dataset)| {
-            let loader = dataset.loader(job.run(rank)).unwrap();
-            scope.spawn(move || read(samples, &loader))
-        });
-        let reading: Vec<_> = reading.collect();
-        reading.into_iter().map(|read| read.join().unwrap()).collect()
-    })
-}
-
-/// Every epoch of `epochs` has each sample once.
-fn check_whole(origin: &Origin, epochs: Range<u64>, reads: &[Read]) {
-    for epoch in epochs {
-        let mut ids: Vec<u64> = reads.iter().flat_map(|read| read[&epoch].clone()).collect();
-        ids.sort_unstable();
-        assert!(ids.iter().copied().eq(0..origin.samples.len() as u64), "epoch {epoch}");
-    }
-}
-
-/// What each rank would read from the shared namespaces.
-fn expected(origin: &Origin, job: &Job) -> Vec<Read> {
-    let dataset = Dataset::from_image(origin.open(), ReaderOptions::default());
-    let of = |rank| read(&origin.samples, &dataset.loader(job.run(rank)).unwrap());
-    (0..job.world_size).map(of).collect()
-}
-
-fn stats(rank: &Dataset) -> StoreStats {
-    rank.store_stats().unwrap()
-}
 
 /// The most bytes of pages that the share of any rank takes in any of `epochs`.
 fn largest_share(ranks: &[Dataset], job: &Job) -> u64 {
@@ -262,7 +55,8 @@ fn eight_ranks_exchange_for_twenty_epochs_without_the_origin_within_their_room()
         check_whole(&origin, job.epochs.clone(), &reads);
         assert!(reads == expected, "as the order says");
         let share = largest_share(&ranks, &job);
-        let room = share as f64 * 1.3 * 1.05 + f64::from(CHUNK_BYTES);
+        // (1 + Q) of the samples of a share, a chunk, and 5 % for the pages at samples' ends.
+        let room = (num.div_ceil(8) * len) as f64 * 1.3 * 1.05 + f64::from(CHUNK_BYTES);
         for (rank, stats) in ranks.iter().map(stats).enumerate() {
             println!("rank {rank}: {stats:?}");
             assert!(stats.peak_bytes as f64 <= room, "{} of {room}", stats.peak_bytes);
@@ -433,6 +227,53 @@ fn samples_are_exchanged_while_the_epoch_runs_as_they_become_due_or_at_its_end()
 }
 
 #[test]
+fn after_their_connect_sequences_stores_are_sent_reads_and_keep_alives_alone() {
+    let origin = Origin::new(14, 240, |random| random.below(9_000) as usize);
+    let job = Job { spec: "ram:64M".to_owned(), ..Job::new(&origin, 0.5, 4, 8) };
+    let ranks = job.start(&origin);
+    let commands = |rank: &Dataset| rank.image().peers().unwrap().served().unwrap().commands;
+    let (_, state) = read_some(&origin, &job, &ranks, 16);
+    assert_eq!(state.epoch, Epoch(2));
+    // Each has read from each other one: an admin queue and an I/O queue at least.
+    wait_until("the ranks have met", || ranks.iter().all(|rank| commands(rank).connects >= 6));
+    wait_until("two epochs' samples have left", || {
+        ranks.iter().all(|rank| stats(rank).deleted == stats(rank).received)
+    });
+    let before: Vec<Commands> = ranks.iter().map(commands).collect();
+    let rest = Job { resume: Some(state), ..job };
+    check_whole(&origin, 2..8, &read_all(&origin, &rest, &ranks));
+    for (rank, before) in ranks.iter().zip(before) {
+        let now = commands(rank);
+        println!("{now:?}");
+        assert!(now.reads > before.reads, "the exchange went on");
+        let Commands { reads, keep_alives, .. } = now;
+        assert_eq!(now, Commands { reads, keep_alives, ..before });
+    }
+}
+
+#[test]
+fn an_epoch_that_is_read_again_has_the_samples_that_have_left() {
+    let origin = Origin::new(15, 240, |_| 4_096);
+    let job = Job { spec: "ram:64M".to_owned(), ..Job::new(&origin, 0.5, 2, 3) };
+    let ranks = job.start(&origin);
+    let loaders: Vec<Loader> =
+        (0..).zip(&ranks).map(|(rank, of)| of.loader(job.run(rank)).unwrap()).collect();
+    // Rank 1 is not at the end of the epoch, so only some of rank 0's samples leave.
+    for (loader, batches) in loaders.iter().zip([15, 14]) {
+        (0..batches).for_each(|_| drop(loader.next(&mut ()).unwrap().unwrap()));
+    }
+    wait_until("some have left", || stats(&ranks[0]).deleted > 0);
+    loaders.iter().for_each(|loader| loader.set_epoch(0).unwrap());
+    let reads: Vec<Read> = thread::scope(|scope| {
+        let samples = &origin.samples;
+        let reading = loaders.iter().map(|loader| scope.spawn(|| read(samples, loader)));
+        let reading: Vec<_> = reading.collect();
+        reading.into_iter().map(|read| read.join().unwrap()).collect()
+    });
+    assert!(reads == expected(&origin, &job));
+}
+
+#[test]
 fn a_dead_rank_s_samples_come_from_the_origin() {
     let origin = Origin::new(7, 320, |_| 4_096);
     let job = Job { patience: Duration::from_millis(100), ..Job::new(&origin, 0.5, 4, 4) };
@@ -538,7 +379,7 @@ fn a_store_that_cannot_be_is_refused_with_the_reason() {
         let mut run = job.run(0);
         change(&mut run);
         let options = StoreOptions::new(spec.parse().unwrap());
-        let made = origin.open().with_store(options, &run, None, &mut |_| true);
+        let made = origin.open().with_store(options, &run, None);
         made.map(drop).unwrap_err().report()
     };
     let global = |run: &mut LoaderOptions| run.order.kind = OrderKind::Global;
@@ -550,12 +391,61 @@ fn a_store_that_cannot_be_is_refused_with_the_reason() {
         run.order.kind = OrderKind::Partial { q: 0.5, world_size: 2 };
     };
     assert!(refuse("ram:1G", &alone).contains("--peers"));
-    let mut calls = 0;
-    let stopped = job.join_watched(&origin, 0, &mut |_| {
-        calls += 1;
-        calls < 2
-    });
-    assert_eq!(stopped.map(drop).unwrap_err().kind(), ErrorKind::Interrupted);
+    let dataset = job.join_unstaged(&origin, 0).unwrap();
+    let loader = dataset.loader(job.run(0)).unwrap();
+    let mut seen = Vec::new();
+    let stopped = loader.stage(&mut Stopped, |staged| seen.push(staged));
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Interrupted);
+    assert_eq!(seen, [Staged { samples: 60, ..Staged::default() }]);
+    loader.stage(&mut (), |staged| seen.push(staged)).unwrap();
+    assert_eq!(seen.last().unwrap().done, 60);
+}
+
+/// Somebody who does not want to wait.
+struct Stopped;
+
+impl Watch for Stopped {
+    fn goes_on(&mut self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn ranks_of_a_node_share_a_quota_and_what_moves_between_them_crosses_no_network() {
+    let origin = Origin::new(16, 400, |_| 4_096);
+    for (nodes, near) in [(0, 3. / 3.), (1, 3. / 3.), (2, 1. / 3.), (4, 0.)] {
+        let round = format!("{nodes} nodes");
+        let job = Job { nodes, round, spec: "ram:16M".to_owned(), ..Job::new(&origin, 0.5, 4, 4) };
+        let ranks = job.start(&origin);
+        check_whole(&origin, 0..4, &read_all(&origin, &job, &ranks));
+        let (received, found) = ranks.iter().map(stats).fold((0, 0), |(all, near), stats| {
+            (all + stats.received_bytes, near + stats.near_bytes)
+        });
+        let found = found as f64 / received as f64;
+        println!("{nodes} nodes: {found:.2} of {received} bytes");
+        assert!(received > 0 && (found - near).abs() < 0.1, "{found} instead of {near}");
+    }
+    // 150 samples of at most two pages each, for each rank: 1.2 MB and 4.9 MB.
+    for (nodes, size, fits) in [(4, "2M", true), (1, "2M", false), (1, "8M", true)] {
+        let job = Job {
+            nodes,
+            round: format!("{size} on {nodes}"),
+            spec: format!("file:{}:{size}", origin.store_folder().display()),
+            ..Job::new(&origin, 0.5, 4, 1)
+        };
+        let errors: Vec<_> = thread::scope(|scope| {
+            let (job, origin) = (&job, &origin);
+            let joining: Vec<_> = (0..4)
+                .map(|rank| scope.spawn(move || job.join_unstaged(origin, rank).err()))
+                .collect();
+            joining.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        for error in errors {
+            let text = error.map(|error| error.report()).unwrap_or_default();
+            assert_eq!(text.is_empty(), fits, "{size} on {nodes}: {text}");
+            assert!(fits || text.contains("4 ranks of this node"), "{text}");
+        }
+    }
 }
 
 #[test]
@@ -568,7 +458,9 @@ fn a_share_that_exceeds_its_store_is_an_error_and_no_larger_store() {
     let job = Job { spec: "ram:112K".to_owned(), ..Job::new(&origin, 0.0, 2, 1) };
     let stored = |rank| {
         let options = StoreOptions::new(job.spec.parse().unwrap());
-        origin.open().with_store(options, &job.run(rank), None, &mut |_| true).map(drop)
+        let image = origin.open().with_store(options, &job.run(rank), None)?;
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        dataset.loader(job.run(rank))?.stage(&mut (), |_| ())
     };
     // Shares of average samples take 108 KiB, the one with the long sample at least 128 KiB.
     let (mut fits, mut full) = (0, 0);
@@ -583,13 +475,3 @@ fn a_share_that_exceeds_its_store_is_an_error_and_no_larger_store() {
     }
     assert_eq!((fits, full), (1, 1));
 }
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = std::time::Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(std::time::Instant::now() < until, "waited for: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-const CHUNK_BYTES: u32 = 128 << 10;

@@ -1,7 +1,9 @@
 //! A loader that threads may share, a [`Watch`] may interrupt, and a forked child may continue.
 
+use std::sync::Arc;
+mod stored;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,13 +14,14 @@ use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
-use crate::store::{Store, StoreStats};
+use crate::store::StoreStats;
 use crate::units::{Epoch, deadline};
 
 use super::Dataset;
 use super::background::Background;
 use super::sampler::{Share, check};
 use super::stats;
+use stored::Stored;
 
 /// Batches along an order. From the first request on, threads of the library read ahead.
 ///
@@ -38,7 +41,7 @@ pub struct Loader {
     closed: AtomicBool,
     running: Forked<Mutex<Running>>,
     /// The store of this rank, which is told how far the loader is.
-    store: Weak<Store>,
+    store: Option<Stored>,
 }
 
 #[derive(Default)]
@@ -63,7 +66,7 @@ impl Loader {
         let directory = Arc::clone(dataset.directory());
         let base = normal(base, &directory);
         let position = AtomicU64::new(pack(&base)?);
-        let store = dataset.image().store().map(Arc::downgrade).unwrap_or_default();
+        let store = dataset.image().store().and_then(|store| Stored::new(store, &options));
         Ok(Loader {
             store,
             dataset: Mutex::new(Some(dataset)),
@@ -125,10 +128,16 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
-        let deadline = deadline(Instant::now(), self.options.deadline);
+        let mut until = deadline(Instant::now(), self.options.deadline);
+        let mut staged = self.staged();
         loop {
             self.check_open()?;
-            let left = deadline.saturating_duration_since(Instant::now());
+            // A share may take long to bring; the limit is for standing still.
+            if staged != self.staged() {
+                until = deadline(Instant::now(), self.options.deadline);
+                staged = self.staged();
+            }
+            let left = until.saturating_duration_since(Instant::now());
             match self.try_next(batch, left.min(TICK))? {
                 NextBatch::Ready => return Ok(true),
                 NextBatch::End => return Ok(false),
@@ -197,7 +206,7 @@ impl Loader {
 
     /// Counters of this rank's store so far; `None` without a store, or once it is closed.
     pub fn store_stats(&self) -> Option<StoreStats> {
-        self.store.upgrade().map(|store| store.stats())
+        self.store.as_ref()?.stats()
     }
 
     /// Its options.
@@ -234,6 +243,9 @@ impl Loader {
         let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed);
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
+        if moved {
+            self.pass_over(&state);
+        }
         if moved || failed {
             running.previous = running.end().or(running.previous.take());
             self.lanes.store(lanes, Ordering::Release);
@@ -251,7 +263,9 @@ impl Loader {
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: after `close` nothing may be started
         if let Some(loader) = &mut running.loader {
-            let taken = loader.next_within(batch, limit).map_err(|error| self.cause_of(error))?;
+            let taken = loader
+                .next_within(batch, limit)
+                .map_err(|error| self.failure_of_store().unwrap_or(error))?;
             if taken == NextBatch::Ready {
                 let state = loader.state();
                 self.position.store(pack(&state)?, Ordering::Release);
@@ -277,38 +291,12 @@ impl Loader {
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Prefetcher>> {
         let (image, state) = (self.dataset()?.image().clone(), self.state());
-        let is_end = state.epoch.0 >= self.options.epochs.end;
-        let (epoch, taken) = (state.epoch, self.taken(&state));
-        let store = image.store().filter(|_| !is_end).cloned();
-        // A run that was moved may need samples of another epoch; else the store has come there by itself.
-        let begin = move || match store {
-            Some(store) => store.begin(epoch, taken, &mut |_| true),
-            None => Ok(()),
-        };
+        let begin = self.begin_in_store(&state);
         if let Some(previous) = previous {
             return Background::start(move || begin().and_then(|()| previous.restart(state)));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
         Background::start(move || begin().and_then(|()| image.prefetcher_in(options, prepared)))
-    }
-
-    /// Tells the store how far the run is: samples that are due may be exchanged.
-    fn tell_store(&self, state: &State) {
-        let Some(store) = self.store.upgrade() else { return };
-        match self.share.batches_after(state.consumed) {
-            0 => store.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
-            _ => store.delivered(state.epoch, self.taken(state)),
-        }
-    }
-
-    /// The samples that each rank has taken of the state's epoch.
-    fn taken(&self, state: &State) -> u64 {
-        state.consumed / u64::from(self.options.world_size.max(1))
-    }
-
-    /// Why the store cannot deliver, if that is what ended the run.
-    fn cause_of(&self, error: Error) -> Error {
-        self.store.upgrade().and_then(|store| store.failure()).unwrap_or(error)
     }
 
     fn check_open(&self) -> Result<()> {
@@ -329,7 +317,7 @@ impl Loader {
     }
 
     fn late(&self) -> Error {
-        if let Some(cause) = self.store.upgrade().and_then(|store| store.failure()) {
+        if let Some(cause) = self.failure_of_store() {
             return cause;
         }
         let dataset = self.dataset().ok();

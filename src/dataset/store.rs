@@ -1,38 +1,36 @@
-//! Keeps the share of a rank in its own storage, and reads along the order from there.
+//! Keeps the share of a rank in its own storage, and reads along the order from there: opening the store and joining
+//! the other ranks. The loader brings the share (`loader/stored.rs`), since it knows where the run begins.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use super::peers::{Watched, chosen, hash_of, of_this_round};
+use super::{Dataset, Image};
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderSpec, Sharding, State, Tail};
+use crate::order::{OrderSpec, Sharding, Tail};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{Meeting, PeerOptions, Serving};
 use crate::prefetch::LoaderOptions;
 use crate::qpair::{ConnectOptions, Device};
 use crate::reader::Watch;
-use crate::store::{Meet, Owner, Staged, Store, StoreOptions, StoreStats};
-use crate::units::Epoch;
-
-use super::peers::{Watched, chosen, hash_of, of_this_round};
-use super::{Dataset, Image};
+use crate::store::{Meet, Owner, Reader, Store, StoreOptions, StoreStats};
 
 impl Image {
-    /// The same image, whose loaders along the order of `run` read from a store of this rank: it is filled with
-    /// the rank's share here, and then exchanges samples with the stores of the other ranks. Reads by id still go
-    /// to the data set. Waits until all ranks have joined. Other clones of this handle are unchanged.
+    /// The same image, whose loaders along the order of `run` read from a store of this rank, and exchange samples
+    /// with the stores of the other ranks. The first loader brings the rank's share
+    /// ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data set. Waits until all ranks have
+    /// joined. Other clones of this handle are unchanged.
     ///
-    /// `peers` is how this rank joins the others; `None` if it has none. `goes_on` is called as samples arrive, and
-    /// ends the call by `false`.
+    /// `peers` is how this rank joins the others; `None` if it has none.
     ///
     /// # Errors
     /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers. Those of
-    /// [`Store::open`] and [`Store::begin`].
+    /// [`Store::open`].
     pub fn with_store(
         mut self,
         options: StoreOptions,
         run: &LoaderOptions,
         peers: Option<(&PeerOptions, &mut dyn Rendezvous)>,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<Image> {
         self.check_store(run)?;
         let owner = Owner {
@@ -45,11 +43,6 @@ impl Image {
         let order = hash_of(Some(run), Serving::CopiesOnly);
         let meet = peers.map(|(options, rendezvous)| Meet { options, rendezvous, order });
         let (store, peers) = Store::open(owner, options, meet)?;
-        let (epoch, consumed) = match &run.resume {
-            Some(State { epoch, consumed, .. }) => (*epoch, *consumed),
-            None => (Epoch(run.epochs.start), 0),
-        };
-        store.begin(epoch, consumed / u64::from(run.world_size.max(1)), goes_on)?;
         (self.store, self.peers) = (Some(Arc::new(store)), peers);
         Ok(self)
     }
@@ -65,7 +58,7 @@ impl Image {
     /// `InvalidArgument`: the store keeps the share of another rank or order.
     pub(super) fn devices_of_run(&self, run: &LoaderOptions) -> Result<Vec<Arc<dyn Device>>> {
         let Some(store) = &self.store else { return Ok(self.devices.clone()) };
-        if !store.is_for(&order_of(run), run.rank) {
+        if reader_of(store, run).is_none() {
             let text = "the store keeps the share of another rank, order or seed";
             let hint = "make a store for these options";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
@@ -107,25 +100,20 @@ impl Dataset {
         meeting: Option<&Meeting>,
         (connect, object): (&ConnectOptions, Option<&mut dyn Rendezvous>),
         watch: &mut dyn Watch,
-        mut staged: impl FnMut(Staged),
     ) -> Result<Dataset> {
         // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
         self.image().check_store(run)?;
         let image = self.image().clone();
-        let watch = RefCell::new(watch);
-        let mut goes_on = |now| {
-            staged(now);
-            watch.borrow_mut().goes_on()
-        };
         let Some(meeting) = meeting else {
-            let image = image.with_store(options, run, None, &mut goes_on)?;
+            let image = image.with_store(options, run, None)?;
             return Ok(Dataset::from_image(image, self.0.options.clone()));
         };
         let meeting = of_this_round(meeting);
         let mut own = meeting.rendezvous(connect)?;
+        let watch = RefCell::new(watch);
         let mut watched = Watched { rendezvous: chosen(&mut own, object)?, watch: &watch };
         let peers = Some((&meeting.peer_options(connect), &mut watched as &mut dyn Rendezvous));
-        let image = image.with_store(options, run, peers, &mut goes_on)?;
+        let image = image.with_store(options, run, peers)?;
         Ok(Dataset::from_image(image, self.0.options.clone()))
     }
 
@@ -133,6 +121,11 @@ impl Dataset {
     pub fn store_stats(&self) -> Option<StoreStats> {
         self.image().store().map(|store| store.stats())
     }
+}
+
+/// Which reader of `store` a loader with the options `run` is.
+pub(super) fn reader_of(store: &Store, run: &LoaderOptions) -> Option<Reader> {
+    store.reader(&order_of(run), run.rank, run.world_size)
 }
 
 fn order_of(run: &LoaderOptions) -> OrderSpec {

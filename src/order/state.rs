@@ -87,7 +87,7 @@ impl State {
             return Err(Refusal::Generation { state: self.generation, open: generation });
         }
         if let (Some(state), Some(asked)) = (self.order.kind.world_size(), order.kind.world_size())
-            && (state != asked || state != world_size)
+            && (state != asked || !world_size.is_multiple_of(state))
         {
             return Err(Refusal::WorldSize {
                 state,
@@ -103,9 +103,12 @@ impl State {
         if consumed > len {
             return Err(Refusal::Consumed { consumed, len });
         }
-        let uneven = consumed < len && !consumed.is_multiple_of(u64::from(world_size.max(1)));
         match self.order.kind.world_size() {
-            Some(world_size) if uneven => Err(Refusal::Uneven { consumed, world_size }),
+            Some(world_size)
+                if consumed < len && !consumed.is_multiple_of(world_size.max(1).into()) =>
+            {
+                Err(Refusal::Uneven { consumed, world_size })
+            }
             _ => Ok(()),
         }
     }

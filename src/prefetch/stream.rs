@@ -98,8 +98,9 @@ impl Stream {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let shares = Shares::new(options, &start.order)?;
         if let Some(world_size) = options.order.kind.world_size()
-            && world_size != options.world_size
+            && (world_size == 0 || !options.world_size.is_multiple_of(world_size))
         {
+            // A multiple: several processes share the batches of each rank.
             let text = format!(
                 "the order gives each of {world_size} ranks a share, and the world size is {}",
                 options.world_size

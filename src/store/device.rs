@@ -230,12 +230,10 @@ impl QueuePair for StorePair {
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0.saturating_mul(PAGE_BYTES);
         let bytes = start..start.saturating_add(len_bytes as u64);
-        if self.for_peers || self.shared.home.get().is_none() {
-            return;
-        }
-        if let Some(pages) = self.shared.media.pages_of(self.number, &bytes) {
+        let Some(pages) = self.shared.media.pages_of(self.number, &bytes) else { return };
+        if !self.for_peers {
             self.shared.media.clear(pages);
-            self.shared.damaged.lock().push((self.number, bytes));
+            self.shared.board.report_damage();
             self.shared.notify();
         }
     }

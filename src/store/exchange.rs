@@ -31,6 +31,8 @@ pub(super) struct Parts {
     /// The last epoch: it prepares none.
     pub(super) last: u64,
     pub(super) peers: Option<Arc<Peers>>,
+    /// For each rank, whether it is on this rank's node.
+    pub(super) near: Vec<bool>,
     pub(super) options: StoreOptions,
 }
 
@@ -40,6 +42,10 @@ pub(super) struct Exchange {
     work: Option<Work>,
     /// A bit for each sample: whether the store has it.
     held: Vec<u64>,
+    /// How often forked children had asked when this was last answered.
+    answered: u64,
+    /// How much of the reported damage was mended.
+    mended: u64,
     /// Whether the bytes of an earlier run were checked.
     is_checked: bool,
     peers: HashMap<u32, Peer>,
@@ -57,6 +63,8 @@ struct Work {
     due: usize,
     /// The steps whose sample is still to be deleted, by the rank that gets it.
     leaving: BTreeMap<u32, Vec<usize>>,
+    /// Whether samples have been deleted.
+    has_left: bool,
     /// Since when the end of the epoch has waited.
     late: Option<Instant>,
 }
@@ -100,19 +108,22 @@ impl Exchange {
     pub(super) fn new(parts: Parts) -> Exchange {
         let held = vec![0; (parts.directory.num_samples().div_ceil(64)) as usize];
         let (peers, origin) = Default::default();
-        Exchange { parts, work: None, held, is_checked: false, peers, origin, media: None }
+        let (work, media, is_checked, answered, mended) = Default::default();
+        Exchange { parts, work, held, answered, mended, is_checked, peers, origin, media }
     }
 
     /// As [`super::Store::begin`].
     pub(super) fn begin(
         &mut self,
         epoch: Epoch,
-        taken: u64,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
-        let comes = |work: &Work| work.epoch == epoch || work.epoch.0 + 1 == epoch.0;
+        // Samples of an epoch that is read again may have left already.
+        let comes = |work: &Work| match work.epoch == epoch {
+            true => !work.has_left,
+            false => work.epoch.0 + 1 == epoch.0,
+        };
         if self.work.as_ref().is_some_and(comes) {
-            self.set_position(epoch, taken);
             return Ok(());
         }
         self.work = None;
@@ -140,7 +151,6 @@ impl Exchange {
         before.leaving.retain(|_, steps| !steps.is_empty());
         self.keep_only(&share, &before, &next)?;
         self.work = Some(if epoch.0 == 0 { next.begun(self) } else { before });
-        self.set_position(epoch, taken);
         *self.parts.shared.progress.lock() = Progress { epoch, steps: 0 };
         Ok(())
     }
@@ -157,10 +167,17 @@ impl Exchange {
     }
 
     fn try_turn(&mut self) -> Result<Duration> {
+        let asked = self.parts.shared.board.asked();
+        if asked != self.answered {
+            let (epoch, _) = self.parts.shared.board.position();
+            let shared = Arc::clone(&self.parts.shared);
+            self.begin(epoch, &mut |_| !shared.is_stopping())?;
+            self.answered = asked;
+        }
         self.mend()?;
         let Some(mut work) = self.work.take() else { return Ok(IDLE) };
         let pause = self.advance(&mut work);
-        if pause.is_ok() && work.has_ended(self.parts.shared.position().0) {
+        if pause.is_ok() && work.has_ended(self.parts.shared.board.position().0) {
             work = Work::new(&self.parts, Epoch(work.epoch.0 + 1)).begun(self);
         }
         self.work = Some(work);
@@ -168,7 +185,7 @@ impl Exchange {
     }
 
     fn advance(&mut self, work: &mut Work) -> Result<Duration> {
-        let (epoch, taken) = self.parts.shared.position();
+        let (epoch, taken) = self.parts.shared.board.position();
         let is_over = epoch > work.epoch;
         let due = match (is_over, self.parts.options.blocking) {
             (true, _) => work.steps.len(),
@@ -247,6 +264,7 @@ impl Exchange {
             Err(why) => return Ok(self.out_of_reach(rank, ids.to_vec(), why)),
         };
         let (mut lacking, mut failed, mut result) = (Vec::new(), None, Ok(()));
+        let is_near = self.parts.near.get(rank as usize) == Some(&true);
         let shared = Arc::clone(&self.parts.shared);
         place.fetch(runs, &mut |run, fetched| {
             let id = run.samples[0].0;
@@ -255,6 +273,9 @@ impl Exchange {
                     Ok(()) => {
                         add(&shared.counters.received, 1);
                         add(&shared.counters.received_bytes, run.len() as u64);
+                        if is_near {
+                            add(&shared.counters.near_bytes, run.len() as u64);
+                        }
                     }
                     Err(error) => result = Err(error),
                 },
@@ -355,6 +376,7 @@ impl Exchange {
             let (gone, stays): (Vec<_>, Vec<_>) = steps.into_iter().partition(|&step| has(step));
             for step in gone {
                 self.delete(work.steps[step].sends)?;
+                work.has_left = true;
                 add(&self.parts.shared.counters.deleted, 1);
             }
             if !stays.is_empty() {
@@ -535,6 +557,7 @@ impl Exchange {
             };
             if outcome.is_ok() {
                 add(&shared.counters.staged, run.samples.len() as u64);
+                shared.board.add_staged(run.samples.len() as u64);
                 staged.done += run.samples.len() as u64;
                 staged.bytes += run.len() as u64;
             }
@@ -560,37 +583,27 @@ impl Exchange {
         others.into_iter().try_for_each(|id| self.delete(id))
     }
 
-    /// Fetches anew what was found damaged.
+    /// Fetches anew what was found damaged: its pages are gone.
     fn mend(&mut self) -> Result<()> {
-        let damaged = std::mem::take(&mut *self.parts.shared.damaged.lock());
-        if damaged.is_empty() {
+        let reported = self.parts.shared.board.damage_reported();
+        if reported == self.mended {
             return Ok(());
         }
-        let mut ids = Vec::new();
-        let directory = Arc::clone(&self.parts.directory);
-        for (namespace, bytes) in &damaged {
-            for number in 0..directory.num_chunks() {
-                let chunk = directory.chunk(number);
-                let end = chunk.offset_bytes + chunk.len_bytes;
-                if chunk.namespace != *namespace
-                    || bytes.end <= chunk.offset_bytes
-                    || end <= bytes.start
-                {
-                    continue;
-                }
-                let overlaps = directory.samples_in_chunk(number).filter(|(_, extent)| {
-                    let pages = page_bytes(extent);
-                    pages.start < bytes.end && bytes.start < pages.end
-                });
-                ids.extend(overlaps.map(|(id, _)| id).filter(|id| self.has(*id)));
-            }
-        }
+        self.mended = reported;
+        let is_whole = |id: SampleId| {
+            let extent = self.parts.directory.extent(id)?;
+            let media = &self.parts.shared.media;
+            Some(media.has(media.pages_of(extent.namespace, &page_bytes(&extent))?))
+        };
+        let all = (0..self.parts.directory.num_samples()).map(SampleId);
+        let ids: Vec<SampleId> =
+            all.filter(|&id| self.has(id) && is_whole(id) == Some(false)).collect();
         ids.iter().for_each(|id| self.set_held(*id, false));
         self.fetch_from_origin(&ids)?;
         if ids.iter().all(|id| self.has(*id)) {
             return Ok(());
         }
-        let text = "a sample in the store is damaged, and the data set cannot be read";
+        let text = "a sample in the store was damaged, and the data set cannot be read";
         Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]))
     }
 
@@ -675,13 +688,9 @@ impl Exchange {
         *word = *word & !(1 << (id.0 % 64)) | u64::from(is_held) << (id.0 % 64);
     }
 
-    fn set_position(&self, epoch: Epoch, taken: u64) {
-        self.parts.shared.set_position(epoch, taken);
-    }
-
     fn fail(&self, kind: ErrorKind, text: String) {
         let whole = format!("rank {}: {text}", self.parts.rank);
-        if self.parts.shared.failed.set((kind, whole)).is_ok() {
+        if self.parts.shared.board.fail(kind, &whole) {
             tracing::warn!("the exchange of samples cannot go on: {text}");
         }
     }
@@ -701,12 +710,12 @@ impl Work {
         let mut leaving: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         open.iter().for_each(|&step| leaving.entry(steps[step].to).or_default().push(step));
         steps.shrink_to_fit();
-        Work { epoch, steps, open, due: 0, leaving, late: None }
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
     }
 
     fn none(epoch: Epoch) -> Work {
         let (steps, open, leaving) = Default::default();
-        Work { epoch, steps, open, due: 0, leaving, late: None }
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None }
     }
 
     /// Without the steps whose samples are there already.

@@ -22,14 +22,10 @@ pub(super) struct Media {
     backing: Backing,
     /// The first page of each namespace, and the end of the last.
     firsts: Vec<u64>,
-    /// A bit for each page: whether it is there; and the number of deletions, in the last word. Forked children
-    /// share them.
+    /// A bit for each page: whether it is there; and then three counters. Forked children share them.
     present: SharedWords,
-    /// Pages that are there, and the most that ever were.
-    held: AtomicU64,
-    peak: AtomicU64,
-    /// The most that may be there.
-    quota_pages: u64,
+    /// The most pages that may be there.
+    quota_pages: AtomicU64,
     /// Whether there were bytes when it was opened.
     was_used: bool,
     /// A forked child does not keep the lock.
@@ -81,10 +77,29 @@ impl Media {
             Backing::File(file) => Some(file.keep_lock_from_children()),
             Backing::Memory(_) => None,
         };
-        let present = SharedWords::new(num_pages.div_ceil(64) as usize + 1)?;
-        let (held, peak) = Default::default();
-        let quota_pages = spec.quota_bytes / PAGE_BYTES;
-        Ok(Media { backing, firsts, present, held, peak, quota_pages, was_used, _lock: lock })
+        let present = SharedWords::new(num_pages.div_ceil(64) as usize + NUM_COUNTERS)?;
+        let quota_pages = AtomicU64::new(spec.quota_bytes / PAGE_BYTES);
+        Ok(Media { backing, firsts, present, quota_pages, was_used, _lock: lock })
+    }
+
+    /// From now on this rank takes at most an equal part of the quota of `spec`, which `ranks` ranks share.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `most_pages` are more than that.
+    pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
+        let quota_pages = spec.quota_bytes / PAGE_BYTES / ranks.max(1);
+        self.quota_pages.store(quota_pages, Ordering::Release);
+        if most_pages <= quota_pages {
+            return Ok(());
+        }
+        let text = format!(
+            "the store {spec} is too small for the {ranks} ranks of this node that share it: the share of each \
+             and what it receives in an epoch take {} bytes",
+            most_pages * PAGE_BYTES
+        );
+        let hint =
+            format!("give the store {} bytes, or exchange less", most_pages * PAGE_BYTES * ranks);
+        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
     }
 
     /// The namespace of all pages.
@@ -125,10 +140,11 @@ impl Media {
                 u64::from((mask & !words[word].load(Ordering::Acquire)).count_ones())
             })
             .sum();
-        if self.held.load(Ordering::Acquire) + missing <= self.quota_pages {
+        let quota_pages = self.quota_pages.load(Ordering::Acquire);
+        if self.counter(HELD).load(Ordering::Acquire) + missing <= quota_pages {
             return Ok(());
         }
-        let text = format!("the store's {} bytes are full", self.quota_pages * PAGE_BYTES);
+        let text = format!("this rank's {} bytes of the store are full", quota_pages * PAGE_BYTES);
         let hint = "this rank's samples are longer than the average: give the store a larger size";
         Err(Error::new(ErrorKind::NoSpace, text).hint(hint))
     }
@@ -138,9 +154,10 @@ impl Media {
         let words = self.present.as_ref();
         for (word, mask) in masks(pages) {
             let before = words[word].fetch_or(mask, Ordering::AcqRel);
-            self.held.fetch_add(u64::from((mask & !before).count_ones()), Ordering::AcqRel);
+            self.counter(HELD)
+                .fetch_add(u64::from((mask & !before).count_ones()), Ordering::AcqRel);
         }
-        self.peak.fetch_max(self.held.load(Ordering::Acquire), Ordering::AcqRel);
+        self.counter(PEAK).fetch_max(self.counter(HELD).load(Ordering::Acquire), Ordering::AcqRel);
     }
 
     /// Says that `pages` are not there.
@@ -148,7 +165,7 @@ impl Media {
         let words = self.present.as_ref();
         for (word, mask) in masks(pages) {
             let before = words[word].fetch_and(!mask, Ordering::AcqRel);
-            self.held.fetch_sub(u64::from((mask & before).count_ones()), Ordering::AcqRel);
+            self.counter(HELD).fetch_sub(u64::from((mask & before).count_ones()), Ordering::AcqRel);
         }
     }
 
@@ -161,7 +178,7 @@ impl Media {
             return Ok(());
         }
         self.clear(pages.clone());
-        self.deleted().fetch_add(1, Ordering::AcqRel);
+        self.counter(DELETIONS).fetch_add(1, Ordering::AcqRel);
         let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
         match &self.backing {
             Backing::File(file) => file.deallocate(bytes),
@@ -171,12 +188,13 @@ impl Media {
 
     /// How often pages were deleted: a read that began before a deletion may have returned zeroes.
     pub(super) fn deletions(&self) -> u64 {
-        self.deleted().load(Ordering::Acquire)
+        self.counter(DELETIONS).load(Ordering::Acquire)
     }
 
-    fn deleted(&self) -> &AtomicU64 {
+    /// The `number`th word from the end.
+    fn counter(&self, number: usize) -> &AtomicU64 {
         let words = self.present.as_ref();
-        &words[words.len() - 1]
+        &words[words.len() - number]
     }
 
     /// Deletes all pages that are not said to be there: a process that was killed leaves some.
@@ -205,7 +223,7 @@ impl Media {
 
     /// Pages that are there, and the most that ever were.
     pub(super) fn pages(&self) -> (u64, u64) {
-        (self.held.load(Ordering::Acquire), self.peak.load(Ordering::Acquire))
+        (self.counter(HELD).load(Ordering::Acquire), self.counter(PEAK).load(Ordering::Acquire))
     }
 }
 
@@ -244,6 +262,12 @@ fn in_file(
     })?;
     Ok((Backing::File(Arc::new(file)), was_used))
 }
+
+/// The counters: how often pages were deleted; pages that are there, and the most that ever were.
+const DELETIONS: usize = 1;
+const HELD: usize = 2;
+const PEAK: usize = 3;
+const NUM_COUNTERS: usize = 3;
 
 /// The words of a bit set that contain `bits`, each with its mask.
 fn masks(bits: Range<u64>) -> impl Iterator<Item = (usize, u64)> {

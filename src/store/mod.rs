@@ -21,25 +21,29 @@
 //! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a sample
 //!   that has not arrived waits for it.
 //!
-//! Each rank has a store of its own. Ranks of one node use one folder, and each has its own file in it.
+//! Each rank has a store of its own. Ranks of one node use one folder, or its memory, and each has its own file in
+//! it; they have one quota, of which each gets an equal part, as their shares are equal (`place`). One store with one
+//! owner would save the copy of a sample that moves between two of them, at the price of an owner that the other
+//! ranks depend on. Forked children of a rank's process read from its store, too (`board`).
 //!
 //! Read `media.rs` (bytes and presence), `device.rs` (reads), `fetch.rs`, then `exchange.rs` (the thread).
 
+mod board;
 mod device;
 mod exchange;
 mod fetch;
 mod media;
+mod place;
 mod progress;
 mod stats;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::buf::SharedWords;
 use crate::cache::TierSpec;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,16 +55,19 @@ use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread};
 use crate::units::Epoch;
 
+pub use board::Reader;
+use board::{Board, MAX_READERS};
 use exchange::Exchange;
 use media::Media;
+use place::Place;
 use stats::Counters;
 pub use stats::StoreStats;
 
 /// How a rank keeps its share.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Where: `ram:SIZE`, or `file:FOLDER:SIZE`. The size is the most bytes of samples that this rank's store
-    /// takes.
+    /// Where: `ram:SIZE`, or `file:FOLDER:SIZE`. The size is the most bytes of samples that all ranks of this node
+    /// take there; each may take an equal part.
     pub spec: TierSpec,
     /// Whether nothing is exchanged while an epoch runs, but all at its end: for comparison.
     pub blocking: bool,
@@ -113,16 +120,11 @@ struct Shared {
     origins: Vec<Arc<dyn Device>>,
     /// Where samples lie on each namespace, in bytes: a read outside of them waits for nothing.
     chunks: Vec<Vec<Range<u64>>>,
-    /// The epoch that the loader reads, and the samples of this rank that it has taken, in one word. Forked
-    /// children share it.
-    delivered: SharedWords,
+    /// Where the loaders are, and what else forked children share with this process.
+    board: Board,
     /// What peers read in the first page.
     progress: Mutex<progress::Progress>,
     counters: Counters,
-    /// Ranges of a namespace whose bytes were wrong: to be fetched anew.
-    damaged: Mutex<Vec<(u16, Range<u64>)>>,
-    /// Why the exchange cannot go on.
-    failed: OnceLock<(ErrorKind, String)>,
     /// The process that stores and exchanges; forked children only read.
     home: Forked<()>,
     stop: AtomicBool,
@@ -179,11 +181,9 @@ impl Store {
             media,
             origins: origins.to_vec(),
             chunks: chunks(directory),
-            delivered: SharedWords::new(1)?,
+            board: Board::new()?,
             progress: Mutex::default(),
             counters: Counters::default(),
-            damaged: Mutex::default(),
-            failed: OnceLock::new(),
             home: Forked::new(()),
             stop: AtomicBool::new(false),
             called: Mutex::new(false),
@@ -191,10 +191,19 @@ impl Store {
             fate: Fate::default(),
         });
         let devices = device::devices(&shared, false);
-        let peers = match meet {
-            Some(meet) => Some(Arc::new(join(directory, &intact, &shared, &devices, meet, rank)?)),
-            None => None,
-        };
+        let (mut peers, mut near) = (None, Vec::new());
+        if let Some(meet) = meet {
+            let place = Place::here(meet.options.node.as_deref(), &options.spec);
+            let joined =
+                Arc::new(join(directory, &intact, &shared, &devices, meet, place.name(rank))?);
+            let records = joined.round().records().iter();
+            let places: Vec<_> = records.map(|record| Place::from_name(&record.host)).collect();
+            let sharing = places.iter().filter(|other| other.as_ref() == Some(&place)).count();
+            shared.media.share_quota(sharing as u64, most_pages, &options.spec)?;
+            let is_near = |other: Option<Place>| other.is_some_and(|it| it.is_on_node_of(&place));
+            near = places.into_iter().map(is_near).collect();
+            peers = Some(joined);
+        }
         let exchange = Exchange::new(exchange::Parts {
             shared: Arc::clone(&shared),
             directory: Arc::clone(directory),
@@ -202,11 +211,13 @@ impl Store {
             rank,
             last: epochs.end.saturating_sub(1),
             peers: peers.clone(),
+            near,
             options,
         });
         let exchange = Arc::new(Mutex::new(exchange));
         let thread = Forked::new(Mutex::default());
         let store = Store { order, rank, shared, devices, exchange, thread };
+        store.start()?;
         Ok((store, peers))
     }
 
@@ -215,34 +226,53 @@ impl Store {
         &self.devices
     }
 
-    /// Whether it keeps the share of `rank` in `order`.
-    pub fn is_for(&self, order: &OrderSpec, rank: u32) -> bool {
-        (self.order, self.rank) == (*order, rank)
+    /// Which reader of this store is rank `rank` of `world_size` in `order`, if it is one: the store's own rank, or
+    /// one of several that share its batches.
+    pub fn reader(&self, order: &OrderSpec, rank: u32, world_size: u32) -> Option<Reader> {
+        let ranks = order.kind.world_size()?;
+        let is_its_own = self.order == *order && rank % ranks == self.rank;
+        let reader = Reader { number: rank / ranks, of: world_size / ranks };
+        let is_one = reader.number < reader.of && reader.of <= MAX_READERS;
+        (is_its_own && is_one && world_size.is_multiple_of(ranks)).then_some(reader)
     }
 
     /// Brings the share of `epoch` into the store, of which this rank has taken `taken` samples, and begins to
     /// exchange. What lies there is checked, and only the rest is fetched: from the origin, or from a rank that
-    /// has it. Does nothing if the store has come to that epoch by itself, or in a forked child.
+    /// has it. Does nothing if the store has come to that epoch by itself. In a forked child it asks the store's
+    /// process to do that, and returns at once: reads wait for what has not come.
     ///
     /// # Errors
     /// Those of reading the origin; `NoSpace`: the file system is full. `Interrupted`: `goes_on` said no.
     pub fn begin(
         &self,
+        reader: Reader,
         epoch: Epoch,
         taken: u64,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
         if self.shared.home.get().is_none() {
+            self.shared.board.begin(reader, epoch, taken);
+            self.shared.board.ask();
             return Ok(());
         }
-        self.exchange.lock().begin(epoch, taken, goes_on)?;
-        self.start()
+        let mut exchange = self.exchange.lock();
+        self.shared.board.begin(reader, epoch, taken);
+        exchange.begin(epoch, goes_on)?;
+        drop(exchange);
+        self.shared.notify();
+        Ok(())
     }
 
-    /// The loader has delivered a batch: now it is in `epoch`, and has taken `taken` samples of this rank's.
-    pub fn delivered(&self, epoch: Epoch, taken: u64) {
-        self.shared.set_position(epoch, taken);
+    /// `reader` has delivered a batch: now it is in `epoch`, and the rank has taken `taken` samples.
+    pub fn delivered(&self, reader: Reader, epoch: Epoch, taken: u64) {
+        self.shared.board.delivered(reader, epoch, taken);
         self.shared.notify();
+    }
+
+    /// The number of samples that were brought before an epoch so far, by any process: it shows that something
+    /// moves.
+    pub fn staged(&self) -> u64 {
+        self.shared.board.staged()
     }
 
     /// Why the exchange cannot go on: reads of samples that have not arrived fail.
@@ -264,7 +294,9 @@ impl Store {
             *thread = Some(threads::start(THREAD, &fate, (), move |()| {
                 while !shared.is_stopping() {
                     let pause = exchange.lock().turn();
-                    shared.wait(pause);
+                    // Children do not call this thread: it looks what they have done.
+                    let has_children = shared.board.asked() > 0;
+                    shared.wait(if has_children { pause.min(LOOK_AT_CHILDREN) } else { pause });
                 }
             })?);
         }
@@ -298,24 +330,12 @@ impl Shared {
         *called = false;
     }
 
-    fn set_position(&self, epoch: Epoch, taken: u64) {
-        let word = epoch.0 << TAKEN_BITS | taken.min((1 << TAKEN_BITS) - 1);
-        self.delivered.as_ref()[0].store(word, Ordering::Release);
-    }
-
-    /// The epoch that the loader reads, and the samples that it has taken of it.
-    fn position(&self) -> (Epoch, u64) {
-        let word = self.delivered.as_ref()[0].load(Ordering::Acquire);
-        (Epoch(word >> TAKEN_BITS), word & ((1 << TAKEN_BITS) - 1))
-    }
-
     fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
     fn failure(&self) -> Option<Error> {
-        let failed = self.failed.get().map(|(kind, text)| Error::new(*kind, text.clone()));
-        failed.or_else(|| self.fate.died())
+        self.board.failure().or_else(|| self.fate.died())
     }
 
     /// Whether `range` of a namespace may hold samples.
@@ -366,7 +386,7 @@ fn join(
     shared: &Arc<Shared>,
     devices: &[Arc<dyn Device>],
     meet: Meet<'_>,
-    rank: u32,
+    node: String,
 ) -> Result<Peers> {
     let served = Served {
         directory,
@@ -378,20 +398,13 @@ fn join(
         tiers: 0,
         order: meet.order,
     };
-    let node = meet.options.node.clone().unwrap_or_else(host_name);
     let options = PeerOptions {
         serving: Serving::CopiesOnly,
         keep_shares: false,
-        // Each rank has a store of its own.
-        node: Some(format!("rank {rank} on {node}")),
+        node: Some(node),
         ..meet.options.clone()
     };
     Peers::join(&served, &options, meet.rendezvous)
-}
-
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
 }
 
 /// Where the samples of each namespace end, in bytes.
@@ -414,8 +427,8 @@ fn chunks(directory: &Directory) -> Vec<Vec<Range<u64>>> {
     namespaces
 }
 
-/// The bits of the samples that were taken: an image has at most 2^40.
-const TAKEN_BITS: u32 = 40;
+/// How often the thread looks how far forked children are.
+const LOOK_AT_CHILDREN: Duration = Duration::from_millis(10);
 
 /// The name of the thread.
 const THREAD: &str = "dlfs-exchange";

@@ -22,6 +22,8 @@ pub struct StoreStats {
     pub received: u64,
     /// Bytes of the pages of those samples.
     pub received_bytes: u64,
+    /// Those of them that came from ranks on the same node, and crossed no network.
+    pub near_bytes: u64,
     /// Samples that came from the origin, because the rank that had them was late or dead.
     pub from_origin: u64,
     /// Samples that were deleted after their new ranks had them.
@@ -40,6 +42,7 @@ pub(super) struct Counters {
     pub(super) staged: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
+    pub(super) near_bytes: AtomicU64,
     pub(super) from_origin: AtomicU64,
     pub(super) deleted: AtomicU64,
     pub(super) mismatched: AtomicU64,
@@ -58,6 +61,7 @@ impl Counters {
             staged: of(&self.staged),
             received: of(&self.received),
             received_bytes: of(&self.received_bytes),
+            near_bytes: of(&self.near_bytes),
             from_origin: of(&self.from_origin),
             deleted: of(&self.deleted),
             mismatched: of(&self.mismatched),

@@ -12,7 +12,7 @@ use dlfs::peers::rendezvous::{DEFAULT_TIMEOUT, Rendezvous};
 use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{Staged, StoreOptions};
+use dlfs::store::StoreOptions;
 
 use crate::exit::Failure;
 use crate::help::{loading, opening};
@@ -125,7 +125,7 @@ impl Joined {
         Ok((image, Joined { meeting, connect }))
     }
 
-    /// Joins the round with this rank's share in a store of its own.
+    /// Joins the round with a store of its own for this rank's share.
     ///
     /// # Errors
     /// Those of [`Image::with_store`] and of the rendezvous.
@@ -135,12 +135,11 @@ impl Joined {
         connect: ConnectOptions,
         run: &LoaderOptions,
         store: StoreOptions,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<(Image, Joined), Failure> {
         let mut rendezvous = meeting.rendezvous(&connect)?.expect("the command has no object");
         let options = meeting.peer_options(&connect);
         let rendezvous: &mut dyn Rendezvous = &mut *rendezvous;
-        let image = image.with_store(store, run, Some((&options, rendezvous)), goes_on)?;
+        let image = image.with_store(store, run, Some((&options, rendezvous)))?;
         Ok((image, Joined { meeting, connect }))
     }
 

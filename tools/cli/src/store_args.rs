@@ -20,7 +20,7 @@ pub(crate) struct StoreArgs {
     #[arg(help = loading(
         "store",
         ": with --order partial or local. The share is read from the data set once, and the ranks exchange \
-         samples through --peers. SIZE is the most that this rank takes"
+         samples through --peers. SIZE is for all ranks of this node, which take equal parts"
     ))]
     store: Option<TierSpec>,
     #[arg(long, requires = "store")]
@@ -57,7 +57,7 @@ impl StoreArgs {
 }
 
 /// Shows how far the share is brought.
-pub(crate) fn meter(quiet: bool) -> impl FnMut(Staged) -> bool {
+pub(crate) fn meter(quiet: bool) -> impl FnMut(Staged) {
     let mut meter = None;
     move |Staged { samples, done, bytes, .. }| {
         let shown = meter.get_or_insert_with(|| Meter::new("storing", samples, quiet));
@@ -65,7 +65,6 @@ pub(crate) fn meter(quiet: bool) -> impl FnMut(Staged) -> bool {
         if done == samples {
             meter = None;
         }
-        true
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Loader {
     options: Py<PyDict>,
     /// Whether a state of other shares may be loaded.
     restart_shares: bool,
+    /// The data set with this rank's store, if it has one and is not closed.
+    stored: Mutex<Option<dataset::Dataset>>,
 }
 
 /// The current run, and the runs of older iterators that still exist.
@@ -77,7 +79,7 @@ impl Loader {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let restart_shares = given_or(&options, "restart_shares", false)?;
-        let stored = fill_store(dataset, &options)?;
+        let stored = open_store(dataset, &options)?;
         if stored.is_none() {
             join_peers(dataset, &options)?;
         }
@@ -87,19 +89,39 @@ impl Loader {
             }
         }
         let parsed = loader_options(&options)?;
-        let opened = match stored {
-            Some(stored) => stored,
+        let opened = match &stored {
+            Some(stored) => stored.clone(),
             None => dataset.get().dataset(py)?,
         };
-        let made = opened.loader(parsed);
-        let newest = Run::new(made.map_err(|error| raise(py, &error))?, false);
-        let past = LoaderStats::default();
+        let made = opened.loader(parsed).map_err(|error| raise(py, &error))?;
         Ok(Loader {
-            runs: Mutex::new(Runs { newest, others: Vec::new(), past }),
+            runs: Mutex::new(Runs::of(made)),
             dataset: Mutex::new(Some(dataset.clone().unbind())),
             fields: Arc::clone(dataset.get().shown_fields()),
             options: options.unbind(),
             restart_shares,
+            stored: Mutex::new(stored),
+        })
+    }
+
+    /// The same run, of which this is worker `worker` of `workers`, each of which takes every `workers`-th batch: for
+    /// the forked children of the process that has the store.
+    fn _worker(&self, py: Python<'_>, worker: u32, workers: u32) -> PyResult<Loader> {
+        let held = self.stored.lock().unwrap_or_else(|held| held.into_inner()).clone();
+        let dataset = held.ok_or_else(|| {
+            raise_invalid(py, "a loader without a store, or a closed one, has no workers".into())
+        })?;
+        let mut options = self.newest().loader.options().clone();
+        options.rank += worker.saturating_mul(options.world_size);
+        options.world_size = options.world_size.saturating_mul(workers);
+        let made = dataset.loader(options).map_err(|error| raise(py, &error))?;
+        Ok(Loader {
+            runs: Mutex::new(Runs::of(made)),
+            dataset: Mutex::new(Some(self.dataset(py)?)),
+            fields: Arc::clone(&self.fields),
+            options: self.options.clone_ref(py),
+            restart_shares: self.restart_shares,
+            stored: Mutex::new(Some(dataset)),
         })
     }
 
@@ -153,6 +175,15 @@ impl Loader {
         detached(py, |_| run.loader.prepare())
     }
 
+    /// Brings this rank's share into its store, for the position of the run: call it after load_state_dict; otherwise
+    /// the first batch does it. Calls progress(done, samples) meanwhile. Returns at once without a store, or if the
+    /// share is there; in a forked worker it asks the process that has the store.
+    #[pyo3(signature = (progress=None))]
+    fn stage(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<()> {
+        let run = self.newest();
+        store::stage(py, &run.loader, progress)
+    }
+
     /// The state of the run after the batches delivered so far (by the newest iterator): a dict
     /// that JSON can store. It has image, generation, order, seed, epoch, and the samples consumed
     /// by all ranks.
@@ -204,9 +235,9 @@ impl Loader {
 
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
     /// pages now, and at most. found: samples that lay there before. staged: brought from the data set before an
-    /// epoch. received, received_bytes: from other ranks. from_origin: from the data set, because a rank was
-    /// late or dead. deleted: left, and were read by their new rank. mismatched: damaged at a peer. steps of
-    /// exchanges. waits: reads that waited for a sample.
+    /// epoch. received, received_bytes: from other ranks. near_bytes: from those on the same node. from_origin:
+    /// from the data set, because a rank was late or dead. deleted: left, and were read by their new rank.
+    /// mismatched: damaged at a peer. steps of exchanges. waits: reads that waited for a sample.
     fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = self.newest().loader.store_stats();
         stats.map(|stats| store::to_dict(py, &stats)).transpose()
@@ -218,7 +249,11 @@ impl Loader {
     fn close(&self, py: Python<'_>) {
         let dataset = self.held().take();
         let runs = self.runs().all();
-        py.detach(|| runs.iter().for_each(|run| run.loader.close()));
+        let stored = self.stored.lock().unwrap_or_else(|held| held.into_inner()).take();
+        py.detach(|| {
+            runs.iter().for_each(|run| run.loader.close());
+            drop(stored); // possibly the last reference, which ends the exchange
+        });
         drop(dataset); // possibly the last reference
     }
 
@@ -247,6 +282,11 @@ impl Loader {
     /// Stores class, data set, options, position, and the object's other attributes.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
+        if this.stored.lock().unwrap_or_else(|held| held.into_inner()).is_some() {
+            let text = "a loader with a store stays in its process and the children that are forked from it: \
+                        start workers by fork";
+            return Err(raise(py, &dlfs::Error::new(dlfs::ErrorKind::Unsupported, text)));
+        }
         let make = py.import("dlfs")?.getattr("_remake")?;
         let state = this.state_dict(py)?;
         let made_of = (slf.get_type(), this.dataset(py)?, &this.options, state);
@@ -310,6 +350,10 @@ impl Loader {
 }
 
 impl Runs {
+    fn of(loader: dataset::Loader) -> Runs {
+        Runs { newest: Run::new(loader, false), others: Vec::new(), past: LoaderStats::default() }
+    }
+
     fn all(&self) -> Vec<Arc<Run>> {
         std::iter::once(&self.newest).chain(&self.others).map(Arc::clone).collect()
     }
@@ -473,9 +517,9 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
     Ok(())
 }
 
-/// The data set with this rank's share in the store that the options name, if they name one. The options get the
+/// The data set with the store of this rank that the options name, if they name one. The options get the
 /// rank and world size that the launcher has given.
-fn fill_store(
+fn open_store(
     dataset: &Bound<'_, Dataset>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Option<dataset::Dataset>> {
@@ -490,7 +534,7 @@ fn fill_store(
     }
     let run = loader_options(options)?;
     let (opened, connect) = (dataset.get().dataset(py)?, dataset.get().connect());
-    store::fill(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
+    store::open(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }
 
 /// Parses the number of an epoch.

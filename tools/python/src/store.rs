@@ -1,17 +1,19 @@
 //! The share of a rank in its own storage, as Python says it.
 
+use std::cell::Cell;
+
 use dlfs::cache::TierSpec;
-use dlfs::dataset::Dataset;
+use dlfs::dataset::{Dataset, Loader, Watch};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
-use dlfs::store::{StoreOptions, StoreStats};
+use dlfs::store::{Staged, StoreOptions, StoreStats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::raise;
 use crate::options::{about, given_or};
 use crate::peers::Join;
-use crate::watch::detached;
+use crate::watch::{Signals, detached};
 
 /// The keywords that say how a rank keeps its share.
 pub(crate) const KEYWORDS: [&str; 3] = ["store", "blocking_exchange", "restart_shares"];
@@ -27,8 +29,8 @@ pub(crate) fn options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions
     Ok(Some(StoreOptions { blocking, ..StoreOptions::new(spec) }))
 }
 
-/// Brings the share of the rank of `run` into its store, and joins the other ranks.
-pub(crate) fn fill(
+/// Opens the store of the rank of `run`, and joins the other ranks.
+pub(crate) fn open(
     py: Python<'_>,
     dataset: &Dataset,
     options: StoreOptions,
@@ -37,13 +39,45 @@ pub(crate) fn fill(
 ) -> PyResult<Dataset> {
     let Some(join) = join else {
         return detached(py, |watch| {
-            dataset.with_store(options, run, None, (connect, None), watch, |_| ())
+            dataset.with_store(options, run, None, (connect, None), watch)
         });
     };
     let meeting = join.meeting(py)?;
     join.meet(py, |object, watch| {
-        dataset.with_store(options, run, Some(&meeting), (connect, object), watch, |_| ())
+        dataset.with_store(options, run, Some(&meeting), (connect, object), watch)
     })
+}
+
+/// Brings the share for the position of `loader`, and calls `progress(done, samples)` meanwhile.
+pub(crate) fn stage(py: Python<'_>, loader: &Loader, progress: Option<Py<PyAny>>) -> PyResult<()> {
+    let mut raised = None;
+    let staged = detached(py, |watch| {
+        let failed = Cell::new(false);
+        let mut watch = Either { failed: &failed, watch };
+        loader.stage(&mut watch, |Staged { done, samples, .. }| {
+            let Some(progress) = progress.as_ref().filter(|_| !failed.get()) else { return };
+            // `None`: the interpreter is exiting, which the watch says, too.
+            if let Some(Err(error)) =
+                Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop))
+            {
+                raised = Some(error);
+                failed.set(true);
+            }
+        })
+    });
+    raised.map_or(staged, Err)
+}
+
+/// Ends a wait for a signal, and when `progress` raised.
+struct Either<'a> {
+    failed: &'a Cell<bool>,
+    watch: &'a mut Signals,
+}
+
+impl Watch for Either<'_> {
+    fn goes_on(&mut self) -> bool {
+        !self.failed.get() && self.watch.goes_on()
+    }
 }
 
 /// The counters as a dict.
@@ -55,6 +89,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &StoreStats) -> PyResult<Boun
     dict.set_item("staged", stats.staged)?;
     dict.set_item("received", stats.received)?;
     dict.set_item("received_bytes", stats.received_bytes)?;
+    dict.set_item("near_bytes", stats.near_bytes)?;
     dict.set_item("from_origin", stats.from_origin)?;
     dict.set_item("deleted", stats.deleted)?;
     dict.set_item("mismatched", stats.mismatched)?;

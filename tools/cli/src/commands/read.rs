@@ -149,22 +149,18 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     options.resume = args.run.resume_state()?;
     args.store.restart(&image, &mut options)?;
     let mut joined = None;
-    let mut stored = crate::store_args::meter(quiet);
     match (meeting, args.store.options()) {
         (None, None) => {}
-        (None, Some(store)) => image = image.with_store(store, &options, None, &mut stored)?,
+        (None, Some(store)) => image = image.with_store(store, &options, None)?,
         (Some(meeting), store) => {
             let connect = args.connection.options(false)?;
             let (through_peers, round) = match store {
                 None => Joined::join(meeting, image, connect, &options)?,
-                Some(store) => {
-                    Joined::with_store(meeting, image, connect, &options, store, &mut stored)?
-                }
+                Some(store) => Joined::with_store(meeting, image, connect, &options, store)?,
             };
             (image, joined) = (through_peers, Some(round));
         }
     }
-    drop(stored);
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let total = samples_to_read(&dataset, &options)?;
@@ -181,6 +177,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let loader = dataset.loader(options)?;
     keeper.keep(loader.state());
     keeper.save()?; // an unwritable file is reported before the work starts
+    loader.stage(&mut (), crate::store_args::meter(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {

@@ -251,8 +251,10 @@ class Loader(_Loader):
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
     peer_timeout     how long to wait for all ranks, in seconds
     store            where this rank keeps its share of the samples, in order "partial" or "local": "ram:SIZE" or
-                     "file:FOLDER:SIZE". The share is read from the data set once, here; then the ranks exchange
-                     samples with each other, through `peers`, and no epoch reads the data set
+                     "file:FOLDER:SIZE", a size that the ranks of a node share in equal parts. The share is read
+                     from the data set once, by stage() or before the first
+                     batch; then the ranks exchange samples with each other, through `peers`, and no epoch reads
+                     the data set
     blocking_exchange  exchange samples at the end of each epoch instead of during it, for comparison
     restart_shares   resume between epochs with another world size: the ranks begin with new shares
 

@@ -1,0 +1,103 @@
+//! What a loader and its rank's store tell each other: where the run begins, how far it is, and what went wrong.
+
+use std::sync::{Arc, Weak};
+
+use crate::error::{Error, Result};
+use crate::order::State;
+use crate::prefetch::LoaderOptions;
+use crate::reader::Watch;
+use crate::store::{Reader, Staged, Store, StoreStats};
+use crate::units::Epoch;
+
+use super::Loader;
+use crate::dataset::store::reader_of;
+
+/// The store that a loader reads from, while the data set is open.
+pub(super) struct Stored {
+    store: Weak<Store>,
+    reader: Reader,
+}
+
+impl Stored {
+    /// `None`: `run` is no run of this store's rank.
+    pub(super) fn new(store: &Arc<Store>, run: &LoaderOptions) -> Option<Stored> {
+        let reader = reader_of(store, run)?;
+        Some(Stored { store: Arc::downgrade(store), reader })
+    }
+
+    pub(super) fn stats(&self) -> Option<StoreStats> {
+        self.store.upgrade().map(|store| store.stats())
+    }
+}
+
+impl Loader {
+    /// Brings the share of the epoch where the run is into this rank's store, on the calling thread, and tells
+    /// `staged` how far it is; otherwise the first batch does. Returns at once without a store, or if it has the
+    /// share. A forked child asks the process that has the store to do it, and returns.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` ended it; call it again. Those of [`Store::begin`].
+    pub fn stage(&self, watch: &mut dyn Watch, mut staged: impl FnMut(Staged)) -> Result<()> {
+        let state = self.state();
+        let Some((store, reader)) = self.store_of(&state) else { return Ok(()) };
+        store.begin(reader, state.epoch, self.taken(&state), &mut |now| {
+            staged(now);
+            watch.goes_on()
+        })
+    }
+
+    /// What brings the share for a run that begins at `state`. A store that has come there by itself has it.
+    pub(super) fn begin_in_store(
+        &self,
+        state: &State,
+    ) -> impl FnOnce() -> Result<()> + Send + use<> {
+        let (store, epoch, taken) = (self.store_of(state), state.epoch, self.taken(state));
+        move || match store {
+            Some((store, reader)) => store.begin(reader, epoch, taken, &mut |_| true),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the store how far the run is: samples that are due may be exchanged.
+    pub(super) fn tell_store(&self, state: &State) {
+        let Some(Stored { store, reader }) = &self.store else { return };
+        let Some(store) = store.upgrade() else { return };
+        match self.share.batches_after(state.consumed) {
+            0 => store.delivered(*reader, Epoch(state.epoch.0.saturating_add(1)), 0),
+            _ => store.delivered(*reader, state.epoch, self.taken(state)),
+        }
+    }
+
+    /// The run moves to `state`. If that is the next epoch, this one has ended: a reader without samples in it gets
+    /// no batch that would say so.
+    pub(super) fn pass_over(&self, state: &State) {
+        let is_next = state.consumed == 0 && state.epoch.0 == self.epoch() + 1;
+        if is_next && self.batches_left() == 0 {
+            self.tell_store(state);
+        }
+    }
+
+    /// Samples that were brought so far.
+    pub(super) fn staged(&self) -> u64 {
+        let store = self.store.as_ref().and_then(|stored| stored.store.upgrade());
+        store.map_or(0, |store| store.staged())
+    }
+
+    /// Why the store cannot deliver, if that is what ended the run.
+    pub(super) fn failure_of_store(&self) -> Option<Error> {
+        self.store.as_ref()?.store.upgrade()?.failure()
+    }
+
+    /// The store, unless the run is at its end.
+    fn store_of(&self, state: &State) -> Option<(Arc<Store>, Reader)> {
+        let Stored { store, reader } = self.store.as_ref()?;
+        let is_end = state.epoch.0 >= self.options.epochs.end;
+        store.upgrade().filter(|_| !is_end).map(|store| (store, *reader))
+    }
+
+    /// The samples that the rank has taken of the state's epoch.
+    fn taken(&self, state: &State) -> u64 {
+        let ranks = self.options.order.kind.world_size().unwrap_or(self.options.world_size);
+        state.consumed / u64::from(ranks.max(1))
+    }
+}
