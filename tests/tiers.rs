@@ -378,6 +378,18 @@ fn a_tier_that_survived_a_restart_is_checked_and_used_again() {
     data.all(&image);
 }
 
+#[test]
+fn a_tier_is_used_again_whatever_path_leads_to_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+    fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    // Less than twice the data set: counted as the tier of another one, its own would have to go.
+    let tiers = options(Policy::FirstTouch, &[&format!("file:{}:4M", link.display())]);
+    assert_eq!(read_filled(&filled(1, 1, 1, &tiers), 1), 0);
+    assert_eq!(read_filled(&filled(1, 1, 1, &tiers), 1), 48);
+}
+
 /// A data set of 50 units of 64 KiB, all bytes `fill`, behind a tier in a folder.
 fn filled(fill: u8, uuid: u8, generation: u64, tiers: &TierOptions) -> Cache {
     let origin = MemNamespace::new(4 << 20, 4096).unwrap();

@@ -82,7 +82,7 @@ impl Locked {
             std::fs::remove_file(&other.path)
                 .map_err(|error| Error::from(error).path(&other.path))?;
             reserved -= other.quota;
-            tracing::debug!(tier = %other.path.display(), "removed for the tier of another data set");
+            tracing::info!(tier = %other.path.display(), "removed for the tier of another data set");
         }
         Ok(wanted.min(quota.saturating_sub(reserved)) / PAGE_BYTES * PAGE_BYTES)
     }
@@ -101,7 +101,8 @@ impl Locked {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
             let is_named = name == OLD_NAME || name.starts_with(PREFIX) && name.ends_with(SUFFIX);
-            if path == own || !is_named {
+            // By name: `own` may have another path, through links or from the root.
+            if own.file_name() == Some(&*entry.file_name()) || !is_named {
                 continue;
             }
             let Some(head) = head_of_tier(&path) else { continue };

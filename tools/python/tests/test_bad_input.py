@@ -31,6 +31,11 @@ def test_a_wrong_address(address, kind, text):
         dlfs.open(address)
 
 
+def test_a_misspelt_option_is_refused_by_its_name(image):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tier'"):
+        dlfs.open(image, tier=["ram:1M"])
+
+
 @pytest.mark.parametrize(
     "says, kind", [(None, dlfs.TimedOut), (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, dlfs.Corrupt)]
 )

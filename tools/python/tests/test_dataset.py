@@ -438,3 +438,8 @@ def test_tiers_are_named_by_a_file_too(tmp_path):
         dlfs.open(folder, tiers=toml)
     with pytest.raises(dlfs.NotFound):
         dlfs.open(folder, tiers=tmp_path / "absent.toml")
+
+
+def test_one_tier_needs_no_list(image):
+    with dlfs.open(image, tiers="ram:4M") as ds:
+        assert [tier["name"] for tier in ds.stats()["tiers"]] == ["ram:4194304"]

@@ -111,7 +111,13 @@ def open(
     node: str | None = None,
     fields: str | bytes | None = None,
     peers: Any = None,
-    **joining: Any,
+    rank: int | None = None,
+    world_size: int | None = None,
+    round: str | None = None,
+    peer_mode: str | None = None,
+    peer_address: str | None = None,
+    rendezvous_port: int | None = None,
+    peer_timeout: float | None = None,
 ) -> Dataset:
     """Opens the data set at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; a list of these, or a string with commas, for a striped image.
@@ -143,8 +149,8 @@ def open(
     direct           whether to bypass the page cache for image files and block devices
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     tiers            where to keep copies of samples after the first read, fastest first: "ram:4G",
-                     "file:/fast/cache:20G", which the processes of a node share. Or a file that describes
-                     them, as written by `dlfs probe` or for NoPFS
+                     "file:/fast/cache:20G", which the processes of a node share; one such text, or several
+                     in a list. Or a file that describes them, as written by `dlfs probe` or for NoPFS
     policy           which samples tiers keep: those read first (the default), or those that the plan of
                      each loader's run selects
     copy_bandwidth   the most that the copier may read from the origin by itself, in bytes per second
@@ -160,6 +166,7 @@ def open(
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     invalid address or option.
     """
+    specs, tiers_file = _tiers(tiers)
     options = {
         "window_bytes": window_bytes,
         "queue_pairs": queue_pairs,
@@ -182,14 +189,24 @@ def open(
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
-        "tiers_file": tiers if isinstance(tiers, (str, os.PathLike)) else None,
-        "tiers": [] if isinstance(tiers, (str, os.PathLike)) else list(tiers),
+        "tiers_file": tiers_file,
+        "tiers": specs,
         "policy": policy,
         "copy_bandwidth": copy_bandwidth,
         "stop_at_first_failure": stop_at_first_failure,
         "node": node,
         "fields": fields,
     }
+    joining: dict[str, Any] = {
+        "rank": rank,
+        "world_size": world_size,
+        "round": round,
+        "peer_mode": peer_mode,
+        "peer_address": peer_address,
+        "rendezvous_port": rendezvous_port,
+        "peer_timeout": peer_timeout,
+    }
+    joining = {name: value for name, value in joining.items() if value is not None}
     if joining and peers is None:
         raise TypeError(f"open() got {', '.join(joining)} without peers")
     dataset = Dataset(address, **options)
@@ -200,6 +217,15 @@ def open(
             dataset.close()
             raise
     return dataset
+
+
+def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
+    """Tiers, or the file that describes them."""
+    if isinstance(tiers, str) and tiers.startswith(("ram:", "file:")):
+        return [tiers], None
+    if isinstance(tiers, (str, os.PathLike)):
+        return [], tiers
+    return list(tiers), None
 
 
 class Loader(_Loader):
