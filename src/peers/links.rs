@@ -90,6 +90,7 @@ impl Links {
             connect_timeout: CONNECT_TIMEOUT,
             tcp_connect_timeout: CONNECT_TIMEOUT,
             io_timeout: NO_PROGRESS,
+            least_progress_bytes: LEAST_PROGRESS_BYTES,
             // A lost peer is not waited for: others have its chunks, or the origin.
             ctrl_loss_tmo: Duration::ZERO,
             paths: Vec::new(),
@@ -274,8 +275,17 @@ const CONNECT: &str = "dlfs-peer";
 /// How long a peer may take to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a peer with outstanding reads may go without progress.
+/// How long a peer with outstanding reads may go without progress: a read that ends, or
+/// [`LEAST_PROGRESS_BYTES`].
 const NO_PROGRESS: Duration = Duration::from_secs(1);
+
+/// A peer sends an answer when it has all of it. So while an answer arrives, nothing but the network and the peer
+/// itself delays it, and one that is slower than this is of no use. What a peer takes before an answer is
+/// another matter: its origin may be slow, and then every read that ends is progress.
+const LEAST_PROGRESS_BYTES: u32 = 128 << 10;
+
+/// How long reads wait for a connection. Each of its steps has its own limit, and they may add up to more.
+pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(1500);
 
 /// How long nobody asks a peer that has delivered wrong bytes [`MISMATCHES`] times within [`MISMATCH_SPAN`].
 const SET_ASIDE: Duration = Duration::from_secs(600);

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::chunk_map::{ChunkMap, Span};
-use super::links::{Links, Slot};
+use super::links::{CONNECT_WAIT, Links, Slot};
 use super::plan_map::{LatestPlan, PlanMap};
 use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::Intact;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::RetryClass;
 use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
@@ -179,7 +179,8 @@ enum Link {
     /// Not requested yet, or lost.
     #[default]
     Idle,
-    Connecting(Arc<Slot>),
+    /// Requested at this time.
+    Connecting(Arc<Slot>, Instant),
     Open(Box<dyn QueuePair>),
 }
 
@@ -234,7 +235,7 @@ impl PeersPair {
             };
             let way = Way { keeper, source, is_anew: suspect == Some(source), began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
-            self.push(id, range, buf, source);
+            self.push(id, range, buf, source, now);
         }
         self.spans = spans;
     }
@@ -300,7 +301,7 @@ impl PeersPair {
         }
     }
 
-    fn push(&mut self, id: PieceId, range: Range<u64>, buf: IoBuf, source: Source) {
+    fn push(&mut self, id: PieceId, range: Range<u64>, buf: IoBuf, source: Source, now: Instant) {
         let slba = Lba(range.start / PAGE_BYTES);
         let io = Io { op: IoOp::Read, slba, buf, tag: id.0 };
         match source {
@@ -316,7 +317,7 @@ impl PeersPair {
                 if matches!(peer.state, Link::Idle) {
                     let slot = self.shared.links.ask(node, self.number, &self.scope.scope);
                     self.registry.iter().for_each(|registry| slot.register(registry));
-                    peer.state = Link::Connecting(slot);
+                    peer.state = Link::Connecting(slot, now);
                     self.in_use.push(node);
                 }
             }
@@ -340,9 +341,13 @@ impl PeersPair {
         let mut failed = Vec::new();
         for &node in &self.in_use {
             let peer = &mut self.peers[usize::from(node)];
-            let Link::Connecting(slot) = &peer.state else { continue };
+            let Link::Connecting(slot, since) = &peer.state else { continue };
             match slot.take() {
-                None => {}
+                None if now < *since + CONNECT_WAIT => {}
+                None => {
+                    let text = format!("no connection within {CONNECT_WAIT:?}");
+                    failed.push((node, Error::new(ErrorKind::TimedOut, text)));
+                }
                 Some(Ok(mut pair)) => {
                     self.pool.iter().for_each(|pool| pair.use_pool(pool));
                     self.registry.iter().for_each(|registry| pair.register(registry));
@@ -367,7 +372,7 @@ impl PeersPair {
         let peer = &mut self.peers[usize::from(node)];
         let is_idle = match &peer.state {
             Link::Open(pair) => pair.outstanding() == 0,
-            Link::Idle | Link::Connecting(_) => true,
+            Link::Idle | Link::Connecting(..) => true,
         };
         if is_idle {
             peer.state = Link::Idle;
@@ -395,7 +400,7 @@ impl PeersPair {
         let way = &mut piece.info;
         (way.source, way.is_anew, way.began) = (source, false, now);
         self.shared.counters.rerouted(buf.len());
-        self.push(id, range, buf, source);
+        self.push(id, range, buf, source, now);
     }
 
     fn poll_cache(&mut self, now: Instant) {
@@ -564,7 +569,7 @@ impl QueuePair for PeersPair {
         for &node in &self.in_use {
             match &mut self.peers[usize::from(node)].state {
                 Link::Open(pair) => pair.register(registry),
-                Link::Connecting(slot) => slot.register(registry),
+                Link::Connecting(slot, _) => slot.register(registry),
                 Link::Idle => {}
             }
         }
@@ -578,7 +583,12 @@ impl QueuePair for PeersPair {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.busy().filter_map(QueuePair::next_timeout).min()
+        let connecting =
+            self.in_use.iter().filter_map(|&node| match self.peers[usize::from(node)].state {
+                Link::Connecting(_, since) => Some(since + CONNECT_WAIT),
+                Link::Idle | Link::Open(_) => None,
+            });
+        self.busy().filter_map(QueuePair::next_timeout).chain(connecting).min()
     }
 }
 

@@ -49,6 +49,9 @@ pub struct ConnectOptions {
     /// How long a queue pair with outstanding I/O may go without progress before its connection is
     /// torn down and its reads are issued again on another.
     pub io_timeout: Duration,
+    /// The least data that must arrive within `io_timeout` while no I/O ends; 0: any byte is progress. For
+    /// connections that only read, and where somebody else has the data, too.
+    pub least_progress_bytes: u32,
     /// The limit of opening, with all paths and steps.
     pub connect_timeout: Duration,
     /// The limit of a TCP connect.
@@ -146,6 +149,7 @@ impl Default for ConnectOptions {
             keep_alive_tmo: Duration::from_secs(15),
             ctrl_loss_tmo: Duration::from_secs(600),
             io_timeout: Duration::from_secs(5),
+            least_progress_bytes: 0,
             connect_timeout: Duration::from_secs(10),
             tcp_connect_timeout: Duration::from_secs(3),
             paths: Vec::new(),

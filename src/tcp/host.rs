@@ -1,5 +1,6 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 
+mod progress;
 mod receive;
 mod slots;
 mod transmit;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use self::progress::Progress;
 use self::receive::ReceivePlan;
 use self::slots::{Outstanding, Slots};
 use self::transmit::Transmit;
@@ -38,6 +40,9 @@ pub struct HostOptions {
     pub ic_timeout: Duration,
     /// How long commands may be outstanding without any progress.
     pub io_timeout: Duration,
+    /// The least received data that count as progress while no command ends; 0: any byte does, in either
+    /// direction. Only for connections that read.
+    pub least_progress_bytes: u32,
 }
 
 /// The direction of a command's data.
@@ -94,7 +99,6 @@ pub enum CommandError {
 pub struct Connection<B> {
     digests: Digests,
     may_decline: bool,
-    io_timeout: Duration,
     ic_deadline: Instant,
     initialised: bool,
     deframer: Deframer,
@@ -109,8 +113,7 @@ pub struct Connection<B> {
     receiving: Option<Receiving>,
     /// The plan of the current receive.
     plan: ReceivePlan,
-    /// When the last progress was made, or the first command submitted.
-    progress: Instant,
+    progress: Progress,
     events: VecDeque<Event<B>>,
     failed: Option<ProtocolError>,
 }
@@ -130,7 +133,6 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Connection {
             digests: options.digests,
             may_decline: options.may_decline,
-            io_timeout: options.io_timeout,
             ic_deadline: deadline(now, options.ic_timeout),
             initialised: false,
             // The command limits what a C2HData may carry, so no other limit is needed.
@@ -142,7 +144,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             transmit,
             receiving: None,
             plan: ReceivePlan::new(),
-            progress: now,
+            progress: Progress::new(now, options.io_timeout, options.least_progress_bytes),
             events: VecDeque::new(),
             failed: None,
         }
@@ -210,7 +212,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         };
         let in_capsule = transfer == Transfer::Out && len > 0 && len <= max_in_capsule;
         if self.slots.num_timed() == 0 && !no_timeout {
-            self.progress = now;
+            self.progress.made(now);
         }
         let mut command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
         // Authentication Receive: its length is room for a message that is shorter.
@@ -241,7 +243,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
 
     /// Reports that the first `len` bytes of [`Connection::poll_transmit`] were sent.
     pub fn transmitted(&mut self, now: Instant, len: usize) {
-        self.progress = now;
+        self.progress.sent(now);
         let Connection { transmit, slots, events, .. } = self;
         transmit.sent(len, |slot, bytes| {
             if slots.sent(slot, bytes) {
@@ -257,7 +259,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let start = command.at as usize;
         self.deframer.take_data(&command.payload.as_ref()[start..start + len]);
         command.at += len as u32;
-        self.progress = now;
+        self.progress.received(now, len);
         self.handle_received(now, &[])
     }
 
@@ -277,15 +279,20 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
                 Ok(Some(event)) => event,
                 Err(error) => return Err(self.fail(error)),
             };
-            self.progress = now;
+            let (num_commands, mut len) = (self.slots.len(), 0);
             let result = match event {
                 deframer::Event::Header { pdu, data_len } => self.handle_header(pdu, data_len),
                 deframer::Event::Data(data) => {
+                    len = data.len();
                     self.copy_data(data);
                     Ok(())
                 }
                 deframer::Event::DataEnd { digest_ok } => self.end_data(digest_ok),
             };
+            match self.slots.len() < num_commands {
+                true => self.progress.made(now),
+                false => self.progress.received(now, len),
+            }
             result.map_err(|error| self.fail(error))?;
         }
     }
@@ -298,13 +305,14 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        match self.poll_timeout() {
-            Some(deadline) if now >= deadline => {
-                let what = if self.initialised { "the response to a command" } else { "ICResp" };
-                Err(self.fail(ProtocolError::TimedOut(what)))
+        let what = match self.initialised {
+            false if now >= self.ic_deadline => "ICResp",
+            true if self.slots.num_timed() > 0 && self.progress.is_over(now) => {
+                "the response to a command"
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        Err(self.fail(ProtocolError::TimedOut(what)))
     }
 
     /// When to call [`Connection::handle_timeout`]; may change after any call.
@@ -314,7 +322,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else if !self.initialised {
             Some(self.ic_deadline)
         } else {
-            (self.slots.num_timed() > 0).then(|| deadline(self.progress, self.io_timeout))
+            (self.slots.num_timed() > 0).then(|| self.progress.deadline())
         }
     }
 

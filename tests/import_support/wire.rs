@@ -51,6 +51,15 @@ pub struct Fault {
     pub harm: Harm,
 }
 
+/// How fast bytes reach the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// So many at once,
+    pub bytes: usize,
+    /// and then none for this long.
+    pub every: Duration,
+}
+
 /// Forwards connections. Dropping it ends it.
 pub struct Wire {
     address: SocketAddr,
@@ -64,6 +73,7 @@ struct Shared {
     held: AtomicBool,
     over: AtomicBool,
     without_digests: AtomicBool,
+    pace: Mutex<Option<Pace>>,
     /// Bytes of each connection to the target and to the host.
     carried: Mutex<Vec<[u64; 2]>>,
 }
@@ -80,6 +90,7 @@ impl Wire {
             held: AtomicBool::new(false),
             over: AtomicBool::new(false),
             without_digests: AtomicBool::new(false),
+            pace: Mutex::default(),
             carried: Mutex::default(),
         });
         let for_accepting = Arc::clone(&shared);
@@ -123,6 +134,11 @@ impl Wire {
 
     pub fn go_on(&self) {
         self.shared.held.store(false, Ordering::SeqCst);
+    }
+
+    /// From now on, each connection carries bytes to the host at this pace.
+    pub fn set_pace(&self, pace: Option<Pace>) {
+        *self.shared.pace.lock().unwrap() = pace;
     }
 }
 
@@ -242,7 +258,21 @@ impl Shared {
             at = offset + done as u64;
             bytes = &harmed[done..];
         }
+        while let Some(Pace { bytes: some, every }) = self.pace_of(direction)
+            && !bytes.is_empty()
+        {
+            let (now, later) = bytes.split_at(some.min(bytes.len()));
+            to.write_all(now)?;
+            thread::sleep(every);
+            bytes = later;
+        }
         to.write_all(bytes)
+    }
+
+    fn pace_of(&self, direction: Direction) -> Option<Pace> {
+        let is_over = self.over.load(Ordering::SeqCst);
+        let pace = *self.pace.lock().unwrap();
+        pace.filter(|_| direction == Direction::ToHost && !is_over)
     }
 
     /// The first fault that is due in these bytes; it occurs once.

@@ -50,6 +50,7 @@ impl Host {
             ic_timeout: LIMIT,
             may_decline: false,
             io_timeout: LIMIT,
+            least_progress_bytes: 0,
         };
         Host {
             connection: Connection::new(start, &options),

@@ -138,6 +138,7 @@ impl World {
             keep_alive_tmo: Duration::from_millis(400),
             tcp_timeout: Duration::from_millis(200),
             io_timeout: IO_TIMEOUT,
+            least_progress_bytes: 0,
         };
         let Schedule { paths, namespaces, has_cache, .. } = schedule;
         let of_target = Random::new(random.next());

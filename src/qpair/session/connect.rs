@@ -46,6 +46,8 @@ pub struct ConnectTerms {
     pub tcp_timeout: Duration,
     /// The limit of an answer.
     pub io_timeout: Duration,
+    /// As [`HostOptions::least_progress_bytes`](crate::tcp::host::HostOptions).
+    pub least_progress_bytes: u32,
 }
 
 /// What happened on a channel.
@@ -175,6 +177,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Channel<B> {
             max_outstanding: self.terms.num_entries - 1,
             ic_timeout: self.terms.io_timeout,
             io_timeout: self.terms.io_timeout,
+            least_progress_bytes: self.terms.least_progress_bytes,
         };
         self.stage = Stage::Initialising;
         self.connection = Some(Box::new(Connection::new(now, &options)));

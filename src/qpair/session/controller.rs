@@ -45,6 +45,8 @@ pub struct Terms {
     pub tcp_timeout: Duration,
     /// The limit of an answer.
     pub io_timeout: Duration,
+    /// As [`HostOptions::least_progress_bytes`](crate::tcp::host::HostOptions).
+    pub least_progress_bytes: u32,
 }
 
 impl Terms {
@@ -61,6 +63,7 @@ impl Terms {
             psk: self.psk.clone(),
             tcp_timeout: self.tcp_timeout,
             io_timeout: self.io_timeout,
+            least_progress_bytes: self.least_progress_bytes,
         }
     }
 

@@ -51,6 +51,7 @@ pub fn discover(
             keep_alive_tmo: Duration::ZERO,
             tcp_timeout: options.tcp_connect_timeout,
             io_timeout: options.io_timeout,
+            least_progress_bytes: 0,
         };
         match read_records(address, terms, deadline) {
             Ok(records) => return Ok(records),

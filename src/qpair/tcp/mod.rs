@@ -104,6 +104,7 @@ fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
         keep_alive_tmo: options.keep_alive_tmo,
         tcp_timeout: options.tcp_connect_timeout,
         io_timeout: options.io_timeout,
+        least_progress_bytes: options.least_progress_bytes,
     }
 }
 

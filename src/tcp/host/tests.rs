@@ -34,6 +34,7 @@ impl Peer {
             ic_timeout: Duration::from_secs(10),
             may_decline: false,
             io_timeout: Duration::from_secs(5),
+            least_progress_bytes: 0,
         };
         let mut peer = Peer {
             host: Connection::new(now, &options),

@@ -279,6 +279,7 @@ fn new_host(digests: Digests) -> Connection<Vec<u8>> {
         max_outstanding: 31,
         ic_timeout: limit,
         io_timeout: limit,
+        least_progress_bytes: 0,
     };
     let mut host = Connection::new(Instant::now(), &options);
     host.set_max_in_capsule(1024);

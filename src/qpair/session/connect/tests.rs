@@ -22,6 +22,7 @@ fn terms(qid: u16) -> ConnectTerms {
         psk: None,
         tcp_timeout: Duration::from_secs(1),
         io_timeout: Duration::from_secs(2),
+        least_progress_bytes: 0,
     }
 }
 
