@@ -6,6 +6,8 @@ mod flips;
 mod idle;
 #[path = "peers/slow.rs"]
 mod slow;
+#[path = "peers/spare.rs"]
+mod spare;
 mod support;
 #[path = "import_support/wire.rs"]
 #[allow(dead_code, unreachable_pub)] // its faults are for other tests

@@ -9,7 +9,9 @@
 
 use super::Shared;
 use super::copier::Job;
-use crate::tier::{CopyLocation, Ledger, PageSet, Policy};
+use super::holdings::Held;
+use super::opening::lacking;
+use crate::tier::{CopyLocation, Holding, Ledger, PageSet, Policy};
 
 /// Pages of a unit that this process reads from the origin, to be kept.
 pub(super) type Claim = (u32, PageSet);
@@ -88,6 +90,9 @@ impl Shared {
                 None => false,
             },
         };
+        if is_more && !self.copies.has_spare() && !ledger.is_held(unit) {
+            self.copies.set_spare(true);
+        }
         let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
@@ -194,5 +199,61 @@ impl Shared {
         self.copies.unreserve(unit, pages);
         ledger.unreserve(unit, location.tier, pages.len().into());
         self.copies.set_room(ledger.room());
+    }
+}
+
+impl Shared {
+    /// Sets what this process holds: here, or at the owner.
+    pub(super) fn set_held(&self, held: Held) {
+        if let Some(link) = self.link() {
+            link.send(Job::Hold(held));
+        } else if self.is_owner() {
+            self.holdings.lock().own = Some(held);
+            self.apply_holdings();
+        }
+    }
+
+    /// Adds what an attached process holds.
+    pub(super) fn add_held(&self, connection: u64, held: Held) {
+        self.holdings.lock().attached.insert(connection, held);
+        self.apply_holdings();
+    }
+
+    /// Forgets a process that has left. Its chunks are held until another says what it holds: evicting them now
+    /// would make no room for anybody.
+    pub(super) fn remove_held(&self, connection: u64) {
+        self.holdings.lock().attached.remove(&connection);
+    }
+
+    /// Keeps room for what all processes hold, from now on.
+    fn apply_holdings(&self) {
+        // Held until the copier has it, so that an older one does not overtake it.
+        let mut holdings = self.holdings.lock();
+        if self.ledger.lock().policy() != Policy::FirstTouch {
+            return; // a plan says itself what is kept
+        }
+        let Some(Held { chunks, fills }) = holdings.changed() else { return };
+        let mut ledger = self.ledger.lock();
+        let lacking = lacking(&chunks, &self.units, &self.copies);
+        ledger.set_holding(chunks.clone(), lacking);
+        let is_overdrawn = ledger.is_overdrawn();
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        let not_held = self.not_held(&chunks);
+        self.copies.set_spare(!not_held.is_empty());
+        if is_overdrawn && !not_held.is_empty() {
+            self.send(Job::Evict(not_held));
+        }
+        if fills {
+            self.send(Job::Behind(chunks.held_units().collect()));
+        }
+    }
+
+    /// The units with copies that are not held. All of them are evicted where they take room that held ones
+    /// lack: other nodes have those copies, and a few holes would not be contiguous.
+    fn not_held(&self, holding: &Holding) -> Vec<u32> {
+        let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
+        let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));
+        not_held.filter(|&unit| self.copies.location(unit).is_some()).filter(is_first).collect()
     }
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::Receiver;
 use lent::Lent;
 
+use super::holdings::Held;
 use super::{Shared, TierPlan};
 use crate::buf::IoBuf;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,6 +47,8 @@ pub(super) enum Job {
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
     /// What this process plans to keep. Only for a [`Link`](super::share::Link).
     Merge(Arc<TierPlan>),
+    /// What this process holds for other nodes. Only for a [`Link`](super::share::Link).
+    Hold(Held),
     /// The last message. Only for a [`Link`](super::share::Link).
     Stop,
 }
@@ -258,7 +261,7 @@ impl Copier {
                 self.planned = wanted.into();
             }
             // Claims are in the table, and plans in `Shared`.
-            Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Stop => {}
+            Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Hold(_) | Job::Stop => {}
         }
     }
 

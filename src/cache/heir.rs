@@ -102,6 +102,7 @@ impl Waiting {
         let _ = before.next.set(Arc::clone(&next));
         // After that: a plan that is set meanwhile is stored before the state is looked up.
         self.opening.set_plan_again(&next);
+        self.opening.hold_again(&next);
         true
     }
 }

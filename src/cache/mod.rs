@@ -41,6 +41,7 @@ mod device;
 mod folder;
 mod hdmlp;
 mod heir;
+mod holdings;
 mod libconfig;
 mod media;
 mod opening;
@@ -86,6 +87,7 @@ pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::Job;
+use holdings::{Held, Holdings};
 use media::Media;
 use opening::Opening;
 use plan::Plans;
@@ -111,6 +113,8 @@ struct Shared {
     ledger: Mutex<Ledger>,
     /// The owner keeps by these together.
     plans: Mutex<Plans>,
+    /// What they hold for other nodes together.
+    holdings: Mutex<Holdings>,
     media: Vec<Media>,
     origins: Vec<Arc<dyn Device>>,
     counters: Arc<Counters>,
@@ -283,7 +287,8 @@ impl Cache {
     /// the room that those leave, and copies of an earlier run are evicted where they take more. `chunks` are
     /// the namespace and the bytes of each chunk, and whether this node holds it. With `fills` the copier fetches
     /// those that this node holds; otherwise it fetches the rest of those that somebody begins to read. Samples
-    /// that arrive whole are compared with `intact` before they are published.
+    /// that arrive whole are compared with `intact` before they are published. Where another process owns the tiers,
+    /// it keeps the room and fetches.
     ///
     /// Only first-touch; a plan says itself what is kept.
     pub fn set_held(
@@ -299,23 +304,12 @@ impl Cache {
             let pages = units_of.clone().map(|unit| u64::from(units.get(unit).pages())).sum();
             (units_of, pages, is_held)
         };
-        let holding = Holding::new(chunks.into_iter().map(chunk));
-        *self.tiers.opening.holding.lock() = Some((holding.clone(), fills));
-        let shared = &*self.tiers.latest();
-        if !shared.is_owner() || self.policy != Policy::FirstTouch {
-            return; // the owner's room is what counts
-        }
-        let mut ledger = shared.ledger.lock();
-        let lacking = opening::lacking(&holding, units, &shared.copies);
-        ledger.set_holding(holding.clone(), lacking);
-        let is_overdrawn = ledger.is_overdrawn();
-        drop(ledger);
-        let evicted = if is_overdrawn { shared.not_held(&holding) } else { Vec::new() };
-        if !evicted.is_empty() {
-            shared.send(Job::Evict(evicted));
-        }
-        if fills {
-            shared.send(Job::Behind(holding.held_units().collect()));
+        let chunks = Holding::new(chunks.into_iter().map(chunk));
+        if self.policy == Policy::FirstTouch {
+            let held = Held { chunks, fills };
+            // Before the current state is looked up: whoever succeeds it holds what is stored.
+            *self.tiers.opening.holding.lock() = Some(held.clone());
+            self.tiers.latest().set_held(held);
         }
     }
 
@@ -377,6 +371,7 @@ impl Shared {
             copies: CopyTable::new(0),
             ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
             plans: Mutex::default(),
+            holdings: Mutex::default(),
             counters: Arc::clone(&opening.counters),
             sources: Arc::clone(&opening.sources),
             media,
@@ -468,14 +463,6 @@ impl Shared {
         tiers
             .flat_map(|(tier, (there, wanted))| copies_to_evict(there, wanted, free(tier)))
             .collect()
-    }
-
-    /// The units with copies that are not held. All of them are evicted where they take room that held ones
-    /// lack: other nodes have those copies, and a few holes would not be contiguous.
-    fn not_held(&self, holding: &Holding) -> Vec<u32> {
-        let is_first = |unit: &u32| *unit == self.units.together_with(*unit).start;
-        let not_held = (0..self.units.len()).filter(|&unit| !holding.is_held(unit));
-        not_held.filter(|&unit| self.copies.location(unit).is_some()).filter(is_first).collect()
     }
 
     /// The current state of the tiers, after all takeovers.

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::copier::{Copier, Job};
+use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
 use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Owner, Welcome};
@@ -36,9 +37,8 @@ pub(super) struct Opening {
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
     pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
-    /// What this node holds for others, once that is known, and whether the copier fetches it by itself: for
-    /// the next owner, too.
-    pub(super) holding: Arc<Mutex<Option<(Holding, bool)>>>,
+    /// What this node holds for others, once that is known: for the next owner, too.
+    pub(super) holding: Arc<Mutex<Option<Held>>>,
     /// What copies are compared with before they are published, where others rely on them.
     pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
 }
@@ -74,6 +74,12 @@ impl Opening {
     pub(super) fn set_plan_again(&self, shared: &Shared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
         plan.into_iter().for_each(|plan| shared.set_plan(plan));
+    }
+
+    /// Says again what this node holds, after a takeover.
+    pub(super) fn hold_again(&self, shared: &Shared) {
+        let held = self.holding.lock().clone();
+        held.into_iter().for_each(|held| shared.set_held(held));
     }
 
     /// Opens the tiers as their owner.
@@ -116,19 +122,22 @@ impl Opening {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
         }
         let mut behind = Vec::new();
-        if let Some((holding, fills)) = self.holding.lock().clone() {
+        let held = self.holding.lock().clone();
+        if let Some(Held { chunks, fills }) = held.clone() {
             if fills {
-                behind.extend(holding.held_units());
+                behind.extend(chunks.held_units());
             }
-            let lacking = lacking(&holding, units, &copies);
-            ledger.set_holding(holding, lacking);
+            let lacking = lacking(&chunks, units, &copies);
+            ledger.set_holding(chunks, lacking);
         }
+        copies.set_spare(!to_check.is_empty());
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam::channel::unbounded();
         let calls = Copier::calls()?;
         let shared = Arc::new(Shared {
             copies,
             ledger: Mutex::new(ledger),
+            holdings: Mutex::new(Holdings::of_owner(held)),
             waker: Some(calls.waker()),
             is_shared: sharing.is_some(),
             ..Shared::new(self, media, jobs)

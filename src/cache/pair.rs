@@ -678,6 +678,21 @@ impl QueuePair for TieredPair {
         self.borrow_copies(&range).or_else(|| self.borrow_origin(&range))
     }
 
+    /// Quick where there are no copies of what other nodes hold.
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        if self.shared.next.get().is_none() && !self.shared.copies.has_spare() {
+            return false;
+        }
+        let shared = self.shared.latest();
+        let range = slba.0 * PAGE_BYTES..slba.0 * PAGE_BYTES + len_bytes as u64;
+        let mut within = shared.units.within(self.number, &range);
+        within.all(|unit| {
+            let pages = shared.units.get(unit).pages_in(&range);
+            let copies = shared.copies_to_read(unit);
+            copies.is_some_and(|(_, there)| pages.without(there).is_empty())
+        })
+    }
+
     fn outstanding(&self) -> usize {
         self.pieces.len() + self.ready.len()
     }

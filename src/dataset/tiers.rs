@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::cache::{Cache, Identity, TierOptions, TierPlan};
-use crate::directory::Directory;
+use crate::directory::{Directory, Intact};
 use crate::error::Result;
 use crate::peers::{Peers, PlanMap, Serving};
 use crate::plan::{ByUnit, HolderMap, Planner, Source, Tier, TrainingRun};
@@ -33,6 +33,13 @@ impl Image {
     /// The tiers, if the image is read through any.
     pub fn tiers(&self) -> Option<&Cache> {
         self.cache.as_deref()
+    }
+
+    /// Compares samples with the directory's checksums before the tiers keep them: for a process that keeps copies
+    /// on which other nodes rely, and has no peers itself.
+    pub fn check_copies(&self) {
+        let intact = Arc::new(Intact::new(Arc::clone(&self.directory)));
+        self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));
     }
 
     /// Plans the tiers for the run of `options`, if their policy is clairvoyant.

@@ -10,7 +10,8 @@
 //! It never asks another peer. Data for which no node has room, the reader reads from the origin itself.
 //!
 //! A peer that is dead, slow or wrong is never an error of a read: the next node in the chunk's order
-//! serves it, and finally the reader's own origin.
+//! serves it, and finally the reader's own origin. Copies that this node has then kept it reads before it asks the
+//! holder again.
 //!
 //! With [`Serving::Planned`] who holds what follows from the plan of the run instead ([`PlanMap`]): a node keeps what
 //! its own ranks read most often, and others ask it for that. It says itself what is not there (yet), and the

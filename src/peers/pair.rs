@@ -228,7 +228,7 @@ impl PeersPair {
         let mut cutting = self.pieces.begin(io, start, spans.len());
         for (range, keeper) in spans.drain(..) {
             let suspect = self.take_suspect(&range).map(Source::Peer);
-            let source = match self.source_of(keeper, None, now) {
+            let source = match self.nearest_source_of(keeper, &range, now) {
                 // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
                 other if suspect.is_some_and(|suspect| suspect != other) => Source::Cache,
                 source => source,
@@ -267,6 +267,19 @@ impl PeersPair {
         };
         self.suspects.retain(|suspect| !is_within(suspect));
         Some(node)
+    }
+
+    /// Who reads `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was away,
+    /// otherwise as [`PeersPair::source_of`] says. A plan knows itself what this node keeps.
+    fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
+        let source = self.source_of(keeper, None, now);
+        let (slba, len) = (Lba(range.start / PAGE_BYTES), (range.end - range.start) as usize);
+        match (keeper, source) {
+            (Keeper::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
+                Source::Cache
+            }
+            _ => source,
+        }
     }
 
     /// Who reads what `keeper` keeps: the holder of its chunk, or the next node in the chunk's order that can be
@@ -541,13 +554,16 @@ impl QueuePair for PeersPair {
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        self.cache.report_corrupt(slba, len_bytes);
         let (start, now) = (slba.0.saturating_mul(PAGE_BYTES), Instant::now());
         let mut spans = Vec::new();
         let range = start..start.saturating_add(len_bytes as u64);
         self.split(range, &mut spans);
-        for (range, keeper) in spans {
-            let Source::Peer(node) = self.source_of(keeper, None, now) else { continue };
+        let from = |(range, keeper)| (self.nearest_source_of(keeper, &range, now), range);
+        let sources: Vec<_> = spans.into_iter().map(from).collect();
+        // Afterwards, so that a node's own bad copy is not taken for its holder's.
+        self.cache.report_corrupt(slba, len_bytes);
+        for (source, range) in sources {
+            let Source::Peer(node) = source else { continue };
             self.shared.counters.mismatched((range.end - range.start) as usize);
             self.shared.links.mismatched(node, now);
             if self.suspects.len() < MAX_SUSPECTS {

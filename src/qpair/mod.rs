@@ -350,6 +350,12 @@ pub trait QueuePair: Send {
     /// hold these bytes contiguously in memory, so submit a read.
     fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
 
+    /// Whether a read of these blocks would be served by copies on this machine alone, as far as is known.
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        let (_, _) = (slba, len_bytes);
+        false
+    }
+
     /// Registers every descriptor that signals work with the poller's `registry`, including those of later
     /// connections. Called again after a fork, with the child's registry.
     ///

@@ -104,6 +104,17 @@ impl CopyTable {
         self.header(CONTIGUOUS).store(room.contiguous, Ordering::Release);
     }
 
+    /// Whether there may be copies of what other nodes hold.
+    #[inline]
+    pub fn has_spare(&self) -> bool {
+        self.header(SPARE).load(Ordering::Acquire) != 0
+    }
+
+    /// Sets [`CopyTable::has_spare`].
+    pub fn set_spare(&self, has_spare: bool) {
+        self.header(SPARE).store(has_spare.into(), Ordering::Release);
+    }
+
     /// Where the unit's copies are or will be, if it has a place.
     #[inline]
     pub fn location(&self, unit: u32) -> Option<CopyLocation> {
@@ -231,12 +242,13 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's: the number of evictions, and the remaining
-/// room.
+/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room, and
+/// whether some of it was used for what other nodes hold.
 const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
 const CONTIGUOUS: usize = 2;
+const SPARE: usize = 3;
 
 /// Words of a unit.
 const UNIT_WORDS: usize = 4;
@@ -280,6 +292,8 @@ mod tests {
         let table = CopyTable::new(2);
         let room = Room { pages: 9, contiguous: 4 };
         table.set_room(room);
+        table.set_spare(true);
+        assert!(table.has_spare());
         (0..3).for_each(|_| table.clear(0));
         assert_eq!((table.evictions(), table.room()), (3, room));
         assert_eq!((table.location(0), table.there(1)), (None, PageSet::NONE));

@@ -48,6 +48,19 @@ impl Holding {
         self.chunks.iter().filter(|chunk| chunk.is_held).flat_map(|chunk| chunk.units.clone())
     }
 
+    /// The chunks, as they were given.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = (Range<u32>, u64, bool)> {
+        self.chunks.iter().map(|chunk| (chunk.units.clone(), chunk.pages, chunk.is_held))
+    }
+
+    /// The same chunks, held if they are here or in `other`, which divides the same data set.
+    pub fn with(mut self, other: &Holding) -> Holding {
+        for (chunk, other) in self.chunks.iter_mut().zip(&other.chunks) {
+            chunk.is_held |= other.is_held && other.units == chunk.units;
+        }
+        self
+    }
+
     /// The pages of the chunk of `unit`, if nothing of it was wanted before.
     pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
         let chunk = &self.chunks[self.find(unit)?];

@@ -2,15 +2,21 @@
 //!
 //! | bytes  | field   | meaning                                                          |
 //! |--------|---------|------------------------------------------------------------------|
-//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan                     |
-//! | 4..8   | `unit`  | index of the unit; of a plan the number of its copies            |
+//! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan, 6 hold              |
+//! | 4..8   | `unit`  | index of the unit; the number of a plan's copies, of held chunks |
 //! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
 //!
 //! A plan has no pages. The units of its copies follow, 4 bytes each in the order of the first read, then for
-//! each unit of the data set how often it is read, 2 bytes each. All numbers are little-endian.
+//! each unit of the data set how often it is read, 2 bytes each.
+//!
+//! What a process holds for other nodes has bit 0 of `pages` set if all of it is to be fetched. The chunks of the data
+//! set follow, 12 bytes each: first unit, unit behind the last, 1 if it is held or 0. All numbers are little-endian.
+
+use std::ops::Range;
 
 use crate::cache::TierPlan;
-use crate::tier::{PAGE_BYTES, PageSet, Units};
+use crate::cache::holdings::Held;
+use crate::tier::{Holding, PAGE_BYTES, PageSet, Units};
 
 /// A parsed message.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +31,8 @@ pub(super) enum Frame<'a> {
     Gone(u32, PageSet),
     /// What the process plans to keep. The owner assigns the tiers.
     Plan(TierPlan),
+    /// What the process holds for other nodes.
+    Hold(Held),
 }
 
 /// The message is invalid.
@@ -40,6 +48,7 @@ impl Frame<'_> {
             Frame::Piece { unit, pages, .. } => head(PIECE, *unit, *pages),
             Frame::Gone(unit, pages) => head(GONE, *unit, *pages),
             Frame::Plan(plan) => plan_head(plan),
+            Frame::Hold(held) => hold_head(held),
         }
     }
 }
@@ -56,6 +65,10 @@ fn plan_head(plan: &TierPlan) -> [u8; HEAD_BYTES] {
     head(PLAN, plan.copies.len() as u32, PageSet::NONE)
 }
 
+fn hold_head(held: &Held) -> [u8; HEAD_BYTES] {
+    head(HOLD, held.chunks.chunks().len() as u32, PageSet(held.fills.into()))
+}
+
 /// Parses the first message in `bytes`, with its length; `None` if it is not complete yet.
 pub(super) fn parse<'a>(
     bytes: &'a [u8],
@@ -67,6 +80,9 @@ pub(super) fn parse<'a>(
     let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
     if kind == PLAN {
         return parse_plan(unit, rest, units);
+    }
+    if kind == HOLD {
+        return parse_hold(unit, pages.0 & 1 == 1, rest, units);
     }
     let is_right = unit < units.len() && pages.without(units.get(unit).all()).is_empty();
     if !is_right || pages.is_empty() {
@@ -118,6 +134,42 @@ fn parse_plan<'a>(
     Ok(Some((Frame::Plan(plan), HEAD_BYTES + bytes.len())))
 }
 
+/// The message of what a process holds, whole.
+pub(super) fn hold_message(held: &Held) -> Vec<u8> {
+    let words =
+        |(units, _, is_held): (Range<u32>, u64, bool)| [units.start, units.end, is_held.into()];
+    let words = held.chunks.chunks().flat_map(words).flat_map(u32::to_le_bytes);
+    hold_head(held).into_iter().chain(words).collect()
+}
+
+fn parse_hold<'a>(
+    num_chunks: u32,
+    fills: bool,
+    rest: &'a [u8],
+    units: &Units,
+) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
+    if num_chunks > units.len() {
+        return Err(Malformed);
+    }
+    let Some(bytes) = rest.get(..num_chunks as usize * CHUNK_BYTES) else { return Ok(None) };
+    let (mut chunks, mut end) = (Vec::with_capacity(num_chunks as usize), 0);
+    for chunk in bytes.as_chunks::<CHUNK_BYTES>().0 {
+        let [start, behind, is_held] = [0, 4, 8]
+            .map(|at| u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]));
+        if start < end || behind <= start || behind > units.len() || is_held > 1 {
+            return Err(Malformed);
+        }
+        let pages = (start..behind).map(|unit| u64::from(units.get(unit).pages())).sum();
+        chunks.push((start..behind, pages, is_held == 1));
+        end = behind;
+    }
+    let held = Held { chunks: Holding::new(chunks), fills };
+    Ok(Some((Frame::Hold(held), HEAD_BYTES + bytes.len())))
+}
+
+/// Length of a chunk in the message of what a process holds.
+const CHUNK_BYTES: usize = 12;
+
 pub(super) const HEAD_BYTES: usize = 16;
 
 const CORRUPT: u32 = 1;
@@ -125,6 +177,7 @@ const EXPECT: u32 = 2;
 const PIECE: u32 = 3;
 const GONE: u32 = 4;
 const PLAN: u32 = 5;
+const HOLD: u32 = 6;
 
 #[cfg(test)]
 mod tests {
@@ -175,6 +228,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_process_holds_is_read_as_it_was_written_and_waits_for_its_end() {
+        let chunks = Holding::new([(0..1, 2, false), (1..2, 16, true)]);
+        let held = Held { chunks, fills: true };
+        let mut bytes = hold_message(&held);
+        for len in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..len], &units()), Ok(None));
+        }
+        let len = bytes.len();
+        bytes.push(1);
+        assert_eq!(parse(&bytes, &units()), Ok(Some((Frame::Hold(held), len))));
+        for (at, wrong, why) in [
+            (4, 3, "more chunks than units"),
+            (HEAD_BYTES + 4, 2, "chunks that overlap"),
+            (HEAD_BYTES + CHUNK_BYTES + 4, 3, "there are two units"),
+            (HEAD_BYTES + 8, 2, "neither held nor not"),
+            (HEAD_BYTES + 4, 0, "a chunk without units"),
+        ] {
+            let mut bytes = bytes.clone();
+            bytes[at] = wrong;
+            assert_eq!(parse(&bytes, &units()), Err(Malformed), "{why}");
+        }
+    }
+
+    #[test]
     fn messages_that_do_not_fit_the_units_are_malformed() {
         let piece = |unit, pages| Frame::Piece { unit, pages: PageSet(pages), bytes: &[] };
         let wrong = [
@@ -191,7 +268,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), kind in 0_u8..6) {
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), kind in 0_u8..7) {
             let _ = parse(&bytes, &units());
             let mut close = vec![kind, 0, 0, 0, 1, 0, 0, 0];
             close.extend(bytes);

@@ -195,7 +195,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 4;
+pub(in crate::cache) const PROTOCOL: u32 = 5;
 
 /// The table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;

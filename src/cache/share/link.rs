@@ -11,7 +11,7 @@ use std::convert::Infallible;
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
-use super::frames::{Frame, plan_message};
+use super::frames::{Frame, hold_message, plan_message};
 use crate::cache::copier::Job;
 use crate::error::Result;
 use crate::process::NotInherited;
@@ -162,6 +162,7 @@ impl Sending {
                 stream.write_all(&bytes)?;
             }
             Job::Merge(plan) => stream.write_all(&plan_message(&plan))?,
+            Job::Hold(held) => stream.write_all(&hold_message(&held))?,
             // The owner reserves and fetches.
             Job::Fill(_) | Job::Behind(_) | Job::Evict(_) | Job::Plan { .. } | Job::Stop => {}
         }

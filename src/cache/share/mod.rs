@@ -17,7 +17,8 @@
 //! that the other one belongs to the same user. Without a file to lock, whoever has the name owns the tiers.
 //!
 //! Under the policy *clairvoyant* each process sends the owner what it plans to keep, and the owner keeps by all
-//! plans together (`TierPlan::merge`).
+//! plans together (`TierPlan::merge`). Under *first-touch*, each process whose node holds chunks for other nodes tells
+//! the owner which, and the owner keeps room for the chunks of all of them (`holdings.rs`).
 //!
 //! When the owner is gone, so is the connection, and the attached process uses no copy any more: the
 //! next owner may overwrite it. It continues from the origin at once, and tries to open the tiers again,

@@ -236,6 +236,7 @@ impl Attached {
             }
             Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
             Frame::Plan(plan) => shared.add_plan(self.number, plan),
+            Frame::Hold(held) => shared.add_held(self.number, held),
         }
     }
 
@@ -257,6 +258,7 @@ impl Attached {
         }
         // What it had planned stays until the next plan: evicting it now would make no room for anybody.
         shared.plans.lock().attached.remove(&self.number);
+        shared.remove_held(self.number);
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{log, text};
 ///
 /// Owns the tiers, as the first job on this node does without it. Jobs of the same user that name the same
 /// tiers attach: they read its copies and add to them, and what is kept in memory is there for the next job.
-/// Keeps what is read first and reads nothing by itself, or with --policy clairvoyant keeps and reads what the
-/// plans of the jobs name.
+/// Keeps what is read first and reads nothing by itself, except what this node holds for the others of a job
+/// with --peers; or with --policy clairvoyant keeps and reads what the plans of the jobs name.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CachedArgs {
@@ -61,6 +61,7 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
     let image = args.image.open_with_tiers(&args.connection, options)?;
+    image.check_copies();
     let cache = image.tiers().expect("opened with active tiers");
     if !own(cache, args.wait, &stop)? {
         return Ok(Outcome::Done);
