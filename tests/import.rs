@@ -4,6 +4,7 @@ mod import_support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -525,6 +526,96 @@ fn deleted_samples_are_gone_and_a_purge_gives_their_room_back() {
     files.extend(tree(more.path(), 40, 5000, 2));
     import_paths(&paths(more.path()), &disks, &options(Onto::Append)).unwrap();
     assert_eq!(contents(&disks.devices()).unwrap(), files);
+}
+
+/// Bytes that a file takes of its file system, and its length.
+fn taken(path: &Path) -> (u64, u64) {
+    let found = fs::metadata(path).unwrap();
+    (found.blocks() * 512, found.len())
+}
+
+#[test]
+fn a_file_that_was_purged_takes_what_an_import_of_the_live_samples_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = tree(&dir.path().join("source"), 3000, 9000, 1);
+    let address = |name: &str| [Address::Path(dir.path().join(name))];
+    let (image, connect) = (address("image"), ConnectOptions::default());
+    let options = ImportOptions { chunk_size_bytes: 64 << 10, ..options(Onto::Empty) };
+    let source = paths(&dir.path().join("source"));
+    import::import(&source, &image, &options, &connect, &mut ()).unwrap();
+    let path = dir.path().join("image");
+    let (_, len_before) = taken(&path);
+    let mut generation = 1;
+    // Few of many, so that every chunk is rewritten, and then most of them.
+    for every in [10, 2] {
+        let names: Vec<Vec<u8>> = files.keys().step_by(every).cloned().collect();
+        for name in &names {
+            files.remove(name);
+            fs::remove_file(dir.path().join("source").join(std::str::from_utf8(name).unwrap()))
+                .unwrap();
+        }
+        import::delete(&image, &names, &EditOptions::default(), &connect).unwrap();
+        let mut longest = Longest { path: &path, len: 0 };
+        let report =
+            import::purge(&image, &EditOptions::default(), &connect, &mut longest).unwrap();
+        assert_eq!(report.samples, names.len() as u64);
+        assert!(report.generation.0 > generation + 2, "in several steps: {report:?}");
+        generation = report.generation.0;
+        assert!(longest.len < len_before * 8 / 5, "{} of {len_before}", longest.len);
+        let fresh = address(&format!("fresh-{every}"));
+        import::import(&source, &fresh, &options, &connect, &mut ()).unwrap();
+        let (of_purged, len) = taken(&path);
+        let (of_fresh, _) = taken(&dir.path().join(format!("fresh-{every}")));
+        assert!(of_purged * 10 <= of_fresh * 11, "{of_purged} instead of {of_fresh} bytes");
+        println!("every {every}: {of_purged} of {len} bytes taken, {of_fresh} by an import");
+        let opened = Image::open(&image, &OpenOptions::default()).unwrap();
+        let verified = opened.verify(&Default::default(), &mut |_| ()).unwrap();
+        assert!(verified.damages.is_empty(), "{:?}", verified.damages);
+        let devices = [dlfs::qpair::open(&image[0], &connect).unwrap()];
+        assert_eq!(contents(&devices).unwrap(), files);
+    }
+    // What follows finds everything that it needs.
+    let snapshot = |image: &Image| image.directory().to_snapshot().unwrap();
+    let before = image_of(&[dlfs::qpair::open(&image[0], &connect).unwrap()]);
+    import::rebuild(&image, None, &connect, &mut ()).unwrap();
+    let after = image_of(&[dlfs::qpair::open(&image[0], &connect).unwrap()]);
+    assert!(snapshot(&before) == snapshot(&after), "a rebuild gives the same directory");
+    drop((before, after));
+    let name = files.keys().next().unwrap().clone();
+    import::delete(&image, &[name], &EditOptions::default(), &connect).unwrap();
+}
+
+/// Notes how long a file becomes.
+struct Longest<'a> {
+    path: &'a Path,
+    len: u64,
+}
+
+impl Progress for Longest<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+
+    fn advance(&mut self, _: u64, _: u64) {
+        self.len = self.len.max(taken(self.path).1);
+    }
+}
+
+#[test]
+fn a_purge_with_little_room_takes_several_generations() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = tree(dir.path(), 150, 9000, 1);
+    let disks = Disks::new(2, 544 << 10);
+    import_paths(&paths(dir.path()), &disks, &options(Onto::Empty)).unwrap();
+    let names: Vec<Vec<u8>> = files.keys().step_by(7).cloned().collect();
+    import::delete_on(&disks.devices(), &names).unwrap();
+    names.iter().for_each(|name| drop(files.remove(name)));
+    let report = import::purge_on(&disks.devices(), &mut ()).unwrap();
+    assert_eq!(report.samples, names.len() as u64);
+    assert!(report.generation.0 > 4, "{report:?}");
+    assert_eq!(contents(&disks.devices()).unwrap(), files);
+    let before = image_of(&disks.devices()).directory().to_snapshot().unwrap();
+    import::rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    let after = image_of(&disks.devices()).directory().to_snapshot().unwrap();
+    assert!(before == after, "a rebuild gives the same directory");
 }
 
 #[test]

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions, load_state, save_state};
-use dlfs::import::{Onto, import, snapshot_check, snapshot_save};
+use dlfs::import::{EditOptions, Onto, delete, import, purge, snapshot_check, snapshot_save};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::qpair::ConnectOptions;
@@ -53,6 +53,7 @@ fn child_does_what_it_is_told() {
         "snapshot" => work.save_snapshot().unwrap(),
         "import" => work.import("first", Onto::Empty).unwrap(),
         "append" => work.import("second", Onto::Append).unwrap(),
+        "purge" => work.purge().unwrap(),
         "tier" => drop(work.read_with_tier("second")),
         other => panic!("nobody knows how to {other}"),
     }
@@ -74,6 +75,11 @@ impl Work {
         let image = [Address::from_path(self.file("image"))];
         let connect = ConnectOptions::default();
         import(&paths(&self.root.join(source)), &image, &options, &connect, &mut ()).map(drop)
+    }
+
+    fn purge(&self) -> Result<()> {
+        let image = [Address::from_path(self.file("image"))];
+        purge(&image, &EditOptions::default(), &ConnectOptions::default(), &mut ()).map(drop)
     }
 
     /// Everything that the image has.
@@ -312,6 +318,25 @@ fn an_image_file_holds_the_generation_before_or_the_new_one_and_keeps_its_name()
             result => result.map_err(|error| error.report())?,
         }
         must(fs::read(work.file("image")).unwrap() == after_second, "other bytes")
+    });
+}
+
+#[test]
+fn a_file_that_is_purged_and_cut_holds_its_samples_all_the_time() {
+    let mut trial = Trial::new();
+    let mut files = tree(&trial.root().join("first"), 60, 15_000, 1);
+    trial.work.import("first", Onto::Empty).unwrap();
+    let names: Vec<Vec<u8>> = files.keys().step_by(3).cloned().collect();
+    names.iter().for_each(|name| drop(files.remove(name)));
+    let image = [Address::from_path(trial.work.file("image"))];
+    delete(&image, &names, &EditOptions::default(), &ConnectOptions::default()).unwrap();
+    trial.begin_here();
+    trial.run("purge", 100, |work, _| {
+        let found = work.contents().map_err(|error| error.report())?;
+        must(found == files, "other samples")?;
+        work.purge().map_err(|error| error.report())?;
+        let found = work.contents().map_err(|error| error.report())?;
+        must(found == files, "other samples after another purge")
     });
 }
 

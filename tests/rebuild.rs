@@ -5,8 +5,9 @@ mod images;
 
 use dlfs::directory::commit::{freed_by_next, reserve_current};
 use dlfs::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
-use dlfs::directory::{Directory, DirectoryBuilder};
+use dlfs::directory::{Directory, DirectoryBuilder, Rewrite};
 use dlfs::format::chunk::ChunkKind;
+use dlfs::format::snapshot::SnapshotHead;
 use dlfs::format::{ChunkHead, ChunkSpec, GenerationRecord, Pack, Part, Space};
 use dlfs::units::{Generation, SampleId};
 use images::{Image, Sample, folder, sample};
@@ -164,6 +165,50 @@ fn a_purge_keeps_ids_and_a_rebuild_takes_its_chunks_and_not_those_that_it_replac
         }
     }
     assert_eq!(rebuild(&image, None).to_snapshot().unwrap(), purged.to_snapshot().unwrap());
+}
+
+#[test]
+fn chunks_that_replace_others_give_the_directory_of_adding_every_chunk_again() {
+    for (window, every, name) in [(0, 3, "a"), (150, 2, "z"), (16, 1, "class00/0")] {
+        let mut image = Image::new(2, Pack::Aligned);
+        let mut source = folder(3, 50);
+        image.add(&source, 9, window, &[]);
+        let doomed: Vec<u64> = (0..150).filter(|id| id % every == 0).collect();
+        image.delete(&doomed);
+        // Names that fall between the others or not, and labels of another width.
+        let more: Vec<Sample> =
+            (0..40).map(|i| sample(&format!("{name}{i}"), Some(1 << i), i * 100)).collect();
+        image.add(&more, 1, 0, &[]);
+        source.extend(more);
+        let before = image.open().0;
+        let purged = purge(&mut image, &source);
+        let generation = purged.generation();
+        let mut heads = image.heads();
+        let record_range = image.record_range(&heads, generation);
+        heads.retain(|head| head.id.generation == generation && head.kind == ChunkKind::Samples);
+        heads.sort_by_key(|head| head.first_slot);
+        let rewrite =
+            |chunks| Rewrite { chunks, generation, time_ns: purged.time_ns(), since: generation };
+        let mut rewritten = before.rewritten(&rewrite(&heads)).unwrap();
+        rewritten.set_freed(purged.freed().to_vec());
+        rewritten.set_record_range(record_range);
+        // The helper stamps each chunk with a time of its own.
+        let times = |directory: &Directory| directory.record().started_ns;
+        assert_eq!(times(&rewritten)[1], times(&purged)[1]);
+        let same = |a: &Directory, b: &Directory| {
+            let sections = |directory: &Directory| {
+                let bytes = directory.to_snapshot().unwrap();
+                let head = SnapshotHead::parse(&bytes).unwrap();
+                let facts = head.section(1).unwrap();
+                let behind = (facts.offset + facts.len).next_multiple_of(128) as usize;
+                bytes[behind..].to_vec()
+            };
+            sections(a) == sections(b)
+        };
+        assert!(same(&rewritten, &purged), "window {window}");
+        // Chunks that end within others replace nothing.
+        assert!(before.rewritten(&rewrite(&heads[..1])).is_err() || heads.len() == 1);
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::directory::{Bytes, Directory, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
-use crate::format::{CellRange, ChunkHeader, FormatError, ImageLayout, Part, Placement};
+use crate::format::{CellRange, ChunkHead, ChunkHeader, FormatError, ImageLayout, Part, Placement};
 use crate::units::{Generation, SampleId, Slot};
 
 /// Collects the chunks of a generation in the order of their slots.
@@ -141,15 +141,7 @@ impl DirectoryBuilder {
             window: head.part_window,
         };
         self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
-        self.chunks.push(RawChunk {
-            first_slot: head.first_slot.0.into(),
-            cell: head.cell.into(),
-            generation: head.id.generation.0.into(),
-            sequence: head.id.sequence.into(),
-            pages: ((head.len_bytes() / PAGE) as u32).into(),
-            data_page: ((head.data_start() / PAGE) as u16).into(),
-            namespace: head.namespace.into(),
-        });
+        self.chunks.push(raw_chunk(head));
         let mut walk = Walk::new(self.layout.pack);
         for sample in header.samples() {
             let new = NewSample {
@@ -503,6 +495,19 @@ impl DirectoryBuilder {
             }
             (tree, start) = (Some(grown), end);
         }
+    }
+}
+
+/// The entry of a chunk in the chunk table.
+pub(super) fn raw_chunk(head: &ChunkHead) -> RawChunk {
+    RawChunk {
+        first_slot: head.first_slot.0.into(),
+        cell: head.cell.into(),
+        generation: head.id.generation.0.into(),
+        sequence: head.id.sequence.into(),
+        pages: ((head.len_bytes() / PAGE) as u32).into(),
+        data_page: ((head.data_start() / PAGE) as u16).into(),
+        namespace: head.namespace.into(),
     }
 }
 

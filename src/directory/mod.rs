@@ -31,7 +31,8 @@
 //! says: [`Directory::from_snapshot`] lays all samples out once and rejects what does not fit.
 //!
 //! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs`
-//! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot.
+//! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot, and
+//! `rewritten.rs` makes that of a purge.
 
 mod builder;
 mod bytes;
@@ -46,6 +47,7 @@ mod name_order;
 mod names;
 mod names_writer;
 pub mod rebuild;
+mod rewritten;
 mod snapshot;
 mod tree;
 mod used_len;
@@ -59,6 +61,7 @@ pub use intact::Intact;
 pub use labels::Labels;
 pub use learned::Learned;
 pub use listing::{Entry, EntryKind};
+pub use rewritten::Rewrite;
 pub use snapshot::SnapshotWriter;
 
 use crate::format::checksum::fingerprint;

@@ -6,8 +6,10 @@
 use std::cmp::Ordering;
 
 use crate::directory::Bytes;
+use crate::directory::deleted::{Bits, DeletedSet};
 use crate::directory::name_order::merged_order;
 use crate::directory::names::{BLOCK, Names};
+use crate::directory::tree::id_width;
 use crate::format::FormatError;
 use crate::format::cursor::{put_number, put_string};
 use crate::format::names::{common, compare};
@@ -77,7 +79,15 @@ impl NamesWriter {
     ///
     /// # Errors
     /// An earlier one is damaged.
-    pub(crate) fn finish(mut self) -> Result<Names, FormatError> {
+    pub(crate) fn finish(self) -> Result<Names, FormatError> {
+        self.finish_in_order(merged_order)
+    }
+
+    /// All names; `merge` finds their order, if it is not that of ids.
+    fn finish_in_order(
+        mut self,
+        merge: impl FnOnce(&Names, Option<&Names>, &[u64]) -> Result<Bytes, FormatError>,
+    ) -> Result<Names, FormatError> {
         self.put_offset();
         let NamesWriter { base, text, blocks, num_samples, runs, unsorted, .. } = self;
         let (text, blocks) = match &base {
@@ -90,7 +100,7 @@ impl NamesWriter {
         };
         let mut names = Names { blocks, text, order: None, num_samples };
         if unsorted {
-            names.order = Some(merged_order(&names, base.as_ref(), &runs)?);
+            names.order = Some(merge(&names, base.as_ref(), &runs)?);
         }
         Ok(names)
     }
@@ -99,5 +109,37 @@ impl NamesWriter {
         let before = self.base.as_ref().map_or(0, |base| base.text.len());
         let offset = (before + self.text.len()) as u64;
         self.blocks.extend_from_slice(&offset.to_le_bytes());
+    }
+}
+
+impl Names {
+    /// These names, with an empty one for each id in `dropped`.
+    ///
+    /// # Errors
+    /// One of them is damaged.
+    pub(crate) fn without(&self, dropped: &DeletedSet) -> Result<Names, FormatError> {
+        let (mut writer, mut nameless) = (NamesWriter::new(), Bits::new(self.num_samples()));
+        let mut cursor = self.cursor(0)?;
+        while cursor.advance()? {
+            let is_kept = !dropped.contains(cursor.id());
+            let name = if is_kept { cursor.name() } else { b"" };
+            if name.is_empty() {
+                nameless.set(cursor.id());
+            }
+            writer.push(name);
+        }
+        let nameless = nameless.finish();
+        // Empty names come first, in the order of ids, and all others keep their order.
+        writer.finish_in_order(|_, _, _| {
+            let width = id_width(self.num_samples());
+            let mut order = Vec::with_capacity(self.num_samples() as usize * width);
+            let mut put = |id: u64| order.extend_from_slice(&id.to_le_bytes()[..width]);
+            for (first, len) in nameless.ranges() {
+                (first..first + len).for_each(&mut put);
+            }
+            let all = (0..self.num_samples()).map(|rank| self.at_rank(rank));
+            all.filter(|id| !nameless.contains(*id)).for_each(put);
+            Ok(order.into())
+        })
     }
 }

@@ -77,6 +77,17 @@ impl Tree {
         leaves.into_tree()
     }
 
+    /// The tree without the entries whose id `is_dropped`, for ids below `num_samples`.
+    pub(crate) fn without(&self, num_samples: u64, is_dropped: impl Fn(u64) -> bool) -> Tree {
+        let len = self.len as usize;
+        let kept = |index: &usize| !is_dropped(self.id(*index));
+        let mut leaves = Leaves::new((0..len).filter(kept).count(), id_width(num_samples));
+        for index in (0..len).filter(kept) {
+            leaves.push(self.leaf_keys()[index].get(), self.id(index));
+        }
+        leaves.into_tree()
+    }
+
     /// The keys of all entries.
     fn leaf_keys(&self) -> &[U32] {
         let start = self.levels[self.levels.len() - 1];
@@ -328,6 +339,7 @@ mod tests {
             keys in prop::collection::vec(prop_oneof![0u32..50, any::<u32>(), Just(u32::MAX)], 0..3000),
             absent in any::<u32>(),
             cut in any::<prop::sample::Index>(),
+            dropped in 1u64..5,
         ) {
             let num = keys.len() as u64;
             let entries = |keys: &[u32]| (0..).zip(keys).map(|(n, k)| TreeEntry::new(*k, n)).collect();
@@ -337,6 +349,11 @@ mod tests {
             let grown = Tree::extended(Some(&part), before.len() as u64, entries(after), num);
             prop_assert_eq!(&grown.keys[..], &tree.keys[..], "in two steps as at once");
             prop_assert_eq!(&grown.ids[..], &tree.ids[..]);
+            let fewer = tree.without(num, |id| id % dropped == 0);
+            for key in &keys {
+                let kept = tree.candidates(*key).filter(|id| id % dropped != 0);
+                prop_assert_eq!(fewer.candidates(*key).collect::<Vec<_>>(), kept.collect::<Vec<_>>());
+            }
             for key in keys.iter().chain([&absent, &0, &u32::MAX]) {
                 let expected = (0..).zip(&keys).filter(|(_, k)| *k == key).map(|(id, _)| id);
                 prop_assert_eq!(

@@ -5,6 +5,7 @@
 //! superblock, never a mixture. So a cell freed in generation g is reused in g + 2 at the earliest.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::format::{CellRange, FormatError, ImageLayout};
 
@@ -69,6 +70,30 @@ impl Space {
             }
         }
         None
+    }
+
+    /// Lets nothing be allocated from `cell` of a namespace on.
+    pub fn limit(&mut self, namespace: u16, cell: u64) {
+        if let Some(cells) = self.namespaces.get_mut(usize::from(namespace)) {
+            cells.capacity = cells.capacity.min(cell);
+        }
+    }
+
+    /// Whether a namespace has `cells` consecutive free cells.
+    pub fn has_room(&mut self, cells: u64) -> bool {
+        self.namespaces.iter_mut().any(|namespace| namespace.find(cells).is_some())
+    }
+
+    /// The free cells of a namespace below [`end_cell`](Self::end_cell), in ascending ranges.
+    pub fn free_below_end(&self, namespace: u16) -> impl Iterator<Item = Range<u64>> {
+        let used = self.namespaces.get(usize::from(namespace)).map(|cells| &cells.used);
+        let ends = used.into_iter().flat_map(|used| used.values().copied());
+        let starts = used.into_iter().flat_map(|used| used.keys().copied());
+        [0].into_iter()
+            .chain(ends)
+            .zip(starts)
+            .map(|(end, start)| end..start)
+            .filter(|gap| !gap.is_empty())
     }
 
     /// Free cells of all namespaces together.
@@ -217,6 +242,12 @@ mod tests {
         assert_eq!(space.allocate(0, 2), Some(CellRange { namespace: 0, cell: 9, cells: 2 }));
         assert_eq!(space.free_cells(), 5);
         assert_eq!(space.end_cell(0), 11);
+        space.reserve(CellRange { namespace: 0, cell: 13, cells: 1 });
+        space.reserve(CellRange { namespace: 0, cell: 15, cells: 1 });
+        assert!(space.free_below_end(0).eq([11..13, 14..15]));
+        assert!(space.has_room(2) && !space.has_room(3));
+        space.limit(0, 12);
+        assert!(space.has_room(1) && !space.has_room(2));
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod options;
 mod pass;
 mod plan;
 mod prepare;
+mod purge;
 mod read_back;
 mod rebuild;
 mod retry;
@@ -41,13 +42,14 @@ mod streamed;
 mod worker;
 mod write_behind;
 
-pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on, purge, purge_on};
+pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{
     BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     Stage,
 };
+pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};

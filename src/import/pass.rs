@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam::channel::unbounded;
+use crossbeam::channel::bounded;
 
 use crate::directory::DirectoryBuilder;
 use crate::format::ChunkHeader;
@@ -85,7 +85,7 @@ impl<'a> Pass<'a> {
             // However this function ends, even if a thread cannot be started or the caller panics, no
             // thread continues.
             let _stop = StopAtEnd(&shared.stop);
-            let (send, events) = unbounded();
+            let (send, events) = bounded(MOST_EVENTS);
             for _ in 0..self.threads.max(1) {
                 let worker = Worker::new(&shared, send.clone());
                 std::thread::Builder::new()
@@ -220,6 +220,10 @@ impl<'a, 'b> Collector<'a, 'b> {
         Ok(self.outcome)
     }
 }
+
+/// Headers that wait for the collector, which does not take any while it flushes: more would only take
+/// memory, about 64 bytes a sample.
+const MOST_EVENTS: usize = 32;
 
 /// Bytes between two flushes.
 const FLUSH_EVERY_BYTES: u64 = 64 << 20;

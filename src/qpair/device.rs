@@ -1,5 +1,6 @@
 //! A device: an open namespace that creates queue pairs.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +41,16 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
     fn grow(&self, len_bytes: u64) -> Result<()>;
+
+    /// Gives back what nobody reads any more: the ranges `unused`, and all bytes from `len_bytes` on. A file
+    /// gets holes and ends there, as far as its file system can do that; other devices keep their bytes.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        let _ = (unused, len_bytes); // its size is fixed
+        Ok(())
+    }
 }
 
 /// What devices differ in. A device that wraps another one answers each field, or forwards the other's
@@ -116,6 +127,10 @@ mod tests {
         fn grow(&self, len_bytes: u64) -> Result<()> {
             Err(Error::new(ErrorKind::Busy, len_bytes.to_string()))
         }
+
+        fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+            Err(Error::new(ErrorKind::Busy, format!("{unused:?} {len_bytes}")))
+        }
     }
 
     #[test]
@@ -126,6 +141,7 @@ mod tests {
         let handles = Capabilities { max_queue_pairs: usize::MAX, ..told.clone() };
         assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
         assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
+        assert_eq!(shared.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
         #[cfg(debug_assertions)]
         {
             let broken = crate::qpair::broken::broken(device, "fails:9:");

@@ -174,6 +174,24 @@ impl Device for FileNamespace {
         Ok(())
     }
 
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        if *is_block_device || self.namespace.read_only {
+            return Ok(());
+        }
+        for range in unused.iter().filter(|range| !range.is_empty()) {
+            match self.deallocate(range.clone()) {
+                // The bytes stay where they are, and are used again later.
+                Err(error) if error.kind() == ErrorKind::Unsupported => break,
+                punched => punched?,
+            }
+        }
+        let block_len = u64::from(self.namespace.block_len_bytes);
+        let len = round_up(len_bytes, block_len).unwrap_or(len_bytes);
+        let cut = || if len_of(buffered)? > len { buffered.set_len(len) } else { Ok(()) };
+        cut().map_err(|error| Error::from(error).path(path))
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             max_queue_pairs: usize::MAX,

@@ -14,6 +14,7 @@
 //! the child, and the device opens another queue pair there.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -108,6 +109,10 @@ impl Device for SharedDevice {
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
         self.device.grow(len_bytes)
+    }
+
+    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
+        self.device.trim(unused, len_bytes)
     }
 
     fn capabilities(&self) -> Capabilities {

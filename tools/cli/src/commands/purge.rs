@@ -11,12 +11,14 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::text;
 
-/// Free the space of deleted samples, as a new generation
+/// Free the space of deleted samples, as one or more new generations
 ///
-/// Chunks with deleted samples are rewritten without them.
+/// Chunks with deleted samples are rewritten without them, into free space. Space is reused two
+/// generations later at the earliest; where the new chunks do not fit beside the old ones, the purge
+/// commits several generations, and an image file grows by little meanwhile.
 ///
-/// The new chunks need room beside the old ones. The space of the old ones is reused two
-/// generations later at the earliest, so readers of the previous generation are not disturbed.
+/// In the end an image file gives back what it no longer needs: its end is cut, and the rest becomes
+/// holes. A reader of an earlier generation then has to open the image again.
 #[derive(Debug, Args)]
 pub(crate) struct PurgeArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
