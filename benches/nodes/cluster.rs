@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use dlfs::dataset::OpenOptions;
 use dlfs::import::{ImportOptions, import};
@@ -59,6 +60,8 @@ pub(crate) struct Setting {
     pub(crate) quotas: f64,
     /// Whether each sample's bytes are compared.
     pub(crate) verify: bool,
+    /// The window of each rank; 0: the loader's default.
+    pub(crate) window_bytes: u64,
 }
 
 /// The origin and the ranks. A rank that is `None` was killed.
@@ -66,6 +69,8 @@ pub(crate) struct Cluster {
     pub(crate) ranks: Vec<Option<Side>>,
     origin: Side,
     pub(crate) network: Network,
+    /// From the start of the ranks until all had opened the image and joined.
+    pub(crate) joined_s: f64,
     // Removed last.
     _tiers: Vec<tempfile::TempDir>,
 }
@@ -86,7 +91,9 @@ impl Cluster {
         let meeting = tempfile::tempdir_in(at).expect("a folder");
         let quota = (image.live_bytes as f64 * setting.quotas) as u64 / setting.num as u64;
         let quota = quota.next_multiple_of(PAGE_BYTES);
+        let window = setting.window_bytes.to_string();
         let mut tiers = vec![];
+        let began = Instant::now();
         let mut ranks: Vec<Option<Side>> = (0..setting.num)
             .map(|rank| {
                 let folder = tempfile::tempdir_in(at).expect("a folder");
@@ -102,14 +109,15 @@ impl Cluster {
                 arguments.extend(["--rank", &rank_text, "--world", &world, "--listen", &listen]);
                 arguments.extend(["--order", setting.order, "--batch", options.text("batch")]);
                 arguments.extend(["--peers", meeting.to_str().expect("a path of our making")]);
-                arguments.extend(["--window", options.text("window")]);
+                arguments.extend(["--window", &window]);
                 arguments.extend(setting.verify.then_some("--verify"));
                 Some(Side::start_in(network.machine(rank + 1), &arguments))
             })
             .collect();
         ranks.iter_mut().flatten().for_each(|rank| assert_eq!(rank.line(), "joined"));
+        let joined_s = began.elapsed().as_secs_f64();
         tiers.push(meeting);
-        Cluster { ranks, origin, network, _tiers: tiers }
+        Cluster { ranks, origin, network, joined_s, _tiers: tiers }
     }
 
     /// Bytes of data that the origin has sent since its start.

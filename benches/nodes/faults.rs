@@ -1,37 +1,62 @@
 //! Faults of one of four nodes: what the others' batches notice.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use dlfs::permutation::Key;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::{Cluster, Image, Setting};
 use crate::sides::Read;
 use crate::support::{Options, Side};
 
-const SETTING: Setting =
-    Setting { num: 4, order: "global", peers: true, quotas: 1.3, verify: true };
+/// In which the others notice.
+const EPOCHS: std::ops::Range<u64> = 3..6;
 
-/// Kills a node at different moments of an epoch, each time in a new job.
+const SETTING: Setting =
+    Setting { num: 4, order: "global", peers: true, quotas: 1.3, verify: true, window_bytes: 0 };
+
+/// Kills a node, or freezes it, in turns: each time in a new job at a random moment of three epochs.
 pub(crate) fn kill(image: &Image, at: &Path, options: &Options) {
-    let kills = options.number("kills");
-    let mut all = Seen::default();
+    let (kills, seed) = (options.number("kills"), seed(options));
+    println!("\nRandom moments from --seed {seed}.");
+    let mut both = [(Signal::KILL, Seen::default(), 0), (Signal::STOP, Seen::default(), 0)];
     for nth in 0..kills {
+        let (how, seen, count) = &mut both[(nth % 2) as usize];
         let mut cluster = warm(image, at, options);
         let epoch_s = unpaced_epoch_s(&mut cluster);
-        cluster.begin(3..6, 0);
-        std::thread::sleep(Duration::from_secs_f64(epoch_s * 3. * nth as f64 / kills as f64));
-        let killed = cluster.ranks[3].take().expect("nobody has killed it before");
-        signal(&killed, Signal::KILL);
-        killed.abandon();
-        all.add(&cluster.end());
+        cluster.begin(EPOCHS, 0);
+        let moment = Key::derive(seed, &[nth]).word() as f64 / u64::MAX as f64;
+        std::thread::sleep(Duration::from_secs_f64(epoch_s * 3. * moment));
+        let victim = cluster.ranks[3].take().expect("nobody has killed it before");
+        signal(&victim, *how);
+        let reads = cluster.end();
+        signal(&victim, Signal::KILL);
+        victim.abandon();
+        seen.add(&reads);
+        *count += 1;
+        let share = image.samples / 4 * 3;
+        let read_all = reads.iter().all(|read| read.samples == share as f64);
+        assert!(read_all && seen.wrong == 0., "{how:?} number {nth} of seed {seed}: {reads:?}");
+        if (nth + 1) % 10 == 0 {
+            eprintln!("{} of {kills}", nth + 1);
+        }
     }
-    all.print(&format!("kill -9 of one of 4 nodes, {kills} times"));
+    let [(_, killed, kills), (_, frozen, freezes)] = both;
+    killed.print(&format!("kill -9 of one of 4 nodes, {kills} times"));
+    frozen.print(&format!("SIGSTOP of one of 4 nodes, {freezes} times"));
+}
+
+fn seed(options: &Options) -> u64 {
+    options.text("seed").parse().unwrap_or_else(|_| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.expect("later than 1970").as_secs()
+    })
 }
 
 /// Stops a node for ten seconds.
 pub(crate) fn stop(image: &Image, at: &Path, options: &Options) {
-    disturb(image, at, options, "SIGSTOP of one of 4 nodes", |cluster, is_on| {
+    disturb(image, at, options, "SIGSTOP of one of 4 nodes for 10 s", |cluster, is_on| {
         let stopped = cluster.ranks[3].as_ref().expect("nobody has killed it");
         signal(stopped, if is_on { Signal::STOP } else { Signal::CONT });
     });
@@ -51,7 +76,7 @@ pub(crate) fn take_link_down(image: &Image, at: &Path, options: &Options) {
 /// Disturbs node 3 while the others read, and measures those; then lets it go on and waits for it, too.
 fn disturb(image: &Image, at: &Path, options: &Options, name: &str, set: impl Fn(&Cluster, bool)) {
     let mut cluster = warm(image, at, options);
-    cluster.begin(3..6, options.number("pace-mb"));
+    cluster.begin(EPOCHS, options.number("pace-mb"));
     std::thread::sleep(Duration::from_millis(200));
     let since = Instant::now();
     set(&cluster, true);
@@ -69,7 +94,8 @@ fn disturb(image: &Image, at: &Path, options: &Options, name: &str, set: impl Fn
 
 /// A job whose tiers are full.
 fn warm(image: &Image, at: &Path, options: &Options) -> Cluster {
-    let mut cluster = Cluster::start(image, at, options, &SETTING);
+    let setting = Setting { window_bytes: options.number("window"), ..SETTING };
+    let mut cluster = Cluster::start(image, at, options, &setting);
     cluster.read(0..2, 0);
     cluster
 }

@@ -16,6 +16,9 @@ import time
 
 SHARD_BYTES = 4 << 20
 WORKERS = 2
+# What LitData's cache needs beyond a node's share: chunks that two nodes share, and those that its workers have open.
+# Without it, a worker waits for room for ever.
+SPARE_BYTES = 4 * SHARD_BYTES
 MOSAIC, LITDATA, WEBDATASET = "mosaicml-streaming", "litdata", "webdataset"
 
 
@@ -89,7 +92,7 @@ def open_litdata(endpoint, cache, quota, batch):
         cache_dir=cache,
         shuffle=True,
         drop_last=False,
-        max_cache_size=quota,
+        max_cache_size=quota + SPARE_BYTES,
         storage_options={"endpoint_url": endpoint, "aws_access_key_id": "a", "aws_secret_access_key": "b"},
     )
     return StreamingDataLoader(
@@ -128,20 +131,24 @@ def read(loader, endpoint, cache, quota, rank, world, batch, samples):
     most = samples // world * 2
     for line in sys.stdin:
         first, end, pace = (int(word) for word in line.split())
-        start_cpu, start, due = cpu_s(), time.monotonic(), None
+        start_cpu, start, step_ends = cpu_s(), time.monotonic(), None
         first_s = longest_s = count = size = 0
         for _ in range(first, end):
             asked = time.monotonic()
             for some in batches:
                 now = time.monotonic()
                 longest_s = max(longest_s, now - asked)
-                if due is None:
-                    first_s, due = now - asked, now
+                if step_ends is None:
+                    first_s, step_ends = now - asked, now
                 length = sum(len(sample) for sample in some)
                 count, size = count + len(some), size + length
                 if pace:
-                    time.sleep(length / (pace * 1e6))
+                    # A step begins when its batch is there and the step before has ended, as in sides.rs.
+                    begins = max(step_ends, now)
+                    time.sleep(max(0, begins - time.monotonic()))
+                    step_ends = begins + length / (pace * 1e6)
                 asked = time.monotonic()
+        time.sleep(max(0, step_ends - time.monotonic()))
         assert 0 < count <= most * (end - first), f"{count} samples"
         wall_s = time.monotonic() - start - first_s
         say(" ".join(str(value) for value in (wall_s, cpu_s() - start_cpu, first_s, longest_s, size, count, 0, 0, 0)))

@@ -13,25 +13,27 @@ use crate::support::{Options, Side, files};
 
 /// Prints the origin's bytes and samples a second of five epochs on four nodes, dlfs first.
 pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
-    let pace = options.number("pace-mb");
     println!(
-        "\n{NODES} nodes, {EPOCHS} epochs from a cold start, each node reads {pace} MB/s at most."
+        "\n{NODES} nodes, {EPOCHS} epochs from a cold start, each node reads {} MB/s at most.",
+        options.number("pace-mb")
     );
     println!(
         "\n| loader | caches together, of the data | origin bytes / data, epochs 1 to {EPOCHS} | in all | epoch 1, \
          samples/s | later epochs, samples/s | CPU s/GB |"
     );
     println!("|---|---|---|---|---|---|---|");
-    let setting = Setting { num: NODES, order: "global", peers: true, quotas: 1.02, verify: false };
-    let mut cluster = Cluster::start(image, at, options, &setting);
-    let mut found = Found::new("dlfs", 1.02, image.live_bytes);
-    let before = cluster.origin_bytes();
-    for epoch in 0..EPOCHS {
-        let reads = cluster.read(epoch..epoch + 1, pace);
-        found.add(&reads, cluster.origin_bytes() - before);
+    let chosen: Vec<&str> = options.text("loaders").split(',').collect();
+    if let Some(other) = chosen.iter().find(|name| **name != DLFS && !LOADERS.contains(name)) {
+        eprintln!("--loaders {other}: there are {DLFS}, {}", LOADERS.join(", "));
+        std::process::exit(2);
     }
-    found.print();
-    drop(cluster);
+    if chosen.contains(&DLFS) {
+        read_dlfs(image, at, options);
+    }
+    let others: Vec<&str> = LOADERS.into_iter().filter(|name| chosen.contains(name)).collect();
+    if others.is_empty() {
+        return;
+    }
     let (Some(python), true) = (python(), Path::new(NGINX).exists()) else {
         println!(
             "SKIPPED: no nginx, or no Python with other loaders; benches/peers/install.sh makes one"
@@ -41,7 +43,7 @@ pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
     let source = tempfile::tempdir_in(at).expect("a folder");
     let (samples, len) = (options.number("samples"), options.number("len"));
     files::make_files(source.path(), samples, len as usize);
-    for loader in LOADERS {
+    for loader in others {
         let bucket = tempfile::tempdir_in(at).expect("a folder");
         let out = bucket.path().join("data").join(loader);
         let mut prepare = program(&python, loader);
@@ -55,6 +57,25 @@ pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
             read(&python, loader, bucket.path(), quotas, options);
         }
     }
+}
+
+fn read_dlfs(image: &Image, at: &Path, options: &Options) {
+    let setting = Setting {
+        num: NODES,
+        order: "global",
+        peers: true,
+        quotas: 1.02,
+        verify: false,
+        window_bytes: options.number("window"),
+    };
+    let mut cluster = Cluster::start(image, at, options, &setting);
+    let mut found = Found::new(DLFS, 1.02, image.live_bytes);
+    let before = cluster.origin_bytes();
+    for epoch in 0..EPOCHS {
+        let reads = cluster.read(epoch..epoch + 1, options.number("pace-mb"));
+        found.add(&reads, cluster.origin_bytes() - before);
+    }
+    found.print();
 }
 
 fn read(python: &Path, loader: &str, bucket: &Path, quotas: f64, options: &Options) {
@@ -205,6 +226,7 @@ fn python() -> Option<PathBuf> {
     named.or(installed).filter(|path| path.exists())
 }
 
+const DLFS: &str = "dlfs";
 const LOADERS: [&str; 3] = ["mosaicml-streaming", "litdata", "webdataset"];
 const NODES: usize = 4;
 const EPOCHS: u64 = 5;

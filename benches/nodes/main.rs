@@ -15,6 +15,7 @@ mod peer_reads;
 mod scaling;
 mod sides;
 mod simulated;
+mod thousand;
 
 use std::path::Path;
 
@@ -24,37 +25,43 @@ use support::{Options, machine};
 const USAGE: &str = "cargo bench --bench nodes -- [--rows ROW,ROW...] [--nodes 4,8] [--kills N] [--at FOLDER]
 
 Needs root and the commands ip and tc: each node is a process in a network namespace of its own, on one bridge,
-and the origin's link sends --origin-mb megabytes a second. The rows:
+and the origin's link sends --origin-mb megabytes a second. A paced node takes a step of --pace-mb megabytes a second
+on each batch, and asks for the next batch meanwhile. The rows:
 
 origin     the bytes that the origin sends in five epochs, beside the data
-epochs     epochs paced as by a training step of --pace-mb megabytes a second, with everything local, through
-           peers, and without; the same unpaced, with its processor time (times begin at the first batch, whose
-           own is of a cold start)
+epochs     paced epochs with everything local, through peers, and without; the same unpaced, with its processor
+           time (times begin at the first batch, whose own is of a cold start)
 reads      reads of a peer's tier in memory beside reads of a namespace in memory
 many       --many nodes as threads of one process: what a node costs by the number of its peers
-simulated  runs from a cold start beside what dlfs-sim predicts for them (built by cargo build --release -p
+simulated  paced trainings from a cold start beside what dlfs-sim predicts for them (built by cargo build --release -p
            dlfs-sim, or named by $DLFS_SIM)
+thousand   --simulate nodes in the simulator: its time and memory, and those of the table that says who holds what
 scaling    samples a second of 1, 2, 4 and 8 paced nodes through dlfs and through a shared file system, sshfs,
            which is skipped where its commands are missing
-loaders    MosaicML Streaming, LitData and WebDataset with their local caches beside dlfs, from the same origin; skipped
-           without nginx, or without the Python of benches/peers/install.sh, or of $DLFS_PEERS_PYTHON
-faults     one of four nodes is killed, stopped, or loses its link";
+loaders    MosaicML Streaming, LitData and WebDataset with their local caches beside dlfs, from the same origin, or
+           those of --loaders; skipped without nginx, or without the Python of benches/peers/install.sh, or of
+           $DLFS_PEERS_PYTHON
+faults     one of four nodes is killed or frozen in turns, --kills times at random moments of --seed; then one is stopped
+           for ten seconds, and one loses its link";
 
 fn main() {
     support::results::record("nodes");
     let options = Options::parse(
         USAGE,
         &[
-            ("rows", "origin,epochs,reads,many,simulated,scaling,loaders,faults"),
+            ("rows", "origin,epochs,reads,many,simulated,thousand,scaling,loaders,faults"),
             ("nodes", "4,8"),
             ("many", "16,32,64"),
+            ("simulate", "256,512,1024"),
             ("samples", "2400"),
             ("len", "112640"),
             ("chunk", "512K"),
             ("batch", "32"),
             ("origin-mb", "100"),
             ("pace-mb", "120"),
-            ("kills", "5"),
+            ("loaders", "dlfs,mosaicml-streaming,litdata,webdataset"),
+            ("kills", "6"),
+            ("seed", ""),
             ("tier", "file"),
             ("window", "0"),
             ("at", "/dev/shm"),
@@ -102,6 +109,7 @@ fn bench(options: &Options) {
             "reads" => peer_reads::compare(at),
             "many" => many::compare(at, options),
             "simulated" => simulated::compare(at, options, &nodes),
+            "thousand" => thousand::compare(at, options),
             "scaling" => scaling::compare(&image, at, options),
             "loaders" => loaders::compare(&image, at, options),
             "faults" => {
@@ -123,7 +131,14 @@ fn origin_bytes(image: &Image, at: &Path, options: &Options, nodes: &[usize]) {
     println!("|---|---|---|---|---|");
     for &num in nodes {
         for order in ["global", "grouped"] {
-            let setting = Setting { num, order, peers: true, quotas: 1.02, verify: true };
+            let setting = Setting {
+                num,
+                order,
+                peers: true,
+                quotas: 1.02,
+                verify: true,
+                window_bytes: options.number("window"),
+            };
             let mut cluster = Cluster::start(image, at, options, &setting);
             let of_data = |bytes: u64| format!("{:.4}", bytes as f64 / image.live_bytes as f64);
             let mut sent = vec![cluster.origin_bytes()];
@@ -158,7 +173,14 @@ fn epochs(image: &Image, at: &Path, options: &Options, num: usize) {
             ("a quarter each, no peers", false, num as f64 / 4.),
         ];
         for (name, peers, quotas) in kinds {
-            let setting = Setting { num, order, peers, quotas, verify: false };
+            let setting = Setting {
+                num,
+                order,
+                peers,
+                quotas,
+                verify: false,
+                window_bytes: options.number("window"),
+            };
             let mut cluster = Cluster::start(image, at, options, &setting);
             let first = cluster.read(0..1, 0);
             if peers {

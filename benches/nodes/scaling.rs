@@ -27,7 +27,14 @@ pub(crate) fn compare(image: &Image, at: &Path, options: &Options) {
     println!("|---|---|---|---|---|---|");
     let (samples, len) = (options.number("samples"), options.number("len"));
     for num in NODES {
-        let setting = Setting { num, order: "global", peers: num > 1, quotas: 1.02, verify: false };
+        let setting = Setting {
+            num,
+            order: "global",
+            peers: num > 1,
+            quotas: 1.02,
+            verify: false,
+            window_bytes: options.number("window"),
+        };
         let mut cluster = Cluster::start(image, at, options, &setting);
         let first = cluster.read(0..1, pace);
         cluster.read(1..2, 0); // whatever the first epoch has left to fill

@@ -172,10 +172,9 @@ pub(crate) fn open(address: &str, tier: &str) -> Image {
     Image::open(&[address.parse().expect("an address")], &options).expect("an image")
 }
 
-/// Reads to the end. After each batch the rank sleeps for as long as a step on its bytes takes at `bytes_s`;
-/// 0: no steps.
+/// Reads to the end. A step on each batch takes as long as its bytes do at `bytes_s`; 0: no steps.
 fn read(mut prefetcher: Prefetcher, bytes_s: f64, verify: bool) -> Read {
-    let (mut batch, mut read) = (Batch::new(), Read::default());
+    let (mut batch, mut read, mut steps) = (Batch::new(), Read::default(), Steps::default());
     let (mut start, cpu) = (Instant::now(), cpu_time());
     loop {
         let asked = Instant::now();
@@ -196,12 +195,37 @@ fn read(mut prefetcher: Prefetcher, bytes_s: f64, verify: bool) -> Read {
         read.bytes += bytes as f64;
         read.samples += batch.len() as f64;
         if bytes_s > 0. {
-            std::thread::sleep(Duration::from_secs_f64(bytes as f64 / bytes_s));
+            steps.begin(Duration::from_secs_f64(bytes as f64 / bytes_s));
         }
     }
+    steps.finish();
     read.wall_s = start.elapsed().as_secs_f64();
     read.cpu_s = (cpu_time() - cpu).as_secs_f64();
     read
+}
+
+/// Steps as a GPU takes them: each begins when its batch is there and the step before has ended, and the rank asks
+/// for the next batch while it runs.
+#[derive(Default)]
+struct Steps {
+    /// When the last one that began ends.
+    end: Option<Instant>,
+}
+
+impl Steps {
+    /// Waits until a step on the batch that has just come can begin.
+    fn begin(&mut self, takes: Duration) {
+        let now = Instant::now();
+        let begin = self.end.map_or(now, |end| end.max(now));
+        std::thread::sleep(begin - now);
+        self.end = Some(begin + takes);
+    }
+
+    /// Waits until the last one has ended.
+    fn finish(&self) {
+        let end = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+        std::thread::sleep(end.unwrap_or_default());
+    }
 }
 
 /// Whether `bytes` are those of file `number` of `make_files`.

@@ -98,7 +98,8 @@ pub struct Training {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// Equal shares of ceil(B / N); the last node gets the rest.
+    /// Equal shares of ceil(B / N); the last node gets the rest. A smaller batch at the end of an epoch is shared
+    /// as `dlfs` does: no node has more than one sample more than another.
     #[default]
     Uniform,
     /// Each node has its own B samples in each step.

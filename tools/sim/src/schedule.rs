@@ -14,6 +14,8 @@ pub struct Schedule {
     epochs: u32,
     /// The start of each node's share in a step's range, and the end of the last one.
     starts: Vec<u64>,
+    /// Whether the nodes share the rest of an epoch equally; otherwise the first ones take it.
+    is_rest_shared: bool,
     positions: u64,
 }
 
@@ -51,7 +53,8 @@ impl Schedule {
                 "the data set is smaller than one batch, which is dropped",
             ));
         }
-        Ok(Schedule { samples, order, epochs: training.epochs, starts, positions })
+        let is_rest_shared = training.scheme == Scheme::Uniform;
+        Ok(Schedule { samples, order, epochs: training.epochs, starts, is_rest_shared, positions })
     }
 
     /// The number of passes over the data set.
@@ -88,9 +91,12 @@ impl Schedule {
     pub fn part(&self, step: u64, node: u32) -> (u64, u64) {
         let first = step * self.step_len();
         let rest = self.positions - first;
-        let start = self.starts[node as usize].min(rest);
-        let end = self.starts[node as usize + 1].min(rest);
-        (first + start, end - start)
+        let (node, nodes) = (u64::from(node), u64::from(self.nodes()));
+        let start = |node: u64| match self.is_rest_shared && rest < self.step_len() {
+            true => node * (rest / nodes) + node.min(rest % nodes),
+            false => self.starts[node as usize].min(rest),
+        };
+        (first + start(node), start(node + 1) - start(node))
     }
 
     /// The number of samples that `node` reads in an epoch.
@@ -105,9 +111,10 @@ impl Schedule {
     pub fn position(&self, node: u32, nth: u64) -> u64 {
         let start = self.starts[node as usize];
         let each = self.starts[node as usize + 1] - start;
-        let (full, step) = (self.positions / self.step_len(), nth / each.max(1));
-        if step < full {
-            step * self.step_len() + start + nth % each
+        let full = self.positions / self.step_len();
+        // A node without a share of full steps may have one of the rest.
+        if nth < full * each {
+            nth / each * self.step_len() + start + nth % each
         } else {
             self.part(full, node).0 + (nth - full * each)
         }
@@ -198,7 +205,7 @@ fn starts(scheme: Scheme, batch: u64, nodes: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use dlfs::order::OrderKind;
+    use dlfs::order::{OrderKind, Shard, Tail};
     use proptest::prelude::*;
 
     use super::*;
@@ -267,7 +274,20 @@ mod tests {
         let schedule = schedule(21, 2, &training);
         assert_eq!(
             (schedule.steps(), schedule.part(2, 0), schedule.part(2, 1)),
-            (3, (16, 4), (20, 1))
+            (3, (16, 3), (19, 2))
         );
+    }
+
+    #[test]
+    fn nodes_have_as_many_samples_in_an_epoch_as_ranks_of_the_program() {
+        let training =
+            Training { epochs: 1, batch: 32, scheme: Scheme::Uniform, drop_last: false, seed: 0 };
+        for (samples, nodes) in [(300, 8), (301, 4), (37, 4), (5, 8), (64, 2)] {
+            let schedule = schedule(samples, nodes, &training);
+            for node in 0..nodes {
+                let shard = Shard::new(node, nodes, Tail::Keep).unwrap();
+                assert_eq!(schedule.of_node(node), shard.positions(samples).remaining());
+            }
+        }
     }
 }
