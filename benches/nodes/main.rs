@@ -41,8 +41,8 @@ scaling    samples a second of 1, 2, 4 and 8 paced nodes through dlfs and throug
 loaders    MosaicML Streaming, LitData and WebDataset with their local caches beside dlfs, from the same origin, or
            those of --loaders; skipped without nginx, or without the Python of benches/peers/install.sh, or of
            $DLFS_PEERS_PYTHON
-faults     one of four nodes is killed or frozen in turns, --kills times at random moments of --seed; then one is stopped
-           for ten seconds, and one loses its link";
+faults     one of four nodes is killed or frozen in turns, --kills times at random moments of --seed; then one is
+           stopped for ten seconds, and one loses its link";
 
 fn main() {
     support::results::record("nodes");

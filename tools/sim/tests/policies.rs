@@ -223,7 +223,7 @@ fn what_no_peer_has_room_for_comes_from_the_origin_in_every_epoch() {
 fn a_thousand_nodes_with_peers_read_the_origin_once() {
     let text = include_str!("../examples/thousand-nodes.toml");
     let mut config: Config = toml::from_str(text).unwrap();
-    // A fifth of the example, and room for three times the data: a few seconds; `cargo bench --bench nodes` has it whole.
+    // A fifth of the example, and room for three times the data. `cargo bench --bench nodes` has it whole.
     config.dataset.samples /= 5;
     config.training.epochs = 2;
     config.environment.tiers[0].capacity_mb = 80.0;
