@@ -5,12 +5,13 @@ use std::sync::Arc;
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 
 use crate::error::{class, kind_of, raise};
 use crate::ffi::{Memory, Source, Views};
-use crate::held::{Absent, Copied, Fields, Held};
+use crate::held::{Absent, Choice, Copied, Fields, Held};
 use crate::index::position;
+use crate::names;
 use crate::numpy;
 use crate::sample::Sample;
 
@@ -22,8 +23,9 @@ use crate::sample::Sample;
 /// set was closed. The batch itself supports the buffer protocol: all its bytes, samples
 /// contiguous. Pickling copies it.
 ///
-/// Samples of several fields are dlfs.Sample objects, and batch.field("jpg") has that field of
-/// each; if the data set was opened with fields="jpg", that field is the sample.
+/// Samples of several fields are dlfs.Sample objects, mappings of names to fields, and batch["jpg"]
+/// is that field of each; batch.select("jpg"), or fields="jpg" of dlfs.open or of a loader, makes
+/// that field the sample.
 ///
 /// >>> for image in batch: decode(image)
 /// >>> numpy.frombuffer(batch[0], dtype="<f4")
@@ -81,7 +83,7 @@ impl Batch {
         if self.held.fields().are_several() {
             return Ok(Sample::of(views.py(), &self.held, index)?.into_any());
         }
-        if self.held.fields().chosen().is_some() {
+        if self.held.fields().one().is_some() {
             match self.held.shown(index).map_err(|error| raise(views.py(), &error))? {
                 Some(_) => {}
                 None => return Ok(views.none()),
@@ -97,9 +99,13 @@ impl Batch {
         self.held.len()
     }
 
-    /// batch[i]: the bytes of sample i, as a read-only memoryview; batch[i:j]: a list of them.
+    /// batch[i]: the bytes of sample i, as a read-only memoryview; batch[i:j]: a list of them;
+    /// batch[name]: the field of this name, as `field` returns it.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
+        if index.is_instance_of::<PyString>() || index.is_instance_of::<PyBytes>() {
+            return Ok(self.field(index)?.into_any());
+        }
         let len = self.held.len() as isize;
         if let Ok(slice) = index.cast::<PySlice>() {
             let slice = slice.indices(len)?;
@@ -149,7 +155,7 @@ impl Batch {
         numpy::int64(py, labels).map(Some)
     }
 
-    /// Lengths in bytes: int64[B]. If samples have several fields, their total.
+    /// Lengths in bytes: int64[B]. If samples are several fields, their total.
     #[getter]
     fn lengths<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         numpy::int64(py, self.lens(py)?.into_iter().map(|len| len as i64))
@@ -233,6 +239,28 @@ impl Batch {
         PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
     }
 
+    /// Names of the fields of each sample; empty if each sample is one buffer.
+    #[getter]
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let fields = self.held.fields();
+        match fields.are_several() {
+            true => mapped_names(py, fields),
+            false => Ok(PyTuple::empty(py)),
+        }
+    }
+
+    /// The same samples, showing these fields only: with one name, that field is the sample, so that
+    /// `data`, `offsets`, `array` and DLPack are of it; with a tuple of names, a sample is a mapping
+    /// of them. Nothing is copied.
+    ///
+    /// Raises NotFound if samples have no such field.
+    fn select<'py>(&self, fields: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Batch>> {
+        let py = fields.py();
+        let chosen = self.held.fields().chosen(Some(fields))?;
+        let chosen = chosen.unwrap_or_else(|| self.held.fields().clone());
+        Batch::of(py, Arc::new(self.held.showing(chosen)))
+    }
+
     fn __reduce__<'py>(
         &self,
         py: Python<'py>,
@@ -280,7 +308,8 @@ impl Batch {
     }
 
     fn __repr__(&self) -> String {
-        let bytes: usize = (0..self.held.len()).map(|i| self.held.record(i).len()).sum();
+        let lens = (0..self.held.len()).map(|i| self.held.record(i).len());
+        let bytes: usize = lens.map(|len| self.held.fields().len_of(len)).sum();
         format!("<dlfs.Batch of {} samples, {bytes} bytes>", self.held.len())
     }
 }
@@ -314,8 +343,14 @@ pub(crate) fn parts<'py>(
     let labels = picked.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
     let labels: Option<Vec<i64>> = held.has_labels().then(|| labels.collect());
     let place = (held.epoch(), held.ends_epoch());
-    let names = held.fields().names().iter().map(|name| PyBytes::new(py, name));
-    let fields = (PyTuple::new(py, names)?, held.fields().chosen());
+    let names_of =
+        |names: &[Vec<u8>]| PyTuple::new(py, names.iter().map(|name| PyBytes::new(py, name)));
+    let (one, several) = match held.fields().choice() {
+        None => (None, None),
+        Some(Choice::One(name)) => (Some(PyBytes::new(py, &name)), None),
+        Some(Choice::Several(names)) => (None, Some(names_of(&names)?)),
+    };
+    let fields = (names_of(held.fields().names())?, one, several);
     let failures = held.failures().iter().filter(|(at, _)| picked.contains(at));
     let failures: Vec<_> = failures
         .map(|(at, error)| (at - picked.start, class(error.kind()), error.to_string()))
@@ -331,23 +366,33 @@ pub(crate) fn parts<'py>(
 #[allow(clippy::type_complexity)] // the fields of a pickle, in one place
 pub(crate) fn held_of(
     py: Python<'_>,
-    (records, ends, ids, labels, (epoch, ends_epoch), (names, chosen), failures): (
+    (records, ends, ids, labels, (epoch, ends_epoch), (names, one, several), failures): (
         PyBackedBytes,
         Vec<usize>,
         Vec<i64>,
         Option<Vec<i64>>,
         (u64, bool),
-        (Vec<PyBackedBytes>, Option<usize>),
+        (Vec<PyBackedBytes>, Option<PyBackedBytes>, Option<Vec<PyBackedBytes>>),
         Vec<(usize, String, String)>,
     ),
 ) -> PyResult<Arc<Held>> {
     let copied = Copied { records, ends, ids, labels, epoch, ends_epoch }.check(py)?;
-    let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
-    let chosen = chosen.and_then(|field| names.get(field)).map(|name| &**name);
-    let fields = Fields::new(&names, chosen).map_err(|error| raise(py, &error))?;
+    let owned =
+        |names: &[PyBackedBytes]| names.iter().map(|name| name.to_vec()).collect::<Vec<_>>();
+    let mut fields = Fields::new(&owned(&names));
+    let one = one.map(|name| Choice::One(name.to_vec()));
+    if let Some(choice) = one.or_else(|| several.map(|names| Choice::Several(owned(&names)))) {
+        fields = fields.choose(&choice).map_err(|error| raise(py, &error))?;
+    }
     let failures =
         failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));
     Ok(Arc::new(Held::copied(copied, fields, Absent::of(failures.collect()))))
+}
+
+/// The names of the fields that a sample maps.
+pub(crate) fn mapped_names<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bound<'py, PyTuple>> {
+    let mapped = fields.mapped().into_iter().map(|field| fields.names()[field].clone());
+    names::tuple(py, &mapped.collect::<Vec<_>>())
 }
 
 /// The label of samples without one, in a column of labels.

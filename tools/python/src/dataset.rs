@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 use crate::batch::Batch;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source};
-use crate::held::{Absent, Fields, Held};
+use crate::held::{Absent, Choice, Fields, Held};
 use crate::index::{self, position};
 use crate::loader::json;
 use crate::options::{about, open_options, seconds};
@@ -30,8 +30,8 @@ use crate::{log, names, numpy};
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
 /// ds[i] and ds[name], with a str or bytes, return the verified bytes of a sample as a read-only
-/// memoryview (a dlfs.Sample if samples have several fields and `fields` of dlfs.open did not
-/// choose one). ds[i:j] and read_batch read many samples in few large reads, as a Batch; a
+/// memoryview (a dlfs.Sample, a mapping of names to fields, if samples have several and `fields` of
+/// dlfs.open did not choose one). ds[i:j] and read_batch read many samples in few large reads, as a Batch; a
 /// dlfs.Loader reads all of them. Threads may share it. A forked child may use it, and opens its
 /// own connections. Pickling stores the address and options; unpickling opens it again. No Python
 /// object is kept per sample.
@@ -58,11 +58,10 @@ impl Dataset {
         let py = address.py();
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let (parsed, options) = (addresses(address)?, open_options(&given)?);
-        let chosen = chosen_field(&given)?;
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
-        let fields = Fields::new(dataset.fields(), chosen.as_deref());
-        let fields = Arc::new(fields.map_err(|error| raise(py, &error))?);
+        let all = Fields::new(dataset.fields());
+        let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
         let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
         let (connect, joining) = (options.open.connect, Mutex::new(None));
         Ok(Dataset { dataset, fields, address, options: given.unbind(), connect, joining })
@@ -112,18 +111,21 @@ impl Dataset {
     ///
     /// out: a writable buffer of uint8 for the bytes, samples contiguous; then the result is the
     /// start of each, int64[B + 1]. Otherwise the result is a Batch. on_error: "raise" the first
-    /// error, "skip" samples that cannot be read, or return "none": None for them.
+    /// error, "skip" samples that cannot be read, or return "none": None for them. fields: as in
+    /// dlfs.open, for this batch.
     ///
     /// Raises NotFound, Corrupt, Disconnected, TimedOut, Stale; InvalidArgument if `out` is too
     /// small.
-    #[pyo3(signature = (ids, out = None, on_error = "raise"))]
+    #[pyo3(signature = (ids, out = None, on_error = "raise", *, fields = None))]
     fn read_batch<'py>(
         &self,
         ids: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyAny>>,
         on_error: &str,
+        fields: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = ids.py();
+        let fields = self.fields_shown(fields)?;
         let out = out.map(Output::new).transpose()?;
         let policy = match on_error {
             "raise" => OnError::Raise,
@@ -134,8 +136,8 @@ impl Dataset {
                 return Err(raise_invalid(py, text));
             }
         };
-        if out.is_some() && self.fields.are_several() {
-            return Err(raise(py, &self.fields.unnamed()));
+        if out.is_some() && fields.are_several() {
+            return Err(raise(py, &fields.unnamed()));
         }
         let dataset = self.dataset(py)?;
         let read = match Keys::of(ids)? {
@@ -149,7 +151,7 @@ impl Dataset {
             OnError::Blank => Absent::of(read.failures),
             _ => Absent::none(),
         };
-        let batch = Batch::new(py, read.batch, Arc::clone(&self.fields), absent)?;
+        let batch = Batch::new(py, read.batch, fields, absent)?;
         match out {
             None => Ok(batch.into_any()),
             Some(out) => fill(py, out, batch.get().held()),
@@ -180,6 +182,17 @@ impl Dataset {
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.fields())
+    }
+
+    /// What the option `fields` of dlfs.open chose: the name of the field that is the sample, the tuple
+    /// of those in its mapping, or None.
+    #[getter]
+    fn chosen_fields<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(match self.fields.choice() {
+            None => None,
+            Some(Choice::One(name)) => Some(names::to_str(py, &name)?),
+            Some(Choice::Several(several)) => Some(names::tuple(py, &several)?.into_any()),
+        })
     }
 
     /// Ids of the existing samples, ascending: int64[len(ds)].
@@ -216,12 +229,12 @@ impl Dataset {
 
     /// Length of the sample `id` in bytes, without I/O; the total of its fields if it has several.
     ///
-    /// Raises Unsupported if one of several fields represents the sample: its length is unknown
-    /// until it is read.
+    /// Raises Unsupported if not all of several fields were chosen: their length is unknown until
+    /// they are read.
     fn length(&self, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (py, id) = (id.py(), SampleId(index::id(id)?));
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
-        if self.fields.chosen().is_some() && self.fields.names().len() > 1 {
+        if self.fields.choice().is_some() && self.fields.names().len() > 1 {
             let text = "an image has the length of all fields of a sample together, not of each";
             return Err(raise(
                 py,
@@ -407,9 +420,9 @@ impl Dataset {
         Batch::new(py, read.batch, Arc::clone(&self.fields), Absent::none())
     }
 
-    /// The fields of its samples, and the one that represents the sample.
-    pub(crate) fn shown_fields(&self) -> &Arc<Fields> {
-        &self.fields
+    /// The fields that its samples show, or those of them that the option `fields` chooses.
+    pub(crate) fn fields_shown(&self, option: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Fields>> {
+        Ok(self.fields.chosen(option)?.map_or_else(|| Arc::clone(&self.fields), Arc::new))
     }
 
     /// Joins peers, unless that was done before. `run` are the options of the loader that reads then, for
@@ -570,20 +583,6 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     });
     let ends: Vec<i64> = ends.collect();
     numpy::int64(py, std::iter::once(0).chain(ends))
-}
-
-/// The field that the option `fields` chooses.
-fn chosen_field(options: &Bound<'_, PyDict>) -> PyResult<Option<Vec<u8>>> {
-    match options.get_item("fields")?.filter(|field| !field.is_none()) {
-        None => Ok(None),
-        Some(name) if name.is_instance_of::<PyString>() || name.is_instance_of::<PyBytes>() => {
-            names::to_bytes(&name).map(Some)
-        }
-        Some(other) => {
-            let text = format!("fields: the name of one field, as a str, not {}", other.repr()?);
-            Err(PyTypeError::new_err(text))
-        }
-    }
 }
 
 /// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them; a path may be an os.PathLike.

@@ -1,54 +1,177 @@
 //! What views of a batch keep alive: its samples, as they were read or unpickled.
 //!
 //! On media, a sample of several fields is a record: a table of lengths, followed by the fields.
-//! Python never sees the record: a sample is the field that was chosen when the data set was
-//! opened, or else an object that has fields and is no buffer.
+//! Python never sees the record: a sample is the field that was chosen, or else a mapping of names
+//! to fields, which is no buffer.
 
 use std::sync::{Arc, OnceLock};
 
 use dlfs::format::fields::{find, table_len};
 use dlfs::{Error, ErrorKind, Result, reader};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::batch::NO_LABEL;
-use crate::error::{raise, raise_invalid};
+use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::names;
 
-/// The fields of the samples of a data set, and the one that represents the sample.
-#[derive(Default)]
+/// The names in the option `fields`.
+pub(crate) enum Choice {
+    /// One name: this field is the sample.
+    One(Vec<u8>),
+    /// A sequence of names: the sample is a mapping of them.
+    Several(Vec<Vec<u8>>),
+}
+
+impl Choice {
+    /// What the option `fields` says; `None` if it is None.
+    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
+        let is_name = |given: &Bound<'_, PyAny>| {
+            given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
+        };
+        if given.is_none() {
+            return Ok(None);
+        }
+        if is_name(given) {
+            return Ok(Some(Choice::One(names::to_bytes(given)?)));
+        }
+        let refused = || {
+            let text = "fields: the name of a field, as a str, or a tuple of names, not ";
+            given.repr().map(|given| PyTypeError::new_err(format!("{text}{given}")))
+        };
+        let Ok(items) = given.try_iter() else { return Err(refused()?) };
+        let mut several = Vec::new();
+        for name in items {
+            let name = name?;
+            if !is_name(&name) {
+                return Err(refused()?);
+            }
+            several.push(names::to_bytes(&name)?);
+        }
+        Ok(Some(Choice::Several(several)))
+    }
+}
+
+/// The fields of the samples of a data set, and those that are shown.
+#[derive(Clone)]
 pub(crate) struct Fields {
-    names: Vec<Vec<u8>>,
-    chosen: Option<usize>,
+    names: Arc<[Vec<u8>]>,
+    shown: Shown,
+}
+
+#[derive(Clone)]
+enum Shown {
+    /// All; a sample that is not divided is one buffer.
+    All,
+    /// This field represents the sample.
+    One(usize),
+    /// A mapping of these.
+    Several(Vec<usize>),
 }
 
 impl Fields {
-    /// Fields called `names`, as in the directory, and the one that represents the sample.
-    pub(crate) fn new(names: &[Vec<u8>], chosen: Option<&[u8]>) -> Result<Fields> {
-        let mut fields = Fields { names: names.to_vec(), chosen: None };
-        fields.chosen = chosen.map(|name| fields.number_of(name)).transpose()?;
-        Ok(fields)
+    /// Fields called `names`, as in the directory, of which all are shown.
+    pub(crate) fn new(names: &[Vec<u8>]) -> Fields {
+        Fields { names: names.into(), shown: Shown::All }
+    }
+
+    /// The same fields, of which only `choice` is shown.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such field. `InvalidArgument`: no field, or one of them twice.
+    pub(crate) fn choose(&self, choice: &Choice) -> Result<Fields> {
+        let shown = match choice {
+            Choice::One(name) => Shown::One(self.number_of(name)?),
+            Choice::Several(given) => {
+                let mut numbers = Vec::with_capacity(given.len());
+                for name in given {
+                    let number = self.number_of(name)?;
+                    if numbers.contains(&number) {
+                        return Err(self.refused(&format!("has {} twice", name.escape_ascii())));
+                    }
+                    numbers.push(number);
+                }
+                if numbers.is_empty() {
+                    return Err(self.refused("names no field"));
+                }
+                Shown::Several(numbers)
+            }
+        };
+        Ok(Fields { names: Arc::clone(&self.names), shown })
+    }
+
+    /// As [`Fields::choose`], of the option `fields`; `None` if it is None.
+    pub(crate) fn chosen(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Fields>> {
+        let Some(given) = given else { return Ok(None) };
+        let choice = Choice::of(given)?;
+        let chosen = choice.map(|choice| self.choose(&choice)).transpose();
+        chosen.map_err(|error| raise(given.py(), &error))
+    }
+
+    /// The choice that [`Fields::choose`] has been given.
+    pub(crate) fn choice(&self) -> Option<Choice> {
+        match &self.shown {
+            Shown::All => None,
+            Shown::One(number) => Some(Choice::One(self.names[*number].clone())),
+            Shown::Several(numbers) => {
+                let names = numbers.iter().map(|number| self.names[*number].clone());
+                Some(Choice::Several(names.collect()))
+            }
+        }
     }
 
     pub(crate) fn names(&self) -> &[Vec<u8>] {
         &self.names
     }
 
-    pub(crate) fn chosen(&self) -> Option<usize> {
-        self.chosen
+    /// The field that represents the sample.
+    pub(crate) fn one(&self) -> Option<usize> {
+        match &self.shown {
+            Shown::One(number) => Some(*number),
+            _ => None,
+        }
     }
 
-    /// Whether a sample is several buffers, of which none was chosen.
+    /// Whether a sample is a mapping of fields, and no buffer.
     pub(crate) fn are_several(&self) -> bool {
-        self.names.len() > 1 && self.chosen.is_none()
+        match &self.shown {
+            Shown::All => self.names.len() > 1,
+            Shown::One(_) => false,
+            Shown::Several(_) => true,
+        }
+    }
+
+    /// The numbers of the fields of that mapping.
+    pub(crate) fn mapped(&self) -> Vec<usize> {
+        match &self.shown {
+            Shown::All => (0..self.names.len()).collect(),
+            Shown::One(number) => vec![*number],
+            Shown::Several(numbers) => numbers.clone(),
+        }
+    }
+
+    /// The number of the field of that mapping with this name.
+    pub(crate) fn mapped_as(&self, py: Python<'_>, name: &[u8]) -> PyResult<usize> {
+        let number = self.number_of(name).and_then(|number| match &self.shown {
+            Shown::Several(numbers) if !numbers.contains(&number) => {
+                let (name, list) = (name.escape_ascii(), self.list(numbers));
+                let text =
+                    format!("the field {name} was not chosen: samples are shown with {list}");
+                Err(Error::new(ErrorKind::NotFound, text))
+            }
+            _ => Ok(number),
+        });
+        number.map_err(|error| raise_lookup(py, &error))
     }
 
     /// The number of the field with this name or number.
     pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = given.py();
         let number = if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
-            self.number_of(&names::to_bytes(given)?)
+            let number = self.number_of(&names::to_bytes(given)?);
+            return number.map_err(|error| raise_lookup(py, &error));
         } else {
             let number: usize = given.extract()?;
             let is_one = number < self.names.len().max(1);
@@ -67,21 +190,30 @@ impl Fields {
         Error::new(ErrorKind::NotFound, text)
     }
 
+    fn refused(&self, what: &str) -> Error {
+        let text = format!("the option fields {what}; of samples: {}", self.listed());
+        Error::new(ErrorKind::InvalidArgument, text)
+    }
+
     fn listed(&self) -> String {
-        let names = self.names.iter().map(|name| name.escape_ascii().to_string());
         match self.names.len() {
             0 => "they are not divided into fields".to_owned(),
-            _ => format!("they have {}", names.collect::<Vec<_>>().join(", ")),
+            count => format!("they have {}", self.list(&(0..count).collect::<Vec<_>>())),
         }
+    }
+
+    fn list(&self, numbers: &[usize]) -> String {
+        let names = numbers.iter().map(|number| self.names[*number].escape_ascii().to_string());
+        names.collect::<Vec<_>>().join(", ")
     }
 
     /// Why a sample of several fields is not a single buffer.
     pub(crate) fn unnamed(&self) -> Error {
-        let name = self.names[0].escape_ascii();
-        let text = format!("samples have several fields, and none is named: {}", self.listed());
+        let (name, list) = (self.names[self.mapped()[0]].escape_ascii(), self.list(&self.mapped()));
+        let text = format!("samples have several fields, and none is named: they have {list}");
         Error::new(ErrorKind::InvalidArgument, text).hint(format!(
-            "ds[0].field(\"{name}\") or batch.field(\"{name}\"), or open the data set with \
-             fields=\"{name}\", which then stands for the sample"
+            "ds[0][\"{name}\"] or batch[\"{name}\"], or batch.select(\"{name}\") for arrays, or \
+             fields=\"{name}\" of dlfs.open or of a loader, which then stands for the sample"
         ))
     }
 
@@ -93,10 +225,10 @@ impl Fields {
 
 /// A batch that views keep alive, and its bytes in one buffer once that was requested.
 pub(crate) struct Held {
-    samples: Samples,
+    samples: Arc<Samples>,
     fields: Arc<Fields>,
     gathered: OnceLock<Box<[u8]>>,
-    absent: Absent,
+    absent: Arc<Absent>,
 }
 
 enum Samples {
@@ -148,12 +280,19 @@ impl Absent {
 
 impl Held {
     pub(crate) fn read(batch: reader::Batch, fields: Arc<Fields>, absent: Absent) -> Held {
-        Held { samples: Samples::Read(batch), fields, gathered: OnceLock::new(), absent }
+        let (samples, absent) = (Arc::new(Samples::Read(batch)), Arc::new(absent));
+        Held { samples, fields, gathered: OnceLock::new(), absent }
     }
 
     pub(crate) fn copied(copied: Copied, fields: Fields, absent: Absent) -> Held {
-        let fields = Arc::new(fields);
-        Held { samples: Samples::Copied(copied), fields, gathered: OnceLock::new(), absent }
+        let (samples, absent) = (Arc::new(Samples::Copied(copied)), Arc::new(absent));
+        Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
+    }
+
+    /// The same samples, showing other fields.
+    pub(crate) fn showing(&self, fields: Fields) -> Held {
+        let (samples, absent) = (Arc::clone(&self.samples), Arc::clone(&self.absent));
+        Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), absent }
     }
 
     pub(crate) fn fields(&self) -> &Fields {
@@ -171,28 +310,28 @@ impl Held {
     }
 
     pub(crate) fn len(&self) -> usize {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.len(),
             Samples::Copied(copied) => copied.ids.len(),
         }
     }
 
     pub(crate) fn id(&self, index: usize) -> i64 {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.id(index).0 as i64,
             Samples::Copied(copied) => copied.ids[index],
         }
     }
 
     pub(crate) fn has_labels(&self) -> bool {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.has_labels(),
             Samples::Copied(copied) => copied.labels.is_some(),
         }
     }
 
     pub(crate) fn label(&self, index: usize) -> Option<i64> {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.label(index),
             Samples::Copied(copied) => copied
                 .labels
@@ -203,14 +342,14 @@ impl Held {
     }
 
     pub(crate) fn epoch(&self) -> u64 {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.epoch().0,
             Samples::Copied(copied) => copied.epoch,
         }
     }
 
     pub(crate) fn ends_epoch(&self) -> bool {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.ends_epoch(),
             Samples::Copied(copied) => copied.ends_epoch,
         }
@@ -218,7 +357,7 @@ impl Held {
 
     /// The sample's record on media: never shown, but copied when it is sent to another process.
     pub(crate) fn record(&self, index: usize) -> &[u8] {
-        match &self.samples {
+        match &*self.samples {
             Samples::Read(batch) => batch.bytes(index),
             Samples::Copied(copied) => {
                 let start = index.checked_sub(1).map_or(0, |before| copied.ends[before]);
@@ -241,15 +380,20 @@ impl Held {
 
     /// The sample as one buffer; `None` if it does not have the field that represents it.
     pub(crate) fn shown(&self, index: usize) -> Result<Option<&[u8]>> {
-        match self.fields.chosen {
+        match self.fields.one() {
             Some(field) => self.field(index, field),
             None if self.fields.are_several() => Err(self.fields.unnamed()),
             None => Ok(Some(self.record(index))),
         }
     }
 
-    /// Length of the sample; the total of its fields if it has several.
+    /// Length of the sample; the total of the fields that it shows if they are several.
     pub(crate) fn len_bytes(&self, index: usize) -> Result<usize> {
+        if let Shown::Several(numbers) = &self.fields.shown {
+            let lens =
+                numbers.iter().map(|field| Ok(self.field(index, *field)?.map_or(0, <[u8]>::len)));
+            return lens.sum();
+        }
         if self.fields.are_several() {
             return Ok(self.fields.len_of(self.record(index).len()));
         }
@@ -259,7 +403,7 @@ impl Held {
     /// All bytes, samples contiguous; copied the first time, unless they are contiguous already.
     pub(crate) fn whole(&self) -> Result<&[u8]> {
         if let (Samples::Read(batch), None, false) =
-            (&self.samples, self.fields.chosen, self.fields.are_several())
+            (&*self.samples, self.fields.one(), self.fields.are_several())
             && let Some(bytes) = batch.contiguous()
         {
             return Ok(bytes);

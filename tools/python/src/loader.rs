@@ -79,6 +79,7 @@ impl Loader {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let restart_shares = given_or(&options, "restart_shares", false)?;
+        let fields = dataset.get().fields_shown(options.get_item("fields")?.as_ref())?;
         let stored = open_store(dataset, &options)?;
         if stored.is_none() {
             join_peers(dataset, &options)?;
@@ -97,7 +98,7 @@ impl Loader {
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
             dataset: Mutex::new(Some(dataset.clone().unbind())),
-            fields: Arc::clone(dataset.get().shown_fields()),
+            fields,
             options: options.unbind(),
             restart_shares,
             stored: Mutex::new(stored),

@@ -161,6 +161,7 @@ fn set_loader_option(
 ) -> PyResult<bool> {
     match key {
         "order" | "lanes" | "group" | "by" | "exchange" | "drop_last" | "pad" => {}
+        "fields" => {} // handled by the loader
         "batch_size" => options.batch_size = at_least_one(key, value)?,
         "seed" => options.order.seed = value.extract()?,
         "epochs" if value.is_none() => {}

@@ -3,21 +3,22 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use crate::batch::parts;
+use crate::batch::{mapped_names, parts};
 use crate::error::raise;
 use crate::ffi::{Memory, Source, Views};
 use crate::held::Held;
 use crate::names;
 
-/// A sample of several fields, all of them read.
+/// A sample of several fields, all of them read: a read-only mapping of names to fields.
 ///
-/// sample.field("jpg") is one of them, as a read-only memoryview. A sample is not a buffer itself:
-/// using it as one raises InvalidArgument, since the field is ambiguous.
+/// sample["jpg"] is one of them, as a read-only memoryview; None if this sample lacks the field. A
+/// sample is not a buffer itself: using it as one raises InvalidArgument, since the field is
+/// ambiguous.
 ///
-/// >>> label = int(bytes(sample.field("cls")))
-#[pyclass(frozen, extends = Memory, module = "dlfs", name = "Sample")]
+/// >>> label = int(bytes(sample["cls"]))
+#[pyclass(frozen, extends = Memory, mapping, module = "dlfs", name = "Sample")]
 pub(crate) struct Sample {
     held: Arc<Held>,
     index: usize,
@@ -55,17 +56,68 @@ impl Sample {
         self.shown(field.py(), self.held.fields().numbered(field)?)
     }
 
-    /// Names of the fields.
+    /// Names of the fields that the sample maps.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        names::tuple(py, self.held.fields().names())
+        mapped_names(py, self.held.fields())
+    }
+
+    fn __len__(&self) -> usize {
+        self.held.fields().mapped().len()
+    }
+
+    /// sample[name]: a read-only memoryview, or None if the sample lacks the field. Raises
+    /// NameNotFound, a KeyError, which names the fields that there are.
+    fn __getitem__<'py>(&self, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = name.py();
+        self.shown(py, self.held.fields().mapped_as(py, &names::to_bytes(name)?)?)
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.fields(py)?.try_iter()?.into_any())
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let is_name = name.is_instance_of::<PyString>() || name.is_instance_of::<PyBytes>();
+        Ok(is_name && self.held.fields().mapped_as(name.py(), &names::to_bytes(name)?).is_ok())
+    }
+
+    /// Names of the fields, as `fields`.
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.fields(py)
+    }
+
+    /// The fields in the order of their names.
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let fields = self.held.fields().mapped();
+        let values = fields.into_iter().map(|field| self.shown(py, field));
+        PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// Pairs of name and field.
+    fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        Ok(self.asdict(py)?.items())
+    }
+
+    /// sample[name], or `default` if samples have no such field.
+    #[pyo3(signature = (name, default = None))]
+    fn get<'py>(
+        &self,
+        name: &Bound<'py, PyAny>,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match self.__contains__(name)? {
+            true => self.__getitem__(name),
+            false => Ok(default.unwrap_or_else(|| name.py().None().into_bound(name.py()))),
+        }
     }
 
     /// All fields by name: {name: memoryview or None}.
     fn asdict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (field, name) in self.held.fields().names().iter().enumerate() {
-            all.set_item(names::to_str(py, name)?, self.shown(py, field)?)?;
+        let fields = self.held.fields();
+        for field in fields.mapped() {
+            all.set_item(names::to_str(py, &fields.names()[field])?, self.shown(py, field)?)?;
         }
         Ok(all)
     }
@@ -82,10 +134,10 @@ impl Sample {
         self.held.label(self.index)
     }
 
-    /// The total length of all fields.
+    /// The total length of the fields.
     #[getter]
-    fn nbytes(&self) -> usize {
-        self.held.fields().len_of(self.held.record(self.index).len())
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        self.held.len_bytes(self.index).map_err(|error| raise(py, &error))
     }
 
     fn __reduce__<'py>(

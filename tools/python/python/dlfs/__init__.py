@@ -11,7 +11,7 @@ Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
   Batch               samples that were read together: views, numpy arrays, DLPack
-  Sample              one sample of several fields
+  Sample              one sample of several fields: a mapping of names to views
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
@@ -78,6 +78,9 @@ Address: TypeAlias = str | os.PathLike[str]
 Addresses: TypeAlias = Address | bytes | Sequence[Address | bytes]
 Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
 Shard: TypeAlias = Literal["strided", "aligned", "local"]
+Fields: TypeAlias = str | bytes | Sequence[str | bytes]
+
+Mapping.register(Sample)
 
 
 def open(
@@ -109,7 +112,7 @@ def open(
     copy_bandwidth: int | None = None,
     stop_at_first_failure: bool = False,
     node: str | None = None,
-    fields: str | bytes | None = None,
+    fields: Fields | None = None,
     peers: Any = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -157,7 +160,8 @@ def open(
     stop_at_first_failure   stop adding copies for good once a sample fits in no tier
     node             the name of this node, if several run on one machine: processes on nodes of other names
                      do not share tiers in memory
-    fields           name of the field that represents the sample, if samples have several
+    fields           if samples have several fields: the name of one, which then is the sample, or a tuple of
+                     names: a sample is then a mapping of these. None: a mapping of all
     peers            where the ranks find each other, in order to share the tiers of all nodes of the job, with the
                      options of Dataset.join_peers: rank, world_size, round, peer_mode, peer_address,
                      rendezvous_port and peer_timeout. Waits until all ranks have joined. A loader that is to take
@@ -255,6 +259,8 @@ class Loader(_Loader):
                      at a time. None: chunks for grouped and by="slot", otherwise samples; also samples for
                      grouped if samples are large and in the page cache
     exchange         partial: fraction of each share that moves to other ranks in an epoch (0.1)
+    fields           as in dlfs.open: the field that is the sample, or a tuple of those in its mapping. None: as
+                     the data set was opened
     contiguous       gather each batch into one buffer in the background, so that Batch.data copies nothing
     on_error         what to do if a sample cannot be read: "raise", or "skip" it (stats counts them)
     deadline         the longest that the next batch may take, in seconds
@@ -312,6 +318,7 @@ class Loader(_Loader):
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
         batching: Literal["chunk", "sample", "none"] | None = None,
+        fields: Fields | None = None,
         contiguous: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         deadline: float = 60.0,
@@ -345,6 +352,7 @@ class Loader(_Loader):
             by=by,
             exchange=exchange,
             batching=batching,
+            fields=fields,
             contiguous=contiguous,
             on_error=on_error,
             deadline=deadline,

@@ -7,8 +7,9 @@
     datasets.load_dataset("parquet", data_files="dlfs://part/*.parquet", storage_options=...)
     webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
-Paths are names of samples; `address` and the other options are those of dlfs.open. For samples of several
-fields, select the one that is the file: fields="jpg".
+Paths are names of samples; `address` and the other options are those of dlfs.open. If samples have fields, each
+field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount`, and fields=("jpg", "cls") has these two;
+fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty file.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             dataset = open(address, **{k: v for k, v in options.items() if k not in own})
         self.dataset = dataset
         self._has_labels = dataset.labels is not None
+        chosen = dataset.chosen_fields
+        one = isinstance(chosen, str)
+        # The fields that are files of their own, and those with the longest names first.
+        self._fields = () if one else tuple(chosen or dataset.fields)
+        self._by_length = sorted(self._fields, key=len, reverse=True)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -56,7 +62,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         """name, size in bytes (0 for folders), type; for samples also `id` and `label`, which may be None."""
         name = self._strip_protocol(path)
         try:
-            entry = self._entry(name, self.dataset.id_of(name))
+            entry = self._entry(name, self._find(name)[0])
             if entry["size"] is None:
                 entry["size"] = len(self._view(path))
             return entry
@@ -64,6 +70,19 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             if name == "" or self.dataset.listdir(name):
                 return {"name": name, "size": 0, "type": "directory"}
             raise FileNotFoundError(path) from None
+
+    def _find(self, path: str) -> tuple[int, str | None]:
+        """The id of the sample at `path`, and which of its fields is the file. Raises NameNotFound."""
+        if not self._fields:
+            return self.dataset.id_of(path), None
+        for field in self._by_length:
+            name = path.removesuffix(f".{field}")
+            if name != path:
+                try:
+                    return self.dataset.id_of(name), field
+                except NameNotFound:
+                    pass  # the name itself may have a dot
+        raise NameNotFound(f"no sample has the file {path}: files are NAME.{', NAME.'.join(self._fields)}")
 
     def _entry(self, name: str, id: int) -> dict[str, Any]:
         entry = {"name": name, "size": self._size(id), "type": "file", "id": id}
@@ -75,6 +94,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         # The size of one field of several is unknown until the sample is read.
         return None if len(self.dataset.fields) > 1 else self.dataset.length(id)
 
+    def _files(self, name: str, id: int) -> list[dict[str, Any]]:
+        """The files of a sample."""
+        names = [f"{name}.{field}" for field in self._fields] or [name]
+        return [self._entry(name, id) for name in names]
+
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """The direct entries of a folder, or the sample itself."""
         folder = self._strip_protocol(path)
@@ -83,12 +107,12 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             entries = [self.info(folder)]
         else:
             within = f"{folder}/" if folder else ""
-            entries = [
-                {"name": within + name, "size": 0, "type": "directory"}
-                if id is None
-                else self._entry(within + name, id)
-                for name, id in found
-            ]
+            entries = []
+            for name, id in found:
+                if id is None:
+                    entries.append({"name": within + name, "size": 0, "type": "directory"})
+                else:
+                    entries += self._files(within + name, id)
         return entries if detail else [entry["name"] for entry in entries]
 
     def cat_file(
@@ -100,9 +124,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     def _view(self, path: str) -> memoryview:
         name: str = self._strip_protocol(path)
         try:
-            return _buffer(self.dataset[name])
+            id, field = self._find(name)
         except NameNotFound:
             raise FileNotFoundError(path) from None
+        batch = self.dataset.read_batch([id])
+        return _buffer(batch[0] if field is None else batch[field][0])
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
         """The bytes of one sample, or {path: bytes} of many, read as one batch."""
@@ -140,9 +166,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         unique = list(dict.fromkeys(names))
         if not unique:
             return []
-        batch = self.dataset.read_batch(unique, on_error="none")
-        why = {unique[at]: error for at, error in batch.failures}
-        views = dict(zip(unique, batch.tolist()))
+        views, why = self._views(unique) if self._fields else self._whole(unique)
         found: list[Any] = []
         for path, name, start, end in zip(paths, names, starts, ends):
             if name not in why:
@@ -155,6 +179,33 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
                 raise error
             found.append(error)
         return found
+
+    def _whole(self, names: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
+        """The samples of these names, and why some cannot be read."""
+        batch = self.dataset.read_batch(names, on_error="none")
+        why = {names[at]: error for at, error in batch.failures}
+        return dict(zip(names, batch.tolist())), why
+
+    def _views(self, paths: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
+        """The same for fields; each sample is read once."""
+        places: dict[str, tuple[int, str]] = {}
+        why: dict[str, Exception] = {}
+        for path in paths:
+            try:
+                id, field = self._find(path)
+                places[path] = id, str(field)
+            except NameNotFound as error:
+                why[path] = error
+        ids = list(dict.fromkeys(id for id, _ in places.values()))
+        if not ids:
+            return {}, why
+        batch = self.dataset.read_batch(ids, on_error="none")
+        at, failed = {id: at for at, id in enumerate(ids)}, dict(batch.failures)
+        fields = {field: batch[field] for field in {field for _, field in places.values()}}
+        for path, (id, _) in places.items():
+            if at[id] in failed:
+                why[path] = failed[at[id]]
+        return {path: fields[field][at[id]] for path, (id, field) in places.items()}, why
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> _File:
         if mode != "rb":

@@ -3,7 +3,8 @@
     source = dlfs.grain.DataSource(ds)
     data = grain.MapDataset.source(source).shuffle(seed=1).map(decode).batch(256)
 
-An item is (bytes, label). If Grain requests many at once, through __getitems__, they are one batch read.
+An item is (bytes, label), or ({name: bytes}, label) of samples with several fields. If Grain requests many at
+once, through __getitems__, they are one batch read.
 The module needs no package but dlfs itself.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import NO_LABEL, Dataset, IndexOutOfRange
+from . import NO_LABEL, Dataset, Fields, IndexOutOfRange
 
 __all__ = ["DataSource"]
 
@@ -20,34 +21,46 @@ __all__ = ["DataSource"]
 class DataSource:
     """A `grain.RandomAccessDataSource` of (bytes, label); the label of a sample without one is None.
 
-    For samples of several fields, select one with dlfs.open(..., fields=...).
+    Of samples with several fields, an item is ({name: bytes}, label); a field that a sample lacks is None.
+    fields="jpg" makes the items (bytes, label) of this field, and fields=("jpg", "cls") has these two in the
+    dict.
 
     It may be pickled: a worker process opens the data set again.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, fields: Fields | None = None) -> None:
+        self.dataset, self._fields = dataset, fields
+        dataset.read_batch([], fields=fields)  # raises here if there is no such field
         ids = dataset.ids
         self._ids = None if len(ids) == 0 or int(ids[-1]) == len(ids) - 1 else ids
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[bytes, int | None]:
+    def __getitem__(self, index: int) -> tuple[Any, int | None]:
         if not -len(self) <= index < len(self):
             raise IndexOutOfRange(f"there is no sample {index}: the data set has {len(self)}")
         return self.__getitems__([index % len(self)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[bytes, int | None]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int | None]]:
         """The items at `indices`, read as one batch."""
         if self._ids is not None:
             indices = self._ids[list(indices)].tolist()
-        batch = self.dataset.read_batch([int(index) for index in indices])
+        batch = self.dataset.read_batch([int(index) for index in indices], fields=self._fields)
         labels: Any = batch.labels
         given = [None] * len(batch) if labels is None else labels.tolist()
         given = [None if label == NO_LABEL else label for label in given]
-        return list(zip(batch.tobytes(), given))
+        if not batch.fields:
+            return list(zip(batch.tobytes(), given))
+        items = ({name: _bytes(view) for name, view in sample.items()} for sample in batch)
+        return list(zip(items, given))
 
     def __repr__(self) -> str:
         # Grain's checkpoints compare it, so equal data must have equal text.
-        return f"dlfs.grain.DataSource(image={self.dataset.uuid}, generation={self.dataset.generation})"
+        fields = "" if self._fields is None else f", fields={self._fields!r}"
+        image, generation = self.dataset.uuid, self.dataset.generation
+        return f"dlfs.grain.DataSource(image={image}, generation={generation}{fields})"
+
+
+def _bytes(view: memoryview | None) -> bytes | None:
+    return None if view is None else bytes(view)

@@ -3,7 +3,8 @@
     loader = DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), batch_size=None)
 
 reads through dlfs.Loader, whose native threads make worker processes unnecessary; workers, if you use any,
-share the epoch and decode in parallel. If something else chooses the samples:
+share the epoch and decode in parallel; dlfs.torch.DataLoader then knows how far the loop is. If something else
+chooses the samples:
 
     data = dlfs.torch.Dataset(ds, transform=decode)
     loader = DataLoader(data, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=2)
@@ -16,6 +17,7 @@ classes work with fork, spawn and forkserver, and resume in a StatefulDataLoader
 from __future__ import annotations
 
 import copyreg
+import itertools
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -24,18 +26,31 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast, overload
 
 import numpy
 import torch
 import torch.distributed
 import torch.utils.data
 
-from . import NO_LABEL, Batch, IndexOutOfRange, InvalidArgument, Loader, Order, Sample, Unsupported
+from . import (
+    NO_LABEL,
+    Batch,
+    Fields,
+    IndexOutOfRange,
+    InvalidArgument,
+    Loader,
+    NameNotFound,
+    Order,
+    Sample,
+    Shard,
+    Unsupported,
+)
 from . import Dataset as _Dataset
+from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 
-__all__ = ["BatchSampler", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
+__all__ = ["BatchSampler", "DataLoader", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
 
 
 def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
@@ -43,6 +58,7 @@ def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
 
     torch has no read-only tensors: writing to a tensor that shares memory changes the sample in its batch.
     """
+    view = memoryview(view)  # a dlfs.Sample says here that it is no buffer
     if len(view) == 0:
         return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
@@ -59,22 +75,45 @@ class TensorBatch:
     offsets  int64[B + 1], the start of each sample in the flat data
     ids      int64[B]
     labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
+    fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
+             has length 0. Then data and offsets raise InvalidArgument, since the field is ambiguous
     """
 
     def __init__(
         self,
-        data: torch.Tensor,
-        offsets: torch.Tensor,
+        data: torch.Tensor | None,
+        offsets: torch.Tensor | None,
         ids: torch.Tensor,
         labels: torch.Tensor | None,
         epoch: int = 0,
+        fields: Mapping[str, TensorBatch] | None = None,
     ) -> None:
-        self.data, self.offsets, self.ids, self.labels = data, offsets, ids, labels
-        self.epoch = epoch
+        self._data, self._offsets, self.ids, self.labels = data, offsets, ids, labels
+        self.epoch, self.fields = epoch, dict(fields or {})
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self._whole(self._data)
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        return self._whole(self._offsets)
+
+    def _whole(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            names = ", ".join(self.fields)
+            raise InvalidArgument(
+                f'samples have several fields: {names}. Take batch["{next(iter(self.fields))}"].data'
+            )
+        return tensor
 
     @classmethod
     def of(cls, batch: Batch) -> TensorBatch:
         """Copies `batch` into tensors, once."""
+        if batch.fields:
+            each = {name: cls.of(batch.select(name)) for name in batch.fields}
+            first = next(iter(each.values()))
+            return cls(None, None, first.ids, first.labels, first.epoch, each)
         offsets = torch.from_numpy(batch.offsets.copy())
         lengths = offsets.diff()
         data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
@@ -91,10 +130,19 @@ class TensorBatch:
         )
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.ids)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """The bytes of one sample: uint8[L]."""
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: str) -> TensorBatch: ...
+    def __getitem__(self, index: int | str) -> torch.Tensor | TensorBatch:
+        """batch[i]: the bytes of one sample, uint8[L]; batch[name]: one field of all of them."""
+        if isinstance(index, str):
+            if index not in self.fields:
+                known = ", ".join(self.fields) or "none"
+                raise NameNotFound(f"samples have no field {index}: there are {known}")
+            return self.fields[index]
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a batch of {len(self)}")
         index %= len(self)
@@ -109,25 +157,30 @@ class TensorBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
-        labels = None if self.labels is None else change(self.labels)
-        return TensorBatch(
-            change(self.data), change(self.offsets), change(self.ids), labels, self.epoch
-        )
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        fields = {name: field._each(change) for name, field in self.fields.items()}
+        data, offsets, labels = moved(self._data), moved(self._offsets), moved(self.labels)
+        return TensorBatch(data, offsets, change(self.ids), labels, self.epoch, fields)
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
     """A map-style data set over a dlfs.Dataset; a batch of indices is read at once.
 
-    An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample
-    if it has several fields), `label` an int or None. Without a transform it is (uint8[L], label).
+    An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample,
+    a mapping of names to views, if it has several fields), `label` an int or None. Without a transform it is
+    (uint8[L], label), or ({name: uint8[L]}, label). `fields` is as in dlfs.open.
     """
 
     def __init__(
         self,
         dataset: _Dataset,
-        transform: Callable[[memoryview, int | None], Any] | None = None,
+        transform: Callable[[Any, int | None], Any] | None = None,
+        fields: Fields | None = None,
     ) -> None:
-        self.dataset, self.transform = dataset, transform or _plain
+        self.dataset, self.transform, self._fields = dataset, transform or _plain, fields
+        dataset.read_batch([], fields=fields)  # raises here if there is no such field
         # Indices count existing samples; ids have gaps if samples were deleted.
         labels, ids = dataset.labels, dataset.ids
         whole = len(ids) == 0 or int(ids[-1]) == len(ids) - 1
@@ -146,7 +199,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
         """The items at `indices`, whose bytes are read as one batch."""
         if self._ids is not None:
             indices = self._ids[list(indices)].tolist()
-        batch = self.dataset.read_batch(indices)
+        batch = self.dataset.read_batch(indices, fields=self._fields)
         if torch.utils.data.get_worker_info() is not None:
             _set_up_worker()
         given = _labels(batch)
@@ -160,15 +213,18 @@ def _labels(batch: Batch) -> list[int | None]:
     return [None if label == NO_LABEL else label for label in labels.tolist()]
 
 
-def _plain(view: memoryview, label: int | None) -> tuple[torch.Tensor, int | None]:
-    return tensor(memoryview(view)), label  # memoryview: a dlfs.Sample says here that it is no buffer
+def _plain(view: Any, label: int | None) -> tuple[Any, int | None]:
+    if not isinstance(view, Sample):
+        return tensor(view), label
+    each = {name: None if field is None else tensor(field) for name, field in view.items()}
+    return each, label
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it. `options` are those of dlfs.Loader. N workers divide N batches of
+    if a worker process has to send it. The options are those of dlfs.Loader. N workers divide N batches of
     this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
     `shard` is given, so that they read little more than one process would. The order is the same with any
     number of workers. With `peers`, the process that makes this object joins them, and workers read through
@@ -176,8 +232,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     set_epoch, state_dict and load_state_dict work as in Loader, and reach worker processes, also persistent
     ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers continue
-    with the next epoch; workers that are restarted for each epoch begin with the same one each time. Only
-    workers know what they have read: StatefulDataLoader asks them, and state_dict here raises Unsupported.
+    with the next epoch; workers that torch's DataLoader restarts for each epoch begin with the same one each time,
+    and a warning says so at the second. Only workers know what they have read: dlfs.torch.DataLoader counts what
+    it hands out, StatefulDataLoader asks them, and state_dict here raises Unsupported.
     """
 
     def __init__(
@@ -187,25 +244,81 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         order: Order = "grouped",
         *,
         transform: Callable[[Batch], Any] | None = None,
+        seed: int = 0,
+        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        shard: Shard | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        prefetch_bytes: int | None = None,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
+        batching: Literal["chunk", "sample", "none"] | None = None,
+        fields: Fields | None = None,
+        contiguous: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        deadline: float = 60.0,
+        queue_pairs: int = 1,
+        busy_poll: bool = False,
+        peers: Any = None,
+        round: str | None = None,
+        peer_mode: str = "read-through",
+        peer_address: str | None = None,
+        rendezvous_port: int | None = None,
+        peer_timeout: float = 60.0,
+        store: str | None = None,
+        blocking_exchange: bool = False,
+        restart_shares: bool = False,
     ) -> None:
         self.dataset, self.transform = dataset, transform
+        options = _changed(
+            seed=(seed, 0),
+            epochs=(epochs, None),
+            shard=(shard, None),
+            drop_last=(drop_last, False),
+            pad=(pad, False),
+            prefetch_bytes=(prefetch_bytes, None),
+            lanes=(lanes, None),
+            group=(group, None),
+            by=(by, None),
+            exchange=(exchange, None),
+            batching=(batching, None),
+            fields=(fields, None),
+            contiguous=(contiguous, False),
+            on_error=(on_error, "raise"),
+            deadline=(deadline, 60.0),
+            queue_pairs=(queue_pairs, 1),
+            busy_poll=(busy_poll, False),
+            store=(store, None),
+            blocking_exchange=(blocking_exchange, False),
+            restart_shares=(restart_shares, False),
+        )
         # This process joins the peers, once; workers read through them.
-        peers = {name: options.pop(name) for name in _PEERS if name in options}
+        joining = _changed(
+            peers=(peers, None),
+            round=(round, None),
+            peer_mode=(peer_mode, "read-through"),
+            peer_address=(peer_address, None),
+            rendezvous_port=(rendezvous_port, None),
+            peer_timeout=(peer_timeout, 60.0),
+        )
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
-        if peers.get("peers") is not None:
-            self._given = self._join(peers)
+        if peers is not None:
+            self._given = self._join(joining)
+        elif joining:
+            raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
         # Rank, world size, number of this worker, and number of workers.
         self._place = (*_place(*self._given), 0, 1)
         self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
         self._resumed: int | None = None
-        # In a worker: the epoch of the next iteration.
-        self._epoch = 0
+        # In a worker: the epoch of the next iteration, and whether there was one before.
+        self._epoch, self._has_begun = 0, False
         # Whether the parent of a spawned process was part of a torch.distributed group.
         self._grouped = False
 
@@ -250,7 +363,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             if consumed and info is not None and not self._goes_on(info):
                 epoch, consumed = epoch + 1, 0
             state = self._loader.state_dict()
-            lanes, version = self._shared[_LANES:].tolist()
+            lanes, version = self._shared[_LANES:_AGAIN].tolist()
             if lanes:
                 kind = "grouped" if version == 1 else "grouped2"
                 state["order"] = {**state["order"], "kind": kind, "lanes": lanes}
@@ -292,6 +405,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             # Advances by one at each iteration, even an incomplete one, so that all workers agree.
             last = self._options.get("epochs") or sys.maxsize
             loader.set_epoch(min(self._epoch, last))
+            if info.id == 0 and not self._has_begun:
+                self._warn_again(loader)
+            self._has_begun = True
             self._epoch = min(self._epoch + 1, last)
             self._shared[_BEGUN] = int(self._shared[0]) + 1
         if (info is None or info.id == 0) and not int(self._shared[_WARNED]):
@@ -299,6 +415,20 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
                 _warn_unequal(self._batches_left, self._place, self._options, self._grouped)
             )
         return iter(loader)
+
+    def _warn_again(self, loader: Loader) -> None:
+        """In a worker that was just started: warns if those before it have begun the same epoch."""
+        now = [int(self._shared[0]) + 1, loader.epoch + 1]
+        before, told = self._shared[_AGAIN : _AGAIN + 2].tolist(), int(self._shared[_AGAIN + 2])
+        self._shared[_AGAIN : _AGAIN + 2] = torch.tensor(now)
+        if now == before and not told:
+            self._shared[_AGAIN + 2] = 1
+            warnings.warn(
+                f"these workers read epoch {loader.epoch} from its start, as the workers before them did: call "
+                "set_epoch before each epoch, or take dlfs.torch.DataLoader, which goes on with the next epoch, or "
+                "persistent_workers=True",
+                stacklevel=2,
+            )
 
     def _batches_left(self, rank: int) -> int:
         """The number of batches of a rank in the epoch that begins, over all its workers."""
@@ -310,8 +440,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             left += loader.batches_left
         return left
 
-    def _item(self, batch: Batch) -> Any:
-        in_worker = torch.utils.data.get_worker_info() is not None
+    def _item(self, batch: Batch, as_worker: bool = False) -> Any:
+        in_worker = as_worker or torch.utils.data.get_worker_info() is not None
         if self.transform is None:
             return TensorBatch.of(batch) if in_worker else batch
         item = self.transform(batch)
@@ -343,8 +473,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if torch.utils.data.get_worker_info() is None and self._workers_have_begun():
             raise Unsupported(
                 "only the worker processes know how far they have read, and some batches are in queues: "
-                "take the state from torchdata's StatefulDataLoader, which asks them; or right after "
-                "set_epoch, before the epoch begins; or read without workers (num_workers=0)"
+                "take the state from dlfs.torch.DataLoader, which counts what it hands out, or from torchdata's "
+                "StatefulDataLoader, which asks them; or right after set_epoch, before the epoch begins; or "
+                "read without workers (num_workers=0)"
             )
         return self._current().state_dict()
 
@@ -358,7 +489,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             return  # a StatefulDataLoader gives each worker its own
         order = place["order"]
         version = 1 if order["kind"] == "grouped" else 2
-        self._shared[_LANES:] = torch.tensor([order.get("lanes", 0), version])
+        self._shared[_LANES:_AGAIN] = torch.tensor([order.get("lanes", 0), version])
         self._move(place["epoch"], place["consumed"])
         self._resumed = place["epoch"]
 
@@ -367,6 +498,87 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             raise InvalidArgument(f"there is no epoch {epoch}")
         self._shared[:_BEGUN] = torch.tensor([int(self._shared[0]) + 1, epoch, consumed])
         self._resumed = None
+
+    # What dlfs.torch.DataLoader asks.
+
+    def _moves(self) -> int:
+        """How often the run was moved."""
+        return int(self._shared[0])
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state of this process, whatever workers have read."""
+        return self._current().state_dict()
+
+    def _rank(self) -> tuple[int, int]:
+        return _place(*self._given)
+
+    def _epochs(self) -> int:
+        return self._options.get("epochs") or sys.maxsize
+
+    def _check_rounds(self) -> None:
+        """Raises Unsupported if the samples of a round depend on more than the state."""
+        order, shard = self._options["order"], self._options.get("shard")
+        if order in ("local", "partial") or shard == "local":
+            what = f"{order} order" if order in ("local", "partial") else "shard='local'"
+            raise Unsupported(
+                f"in {what} the shares depend on the workers: take the state from torchdata's StatefulDataLoader, at "
+                "the end of an epoch, or without workers (num_workers=0)"
+            )
+
+    def _round(self, workers: int, had: int) -> Round:
+        """A round of this many workers with the options of this data set."""
+        shard = self._options.get("shard")
+        if shard is None and workers > 1 and self._options["order"] == "grouped":
+            shard = "aligned"
+        return Round(workers, self._rank()[1], self._options["batch_size"], shard, had)
+
+    def _ids_of(self, state: Mapping[str, Any], round: Round, worker: int, rank: int) -> _Ids:
+        """The order of a worker of a rank, from `state` on."""
+        options = {name: self._options[name] for name in _ORDER if name in self._options}
+        ids = _Ids(
+            self.dataset,
+            **options,
+            batch_size=round.batch_size,
+            shard=round.shard,
+            rank=worker * round.world_size + rank,
+            world_size=round.workers * round.world_size,
+        )
+        ids.load_state_dict(state)
+        return ids
+
+    def _pieces(self, state: Mapping[str, Any], round: Round) -> list[list[int]]:
+        """The samples of the round after `state`: what all ranks get from each worker, rank after rank."""
+        ids, pieces = self.dataset.ids, []
+        for worker in range(round.workers):
+            each = [
+                self._ids_of(state, round, worker, rank).next() for rank in range(round.world_size)
+            ]
+            lists = [drawn[0] if drawn else [] for drawn in each]
+            turns = itertools.zip_longest(*lists)
+            pieces.append([int(ids[at]) for turn in turns for at in turn if at is not None])
+        return pieces
+
+    def _after_round(self, state: Mapping[str, Any], round: Round) -> dict[str, Any]:
+        ids = self._ids_of(state, round, 0, 0)
+        ids.next()
+        return ids.state_dict()
+
+    def _left(self, state: Mapping[str, Any], workers: int) -> int:
+        """Batches of this rank from `state` to the end of its epoch."""
+        rank, round = self._rank()[0], self._round(workers, 0)
+        if self._options["order"] in ("local", "partial"):
+            return self.num_batches(workers)
+        return sum(
+            self._ids_of(state, round, worker, rank).batches_left for worker in range(workers)
+        )
+
+    def _read(self, ids: list[int], epoch: int, ends_epoch: bool) -> Batch:
+        """Samples by their ids, as a batch of this epoch."""
+        fields, on_error = self._options.get("fields"), self._options.get("on_error", "raise")
+        batch = self.dataset.read_batch(ids, on_error=on_error, fields=fields)
+        make, parts = cast(tuple[Callable[..., Batch], tuple[Any, ...]], batch.__reduce__())
+        # A copy that says its epoch: read_batch knows none.
+        return make(*parts[:4], (epoch, ends_epoch), *parts[5:])
 
     def __getstate__(self) -> dict[str, Any]:
         # torch.distributed is not initialised in a spawned worker.
@@ -382,7 +594,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 # _BEGUN: the move after which workers have begun, plus one. _WARNED: whether unequal ranks were reported.
 # _TAKEN: for which move workers have resumed within the epoch, their seed, and the number of the first one.
 # _LANES: lanes and version of the grouped order of a loaded state, or zeroes.
-_BEGUN, _WARNED, _TAKEN, _LANES, _WORDS = 3, 4, 5, 8, 10
+# _AGAIN: move and epoch, each plus one, with which workers were last started, and whether a second start was
+# reported.
+_BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 10, 13
 
 
 class _Batches(Iterator[Any]):
@@ -417,7 +631,7 @@ class _Batches(Iterator[Any]):
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
 
-    `options` are order, seed, lanes, group, shard, drop_last and pad of dlfs.Loader. Each iterator covers the
+    The options are those of dlfs.Loader. Each iterator covers the
     epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
     ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
     indices drawn. A DataLoader with workers draws ahead, so take the state from StatefulDataLoader there.
@@ -429,10 +643,29 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         batch_size: int,
         order: Order = "global",
         *,
+        seed: int = 0,
+        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        shard: Shard | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
     ) -> None:
+        options = _changed(
+            seed=(seed, 0),
+            epochs=(epochs, None),
+            shard=(shard, None),
+            drop_last=(drop_last, False),
+            pad=(pad, False),
+            lanes=(lanes, None),
+            group=(group, None),
+            by=(by, None),
+            exchange=(exchange, None),
+        )
         self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
         self._warned = False
@@ -548,18 +781,38 @@ class Sampler(torch.utils.data.Sampler[int]):
         dataset: _Dataset,
         order: Order = "global",
         *,
+        seed: int = 0,
+        epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        shard: Shard | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
     ) -> None:
-        shard = options.get("shard")
         if shard in ("aligned", "local"):
             raise InvalidArgument(
                 f"{shard} shares are parts of global batches, which a Sampler does not know: take "
                 f'BatchSampler(..., shard="{shard}"), or shard="strided"'
             )
         self._batches = BatchSampler(
-            dataset, 1, order, rank=rank, world_size=world_size, **options
+            dataset,
+            1,
+            order,
+            seed=seed,
+            epochs=epochs,
+            rank=rank,
+            world_size=world_size,
+            shard=shard,
+            drop_last=drop_last,
+            pad=pad,
+            lanes=lanes,
+            group=group,
+            by=by,
+            exchange=exchange,
         )
 
     def __len__(self) -> int:
@@ -590,11 +843,16 @@ class _DrawnSingly(Iterator[int]):
         return next(self._drawn)[0]
 
 
-# The options of Loader that say how to join peers.
-_PEERS = ("peers", "round", "peer_mode", "peer_address", "rendezvous_port", "peer_timeout")
+# The options of Loader that say what the order is.
+_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
+
+
+def _changed(**options: tuple[Any, Any]) -> dict[str, Any]:
+    """The options whose value is not the default that stands behind it; the library knows the others."""
+    return {name: value for name, (value, default) in options.items() if value != default}
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

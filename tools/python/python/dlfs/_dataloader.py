@@ -1,0 +1,301 @@
+"""A DataLoader for torch that knows what the training loop has had, with any number of workers.
+
+N worker processes divide rounds of N batches of each rank among themselves, in the order of their numbers. So what a
+loop has had after k batches is k // N whole rounds, and the batches of the first k % N workers of the next one. A
+state within a round says how many samples of it were had; who resumes with other workers, ranks or batches first
+reads the rest of that round, here, and goes on with whole rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.utils.data
+import torch.utils.data._utils.pin_memory
+
+from . import Batch, InvalidArgument, Unsupported
+from ._dlfs import Sampler as _Ids
+
+if TYPE_CHECKING:
+    from .torch import IterableDataset
+
+
+# torch does not annotate it.
+_pin: Callable[[Any], Any] = torch.utils.data._utils.pin_memory.pin_memory
+
+
+class Round(NamedTuple):
+    """How a round of the workers was divided, and how many of its samples all ranks have had."""
+
+    workers: int
+    world_size: int
+    batch_size: int
+    shard: str | None
+    had: int
+
+
+class Place(NamedTuple):
+    """Where a run stands: a state between two rounds, and within which round behind it, if in one."""
+
+    state: dict[str, Any]
+    round: Round | None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.round is None:
+            return dict(self.state)
+        return {"version": 1, "before": dict(self.state), "round": self.round._asdict()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Place:
+        """Raises InvalidArgument if `state` is none of a DataLoader."""
+        if "round" not in state:
+            return cls(dict(state), None)
+        try:
+            round = Round(**state["round"])
+            before = dict(state["before"])
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(f"this is not a state of dlfs.torch.DataLoader: {error}") from None
+        numbers = (round.workers, round.world_size, round.batch_size)
+        whole = round.workers * round.world_size * round.batch_size
+        if not (all(isinstance(n, int) and n > 0 for n in numbers) and 0 < round.had < whole):
+            raise InvalidArgument(f"this is not a state of dlfs.torch.DataLoader: its round is {round}")
+        return cls(before, round)
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """torch's DataLoader over a dlfs.torch.IterableDataset, with states that count what the loop has had.
+
+        loader = dlfs.torch.DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), num_workers=3)
+        for batch in loader: ...
+        saved = loader.state_dict()       # also with workers, whatever they have read ahead
+
+    Each `for` reads one epoch from its start: the next one if the last one was completed, otherwise the same one
+    again; right after load_state_dict, it resumes. That holds for workers that are started for each epoch, too. A
+    state can be loaded with another number of workers, batch size or world size, and so can a state of torchdata's
+    StatefulDataLoader over the same data set. If it is from within a round of workers, the rest of that round is
+    read in this process, with the transform, before workers go on.
+
+    len() is the number of batches of a whole epoch. Other options are torch's.
+    """
+
+    dataset: IterableDataset
+
+    def __init__(
+        self,
+        dataset: IterableDataset,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        from .torch import IterableDataset
+
+        if not isinstance(dataset, IterableDataset):
+            raise TypeError(
+                f"dataset: a dlfs.torch.IterableDataset, not {type(dataset).__qualname__}; for map-style data sets, "
+                "torchdata's StatefulDataLoader with batch_sampler=dlfs.torch.BatchSampler(...)"
+            )
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+        )
+        # Where the next iterator begins, unless the data set was moved since.
+        self._next = Place(dataset._own_state(), None)
+        self._moves = dataset._moves()
+        self._loaded = False
+        # How far the newest iterator is.
+        self._run: _Progress | None = None
+
+    def __len__(self) -> int:
+        return self.dataset.num_batches(self.num_workers)
+
+    def __iter__(self) -> Any:
+        if self.num_workers == 0:
+            self.dataset.prepare()
+        return _Run(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Moves to the start of `epoch`; right after load_state_dict, the epoch of the state resumes."""
+        place = self._begin()
+        if self._loaded and epoch == place.state["epoch"]:
+            return
+        if epoch < 0:
+            raise InvalidArgument(f"there is no epoch {epoch}")
+        self._go_to(Place({**place.state, "epoch": epoch, "consumed": 0}, None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batches that the newest iterator has given."""
+        place = self._begin() if self._run is None else self._run.place()
+        return place.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iterator resumes from `state`: one of this class, of dlfs.Loader or dlfs.torch.IterableDataset, or
+        of a StatefulDataLoader over a data set like this one. Raises the errors of Loader.load_state_dict."""
+        if "_snapshot" in state or "_num_yielded" in state:
+            place = self._of_stateful(state)
+        else:
+            place = Place.of(state)
+        if place.round is not None:
+            self.dataset._check_rounds()
+            self.dataset._ids_of(place.state, place.round, 0, 0)  # refuses what is not of this order
+        self._go_to(place)
+        self._loaded = True
+
+    def _items(self) -> Iterator[Any]:
+        """The batches of the epoch from where it begins."""
+        data, place = self.dataset, self._begin()
+        if place.state["epoch"] >= data._epochs():
+            return
+        self._run = run = _Progress(data, self.num_workers, place)
+        # A loaded place is for one iterator; one that is left before its end begins its epoch again.
+        self._next, self._loaded = Place({**place.state, "consumed": 0}, None), False
+        if place.round is not None:
+            yield from self._rest_of_round(run, place.state, place.round)
+        if run.counted["epoch"] == place.state["epoch"]:
+            if self.num_workers or data._own_state() != run.counted:
+                data.load_state_dict(run.counted)
+            data._resumed, self._moves = None, data._moves()
+            run.left = data._left(run.counted, max(self.num_workers, 1))
+            for item in super().__iter__() if run.left else ():
+                run.handed, run.known = run.handed + 1, None
+                if run.handed == run.left:
+                    self._end(run)
+                yield item
+        self._end(run)
+
+    def _end(self, run: _Progress) -> None:
+        """The loop has the last batch of its epoch."""
+        run.known = run.behind()
+        if self._run is run:
+            self._next = run.known
+
+    def _rest_of_round(
+        self, run: _Progress, before: dict[str, Any], round: Round
+    ) -> Iterator[Any]:
+        """What other workers have left of their round, read in this process."""
+        data, options = self.dataset, self.dataset._options
+        whole = [id for piece in data._pieces(before, round) for id in piece]
+        after = data._after_round(before, round)
+        rank, world_size = data._rank()
+        step = world_size * options["batch_size"]
+        for start in range(round.had, len(whole), step):
+            # Samples that all ranks read now; this rank takes every world_size-th of them.
+            part = whole[start : start + step]
+            had, is_last = start + len(part), start + step >= len(whole)
+            if options.get("pad"):
+                part += whole[: max(world_size - len(part), 0)]
+            mine = part[rank::world_size]
+            if not mine or (options.get("drop_last") and len(part) < world_size):
+                continue
+            ends = is_last and after["epoch"] != before["epoch"]
+            batch = data._read(mine, before["epoch"], ends)
+            item = self.collate_fn(data._item(batch, as_worker=self.num_workers > 0))
+            run.known = Place(after, None) if is_last else Place(before, round._replace(had=had))
+            yield _pin(item) if self.pin_memory and torch.cuda.is_available() else item
+        run.counted, run.known = after, Place(after, None)
+
+    def _go_to(self, place: Place) -> None:
+        self.dataset.load_state_dict(place.state)
+        self._next, self._moves, self._run = place, self.dataset._moves(), None
+        self._loaded = False
+
+    def _begin(self) -> Place:
+        """Where the next iterator begins."""
+        if self.dataset._moves() != self._moves:  # the user has moved the data set
+            self._next, self._loaded = Place(self.dataset._own_state(), None), False
+            self._moves, self._run = self.dataset._moves(), None
+        return self._next
+
+    def _of_stateful(self, state: Mapping[str, Any]) -> Place:
+        """The place of a state of StatefulDataLoader."""
+        try:
+            if "_num_yielded" in state:
+                return Place(dict(state["dataset_state"]), None)
+            snapshot = state["_snapshot"]
+            each = snapshot["_worker_snapshots"]
+            states = [dict(each[f"worker_{at}"]["dataset_state"]) for at in range(len(each))]
+            reached = [(one["epoch"], one["consumed"]) for one in states]
+            behind = int(state["_steps_since_snapshot"])
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(
+                f"this is not a state of a StatefulDataLoader over a dlfs.torch.IterableDataset: it lacks {error}"
+            ) from None
+        if behind:
+            raise Unsupported(
+                f"this state of a StatefulDataLoader is {behind} batches behind what was read: "
+                "take states with snapshot_every_n_steps=1"
+            )
+        first = min(reached)
+        ahead = sum(one != first for one in reached)
+        before = states[reached.index(first)]
+        if ahead == 0:
+            return Place(before, None)
+        if reached[ahead:] != [first] * (len(reached) - ahead):
+            raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
+        data = self.dataset
+        part = data._round(len(states), 0)
+        sizes = [len(piece) for piece in data._pieces(before, part)]
+        return Place(before, part._replace(had=sum(sizes[:ahead])))
+
+
+class _Progress:
+    """How far an iterator is. It does not hold the iterator, so that workers end with that."""
+
+    def __init__(self, data: IterableDataset, workers: int, begun: Place) -> None:
+        self.data, self.workers, self.begun = data, workers, begun
+        # Where whole rounds begin, and how many batches of them were handed out and will be in this epoch.
+        self.counted = begun.state
+        self.handed, self.left = 0, 0
+        # After the newest batch, if it was of the rest of a round, or the last one of the epoch.
+        self.known: Place | None = begun
+
+    def behind(self) -> Place:
+        """The start of the next epoch."""
+        return Place({**self.begun.state, "epoch": self.begun.state["epoch"] + 1, "consumed": 0}, None)
+
+    def place(self) -> Place:
+        """Where the run stands after what was handed out."""
+        if self.known is not None:
+            return self.known
+        data = self.data
+        if self.workers == 0:
+            return Place(data._own_state(), None)
+        data._check_rounds()
+        rounds, had = divmod(self.handed, self.workers)
+        part = data._round(self.workers, 0)
+        whole = part.workers * part.world_size * part.batch_size
+        state = {**self.counted, "consumed": self.counted["consumed"] + rounds * whole}
+        if had == 0:
+            return Place(state, None)
+        sizes = [len(piece) for piece in data._pieces(state, part)]
+        return Place(state, part._replace(had=sum(sizes[:had])))
+
+
+class _Run(Iterator[Any]):
+    """One iteration of a DataLoader."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader, self._items = loader, loader._items()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        return next(self._items)
