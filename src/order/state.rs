@@ -67,7 +67,8 @@ impl State {
 
     /// Checks that a run on `image` at `generation` with `order`, with `world_size` ranks over `len` samples,
     /// can resume from this state. It resumes in the order of the state, which may be an earlier version of
-    /// the requested one, or have a number of lanes if none was requested.
+    /// the requested one, or have a number of lanes if none was requested. An order with a share for each rank
+    /// names the number of shares; several processes may divide each.
     ///
     /// # Errors
     /// The first reason why it cannot.
@@ -369,7 +370,8 @@ mod tests {
         };
         assert_eq!(check(100, 4, 4), Ok(()));
         assert_eq!(check(100, 8, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
-        assert_eq!(check(100, 4, 8), Err(Refusal::WorldSize { state: 4, asked: 8 }));
+        assert_eq!(check(100, 4, 8), Ok(()), "two processes that divide a rank's share");
+        assert_eq!(check(100, 4, 6), Err(Refusal::WorldSize { state: 4, asked: 6 }));
         assert_eq!(check(101, 4, 4), Err(Refusal::Uneven { consumed: 101, world_size: 4 }));
         assert_eq!(check(1000, 4, 4), Ok(()));
     }
