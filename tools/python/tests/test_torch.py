@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import random
 import tarfile
+import warnings
 
 import numpy as np
 import pytest
@@ -859,3 +860,32 @@ def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk, mos
             ratios[workers] = sum(read) / once
     print("bytes read over those without workers:", ratios)
     assert all(0.9 < ratio <= most for ratio in ratios.values()), ratios
+
+
+def test_a_rank_of_torchrun_that_nobody_names_is_warned_of(image, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with dlfs.open(image) as ds:
+        data = dlfs.torch.IterableDataset(ds, 8)  # torch.distributed may begin later
+        for begin in (lambda: dlfs.Loader(ds, 8), lambda: next(iter(data))):
+            monkeypatch.setattr(dlfs, "_warned_of_launcher", False)
+            with pytest.warns(UserWarning, match="each of the 2 processes"):
+                begin()
+        monkeypatch.setattr(dlfs, "_warned_of_launcher", False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dlfs.Loader(ds, 8, rank=0, world_size=1)
+
+
+def test_batches_of_batches_are_refused_with_what_to_write(image):
+    with dlfs.open(image) as ds:
+        data = dlfs.torch.IterableDataset(ds, 8)
+        with pytest.raises(TypeError, match="batch_size=None"):
+            next(iter(DataLoader(data, batch_size=4)))
+
+
+def test_a_data_set_of_torch_says_what_it_has_read_and_waited_for(image, source):
+    with dlfs.open(image) as ds:
+        data = dlfs.torch.IterableDataset(ds, 8)
+        assert sum(len(batch) for batch in DataLoader(data, batch_size=None)) == len(source)
+        assert data.stats()["bytes"] >= sum(map(len, source.contents))

@@ -23,6 +23,7 @@ All bytes are verified with checksums. The command `dlfs import` creates images.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -241,8 +242,8 @@ class Loader(_Loader):
                      "global": a full shuffle; "sequential"; "local", "partial": a share for each rank
     seed             the same seed gives the same epochs, whatever the world size
     epochs           the number of epochs; readahead stops after the last one. None: endless
-    rank             the rank of this process, from 0
-    world_size       the number of ranks that share each epoch
+    rank             the rank of this process, from 0 (0)
+    world_size       the number of ranks that share each epoch (1)
     shard            how the ranks share each global batch: "strided": every W-th sample to each; "aligned", in
                      grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
                      resumes with another world size; "local", with peers: what the rank's node holds, as far
@@ -307,8 +308,8 @@ class Loader(_Loader):
         *,
         seed: int = 0,
         epochs: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         shard: Shard = "strided",
         drop_last: bool = False,
         pad: bool = False,
@@ -334,6 +335,8 @@ class Loader(_Loader):
         blocking_exchange: bool = False,
         restart_shares: bool = False,
     ) -> Loader:
+        if rank is None and world_size is None and peers is None:
+            _warn_of_launcher()
         return super().__new__(
             cls,
             dataset,
@@ -341,8 +344,8 @@ class Loader(_Loader):
             order=order,
             seed=seed,
             epochs=epochs,
-            rank=rank,
-            world_size=world_size,
+            rank=0 if rank is None else rank,
+            world_size=1 if world_size is None else world_size,
             shard=shard,
             drop_last=drop_last,
             pad=pad,
@@ -368,6 +371,24 @@ class Loader(_Loader):
             blocking_exchange=blocking_exchange,
             restart_shares=restart_shares,
         )
+
+
+def _warn_of_launcher() -> None:
+    """Warns, once, if torchrun has started several processes and nobody says which rank this one is."""
+    global _warned_of_launcher
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if _warned_of_launcher or "RANK" not in os.environ or not ranks.isdecimal() or int(ranks) < 2:
+        return
+    _warned_of_launcher = True
+    warnings.warn(
+        f"each of the {ranks} processes of this job reads the whole epoch: pass rank and world_size, or call "
+        "torch.distributed.init_process_group before the first epoch of dlfs.torch; rank=0, world_size=1 if "
+        "something else divides the data",
+        stacklevel=3,
+    )
+
+
+_warned_of_launcher = False
 
 
 def _reopen(address: Addresses, options: Mapping[str, Any], peers: str | None = None) -> Dataset:

@@ -32,6 +32,7 @@ import numpy
 import torch
 import torch.distributed
 import torch.utils.data
+import torch.utils.data._utils.collate
 
 from . import (
     NO_LABEL,
@@ -47,6 +48,7 @@ from . import (
     Unsupported,
 )
 from . import Dataset as _Dataset
+from . import _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 
@@ -400,6 +402,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """Begins an epoch, or resumes the loaded one."""
         loader, info = self._current(), torch.utils.data.get_worker_info()
         self._resumed = None
+        if self._given == (None, None) and (info is None or info.id == 0) and not _in_group():
+            _warn_of_launcher()
         if info is not None:
             _set_up_worker()
             # Advances by one at each iteration, even an incomplete one, so that all workers agree.
@@ -448,6 +452,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if in_worker:
             _check_sendable(item, "the transform's result")
         return item
+
+    def stats(self) -> dict[str, Any]:
+        """What this process has read and waited for, as Loader.stats; worker processes count for themselves."""
+        return self._loader.stats()
 
     def num_batches(self, workers: int = 0) -> int:
         """The number of batches of an epoch on this rank with this many worker processes.
@@ -942,6 +950,14 @@ _SENDABLE: set[type] = {
     *(Batch, Sample, TensorBatch, memoryview, numpy.ndarray, torch.Tensor),
     *(bool, bytes, float, int, str, type(None)),
 }
+
+
+def _is_a_batch(batch: Sequence[Any], **_: Any) -> Any:
+    """What torch's default_collate calls for a list of batches."""
+    raise TypeError("an item of dlfs.torch.IterableDataset is a batch already: DataLoader(..., batch_size=None)")
+
+
+torch.utils.data._utils.collate.default_collate_fn_map.update({Batch: _is_a_batch, TensorBatch: _is_a_batch})
 
 
 def _number_of_process() -> int:
