@@ -161,8 +161,8 @@ def open(
     stop_at_first_failure   stop adding copies for good once a sample fits in no tier
     node             the name of this node, if several run on one machine: processes on nodes of other names
                      do not share tiers in memory
-    fields           if samples have several fields: the name of one, which then is the sample, or a tuple of
-                     names: a sample is then a mapping of these. None: a mapping of all
+    fields           name of the field that represents the sample, if samples have several; or a tuple of names:
+                     a sample is then a mapping of these. None: a mapping of all
     peers            where the ranks find each other, in order to share the tiers of all nodes of the job, with the
                      options of Dataset.join_peers: rank, world_size, round, peer_mode, peer_address,
                      rendezvous_port and peer_timeout. Waits until all ranks have joined. A loader that is to take
@@ -243,7 +243,7 @@ class Loader(_Loader):
     seed             the same seed gives the same epochs, whatever the world size
     epochs           the number of epochs; readahead stops after the last one. None: endless
     rank             the rank of this process, from 0 (0)
-    world_size       the number of ranks that share each epoch (1)
+    world_size       the number of ranks that share each epoch
     shard            how the ranks share each global batch: "strided": every W-th sample to each; "aligned", in
                      grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
                      resumes with another world size; "local", with peers: what the rank's node holds, as far
@@ -309,7 +309,7 @@ class Loader(_Loader):
         seed: int = 0,
         epochs: int | None = None,
         rank: int | None = None,
-        world_size: int | None = None,
+        world_size: int = 1,
         shard: Shard = "strided",
         drop_last: bool = False,
         pad: bool = False,
@@ -335,7 +335,7 @@ class Loader(_Loader):
         blocking_exchange: bool = False,
         restart_shares: bool = False,
     ) -> Loader:
-        if rank is None and world_size is None and peers is None:
+        if rank is None and world_size == 1 and peers is None:
             _warn_of_launcher()
         return super().__new__(
             cls,
@@ -345,7 +345,7 @@ class Loader(_Loader):
             seed=seed,
             epochs=epochs,
             rank=0 if rank is None else rank,
-            world_size=1 if world_size is None else world_size,
+            world_size=world_size,
             shard=shard,
             drop_last=drop_last,
             pad=pad,
