@@ -394,6 +394,7 @@ def test_a_wait_for_peers_can_be_interrupted(image, run_python):
         """
 import os, signal, sys, threading
 import dlfs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of shells inherit that it is ignored
 ds = dlfs.open(sys.argv[1], tiers=["ram:8M"], node=f"interrupted-{os.getpid()}")
 for peers in (sys.argv[2], ["127.0.0.1:%d" % port for port in (int(sys.argv[3]), int(sys.argv[3]) + 1)]):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -122,6 +122,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._loaded = False
         # How far the newest iterator is.
         self._run: _Progress | None = None
+        # Whether workers have begun an epoch whose last batch the loop does not have.
+        self._under_way = False
 
     def __len__(self) -> int:
         return self.dataset.num_batches(self.num_workers)
@@ -169,10 +171,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if place.round is not None:
             yield from self._rest_of_round(run, place.state, place.round)
         if run.counted["epoch"] == place.state["epoch"]:
+            if self._under_way:
+                self._restart_workers()
             if self.num_workers or data._own_state() != run.counted:
                 data.load_state_dict(run.counted)
             data._resumed, self._moves = None, data._moves()
             run.left = data._left(run.counted, max(self.num_workers, 1))
+            self._under_way = run.left > 0
             for item in super().__iter__() if run.left else ():
                 run.handed, run.known = run.handed + 1, None
                 if run.handed == run.left:
@@ -180,11 +185,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 yield item
         self._end(run)
 
+    def _restart_workers(self) -> None:
+        """Ends persistent workers whose last iterator was left: one that had not begun it yet would take the place
+        of the next iterator for its own."""
+        left: Any = self._iterator  # torch does not annotate what it has
+        self._iterator = None
+        if left is not None:
+            left._shutdown_workers()
+
     def _end(self, run: _Progress) -> None:
         """The loop has the last batch of its epoch."""
         run.known = run.behind()
         if self._run is run:
-            self._next = run.known
+            self._next, self._under_way = run.known, False
 
     def _rest_of_round(
         self, run: _Progress, before: dict[str, Any], round: Round
