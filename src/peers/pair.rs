@@ -114,10 +114,11 @@ impl PeerScope {
 /// The state of a piece.
 struct Way {
     keeper: Keeper,
-    /// Who reads it.
-    source: Source,
-    /// Whether that peer has delivered wrong bytes of it: now it must fetch them anew, and they are checked here.
+    /// Whether the peer that is asked has delivered wrong bytes of it: now it must fetch them anew.
     is_anew: bool,
+    /// Whether its bytes were wrong before, whoever delivered them: now they are checked here, since the reader does
+    /// not ask a third time.
+    is_checked: bool,
     began: Instant,
 }
 
@@ -186,7 +187,7 @@ enum Link {
 
 struct Suspect {
     range: Range<u64>,
-    node: u16,
+    source: Source,
 }
 
 struct PeersPair {
@@ -206,7 +207,8 @@ struct PeersPair {
     /// The number of the plan of the run, and the plan.
     plan: (u32, Option<Arc<PlanMap>>),
     spans: Vec<(Range<u64>, Keeper)>,
-    /// Ranges of which a node has delivered wrong bytes; the next read of each makes it fetch them anew.
+    /// Ranges whose bytes were wrong. The next read of each makes the peer that delivered them fetch them anew, and
+    /// is checked.
     suspects: Vec<Suspect>,
     /// The most bytes outstanding at one peer: a part of the reader's window, so that a slow peer does not take it
     /// all, and no peer has to send more to each reader.
@@ -227,13 +229,14 @@ impl PeersPair {
         self.split(start..start + io.buf.len() as u64, &mut spans);
         let mut cutting = self.pieces.begin(io, start, spans.len());
         for (range, keeper) in spans.drain(..) {
-            let suspect = self.take_suspect(&range).map(Source::Peer);
-            let source = match self.nearest_source_of(keeper, &range, now) {
+            let suspect = self.take_suspect(&range);
+            let source = match (suspect, self.nearest_source_of(keeper, &range, now)) {
                 // That peer was set aside. Others may be wrong, too; this rank's cache reads the origin anew.
-                other if suspect.is_some_and(|suspect| suspect != other) => Source::Cache,
-                source => source,
+                (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
+                (_, source) => source,
             };
-            let way = Way { keeper, source, is_anew: suspect == Some(source), began: now };
+            let (is_anew, is_checked) = (suspect == Some(source), suspect.is_some());
+            let way = Way { keeper, is_anew, is_checked, began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source, now);
         }
@@ -256,17 +259,17 @@ impl PeersPair {
         }
     }
 
-    /// The node that has delivered wrong bytes of `range`, if any. Forgets the ranges that are read again whole: a
+    /// Who has delivered wrong bytes of `range`, if anybody. Forgets the ranges that are read again whole: a
     /// neighbour's read may overlap one by a page.
-    fn take_suspect(&mut self, range: &Range<u64>) -> Option<u16> {
+    fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
         let overlaps =
             |suspect: &&Suspect| suspect.range.start < range.end && range.start < suspect.range.end;
-        let node = self.suspects.iter().find(overlaps)?.node;
+        let source = self.suspects.iter().find(overlaps)?.source;
         let is_within = |suspect: &Suspect| {
             range.start <= suspect.range.start && suspect.range.end <= range.end
         };
         self.suspects.retain(|suspect| !is_within(suspect));
-        Some(node)
+        Some(source)
     }
 
     /// Who reads `range`, which `keeper` keeps: this rank's cache if this node has kept it while its holder was away,
@@ -399,8 +402,8 @@ impl PeersPair {
     /// Reads a piece from the next node in its chunk's order after `failed`; one whose bytes were wrong before,
     /// from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
-        let Way { keeper, is_anew, .. } = self.pieces.get_mut(id).info;
-        let source = match is_anew {
+        let Way { keeper, is_checked, .. } = self.pieces.get_mut(id).info;
+        let source = match is_checked {
             true => Source::Cache,
             false => self.source_of(keeper, Some(failed), now),
         };
@@ -411,7 +414,7 @@ impl PeersPair {
         let piece = self.pieces.get_mut(id);
         let range = piece.start..piece.start + piece.len as u64;
         let way = &mut piece.info;
-        (way.source, way.is_anew, way.began) = (source, false, now);
+        *way = Way { is_anew: false, is_checked: false, began: now, ..*way };
         self.shared.counters.rerouted(buf.len());
         self.push(id, range, buf, source, now);
     }
@@ -467,11 +470,11 @@ impl PeersPair {
         }
     }
 
-    /// Whether a peer that was asked anew has delivered wrong bytes again. The reader checks all other reads.
+    /// Whether bytes that were wrong before are wrong again. The reader checks all other reads.
     fn is_wrong(&mut self, id: PieceId, bytes: &[u8]) -> bool {
         let piece = self.pieces.get_mut(id);
         let start = piece.start;
-        piece.info.is_anew && !self.shared.intact.is_intact(self.number, start, bytes)
+        piece.info.is_checked && !self.shared.intact.is_intact(self.number, start, bytes)
     }
 
     /// The queue pairs that have work.
@@ -563,11 +566,12 @@ impl QueuePair for PeersPair {
         // Afterwards, so that a node's own bad copy is not taken for its holder's.
         self.cache.report_corrupt(slba, len_bytes);
         for (source, range) in sources {
-            let Source::Peer(node) = source else { continue };
-            self.shared.counters.mismatched((range.end - range.start) as usize);
-            self.shared.links.mismatched(node, now);
+            if let Source::Peer(node) = source {
+                self.shared.counters.mismatched((range.end - range.start) as usize);
+                self.shared.links.mismatched(node, now);
+            }
             if self.suspects.len() < MAX_SUSPECTS {
-                self.suspects.push(Suspect { range, node });
+                self.suspects.push(Suspect { range, source });
             }
         }
     }

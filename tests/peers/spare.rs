@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use super::slow::beside_rank_0;
 use super::wire::Wire;
-use super::{Origin, nodes, read_all, wait_until};
+use super::{Origin, SampleId, nodes, read_all, wait_until};
 
 #[test]
 fn what_a_node_has_kept_while_its_holder_was_away_is_not_read_from_it_again() {
@@ -42,14 +42,26 @@ fn what_a_node_has_kept_while_its_holder_was_away_is_not_read_from_it_again() {
     assert!(cache.stats().tiers[0].hit_bytes > hits);
 
     // The holder is not blamed for a bad copy of the node's own.
-    let id = *kept.iter().find(|id| origin.samples[id.0 as usize].len() > 64).unwrap();
-    let path = fs::read_dir(origin.tier(2)).unwrap().next().unwrap().unwrap().path();
-    let (bytes, sample) = (fs::read(&path).unwrap(), &origin.samples[id.0 as usize]);
-    let at = bytes.windows(64).position(|bytes| bytes == &sample[..64]).unwrap();
-    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    file.write_all_at(&[!bytes[at]], at as u64).unwrap();
+    let mut long = kept.iter().filter(|id| origin.samples[id.0 as usize].len() > 64);
+    let id = *long.next().unwrap();
+    let damage = |rank, id: SampleId| {
+        let path = fs::read_dir(origin.tier(rank)).unwrap().next().unwrap().unwrap().path();
+        let (bytes, sample) = (fs::read(&path).unwrap(), &origin.samples[id.0 as usize]);
+        let at = bytes.windows(64).position(|bytes| bytes == &sample[..64]).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&[!bytes[at]], at as u64).unwrap();
+    };
+    damage(2, id);
     reader.read_ids(&origin, &[id]);
     assert_eq!((cache.stats().tiers[0].damaged, reader.stats().mismatched_bytes), (1, 0));
+
+    // If the holder's copy is bad, too, the bytes come from the origin.
+    let id = *long.next_back().unwrap();
+    damage(2, id);
+    damage(1, id);
+    let rerouted = reader.stats().rerouted_bytes;
+    reader.read_ids(&origin, &[id]);
+    assert!(reader.stats().mismatched_bytes > 0 && reader.stats().rerouted_bytes > rerouted);
 }
 
 /// A process that owns the tiers of a node and has no peers, such as `dlfs cached`, learns from the rank what its
