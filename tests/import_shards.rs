@@ -13,6 +13,9 @@ use std::process::Command;
 use archives::{archive, member, record};
 use dlfs::import::sources::stream::StreamSource;
 use dlfs::import::sources::{BadReason, Role, Source, SourceKind, SourceOptions};
+use dlfs::import::{ImportOptions, Progress, Stage, import};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
 use dlfs::{ErrorKind, Result};
 
 fn open(paths: &[&Path]) -> Result<Source> {
@@ -121,6 +124,59 @@ fn shards_are_known_by_their_bytes_and_what_describes_them_is_set_aside() {
     let source = open(&paths.each_ref().map(PathBuf::as_path)).unwrap();
     assert_eq!(names(&source), ["a", "c"]);
     assert_eq!(taken(&source)[&key(Role::SetAside, "side file")], (1, 5));
+}
+
+/// Counts what is told of indexing, and stops it after so many samples.
+struct IndexedAtMost {
+    is_indexing: bool,
+    samples: u64,
+    bytes: u64,
+    most: u64,
+}
+
+impl Progress for IndexedAtMost {
+    fn stage(&mut self, stage: Stage, _: u64, _: u64) {
+        self.is_indexing = stage == Stage::Indexing;
+    }
+
+    fn advance(&mut self, samples: u64, bytes: u64) {
+        if self.is_indexing {
+            self.samples += samples;
+            self.bytes += bytes;
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        self.samples >= self.most
+    }
+}
+
+#[test]
+fn indexing_says_how_far_it_is_and_can_be_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let shard = dir.path().join("a.tfrecord");
+    fs::write(&shard, record(b"abc").repeat(20_000)).unwrap();
+    let image = dir.path().join("image.dlfs");
+    let import_it = |progress: &mut IndexedAtMost| {
+        let onto = Address::from_path(image.clone());
+        let options = ImportOptions { reader_threads: 1, ..ImportOptions::default() };
+        import(
+            std::slice::from_ref(&shard),
+            &[onto],
+            &options,
+            &ConnectOptions::default(),
+            progress,
+        )
+    };
+    let indexed = |most| IndexedAtMost { is_indexing: false, samples: 0, bytes: 0, most };
+    let mut some = indexed(5_000);
+    let error = import_it(&mut some).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    assert!(some.samples < 10_000 && !image.exists(), "{} samples", some.samples);
+    let mut all = indexed(u64::MAX);
+    assert_eq!(import_it(&mut all).unwrap().samples, 20_000);
+    assert!((15_000..=20_000).contains(&all.samples), "{} samples", all.samples);
+    assert_eq!(all.bytes, 3 * all.samples);
 }
 
 #[test]

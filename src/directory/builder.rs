@@ -23,7 +23,8 @@ use crate::units::{Generation, SampleId, Slot};
 /// columns, so a rebuilt directory equals the imported one byte for byte.
 ///
 /// Memory while building: about 9 bytes a new sample and what its name adds, and 16 more at the end. Where
-/// slots are not in the order of ids, 16 more and the whole name.
+/// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
+/// the names at the end ([`without_names`](Self::without_names)).
 #[derive(Debug)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -42,6 +43,8 @@ pub struct DirectoryBuilder {
     /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
     names: NamesWriter,
     shuffled: Option<Shuffled>,
+    /// Whether the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
+    names_come_last: bool,
     /// Slots that were purged or are lost.
     purged: Vec<u64>,
     fields: Vec<Vec<u8>>,
@@ -85,6 +88,7 @@ impl DirectoryBuilder {
             label_range: LabelRange::default(),
             names: NamesWriter::new(),
             shuffled: None,
+            names_come_last: false,
             purged: Vec::new(),
             fields: Vec::new(),
             classes: Vec::new(),
@@ -109,6 +113,12 @@ impl DirectoryBuilder {
             base: Some(base.clone()),
             ..DirectoryBuilder::new(base.layout)
         })
+    }
+
+    /// Does not keep the names of shuffled slots, which cost most of the memory: the caller has them
+    /// anyway, and ends with [`finish_named`](Self::finish_named).
+    pub fn without_names(self) -> DirectoryBuilder {
+        DirectoryBuilder { names_come_last: true, ..self }
     }
 
     /// The first slot of the next chunk; also the number of samples so far.
@@ -290,17 +300,41 @@ impl DirectoryBuilder {
     ///
     /// # Errors
     /// A sample is not at the slot that its part's placement gives, or a deleted id was never assigned.
-    pub fn finish(
+    pub fn finish(self, generation: Generation, time_ns: u64) -> Result<Directory, FormatError> {
+        assert!(
+            !self.names_come_last,
+            "finish_named takes the names that the builder did not keep"
+        );
+        self.finish_with(generation, time_ns, None)
+    }
+
+    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names). `name` has the names that
+    /// the added headers gave the new ids.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_named<'n>(
+        self,
+        generation: Generation,
+        time_ns: u64,
+        name: impl Fn(SampleId) -> &'n [u8],
+    ) -> Result<Directory, FormatError> {
+        assert!(self.names_come_last, "the builder kept the names of its headers");
+        self.finish_with(generation, time_ns, Some(&name))
+    }
+
+    fn finish_with<'n>(
         mut self,
         generation: Generation,
         time_ns: u64,
+        given: Option<&dyn Fn(SampleId) -> &'n [u8]>,
     ) -> Result<Directory, FormatError> {
         let placements: Vec<Placement> = self.parts.iter().map(|p| Placement::new(*p)).collect();
         self.check_ids(&placements)?;
         let (deleted_ids, deleted_slots) = self.deletions(&placements)?;
         // One column after the other, dropping its input: memory peaks with the tree.
         let labels = self.labels(&placements);
-        let names = self.names(&placements)?;
+        let names = self.names(&placements, given)?;
         let tree = self.tree(&names)?;
         let metadata = ImageMetadata {
             started_ns: self.started_ns,
@@ -388,6 +422,7 @@ impl DirectoryBuilder {
         }
         match &mut self.shuffled {
             None => self.names.push(new.name),
+            Some(shuffled) if self.names_come_last => shuffled.ids.push(new.id),
             Some(shuffled) => shuffled.push(new.id, new.name),
         }
         if new.deleted {
@@ -464,12 +499,22 @@ impl DirectoryBuilder {
         Labels::extended(base, first, slots, self.label_range)
     }
 
-    fn names(&mut self, placements: &[Placement]) -> Result<Names, FormatError> {
+    fn names<'n>(
+        &mut self,
+        placements: &[Placement],
+        given: Option<&dyn Fn(SampleId) -> &'n [u8]>,
+    ) -> Result<Names, FormatError> {
+        let end = self.next_slot().0;
         let mut names = std::mem::take(&mut self.names);
-        if let Some(shuffled) = self.shuffled.take() {
-            // The ids from the first shuffled slot on are those slots in another order.
-            slots_by_id(placements, shuffled.first_slot)
-                .for_each(|slot| names.push(shuffled.name(slot)));
+        // The ids from the first shuffled slot on are those slots in another order.
+        match (self.shuffled.take(), given) {
+            (None, _) => {}
+            (Some(Shuffled { first_slot, ids, .. }), Some(name)) => {
+                drop(ids); // checked already
+                (first_slot..end).for_each(|id| names.push(name(SampleId(id))));
+            }
+            (Some(shuffled), None) => slots_by_id(placements, shuffled.first_slot)
+                .for_each(|slot| names.push(shuffled.name(slot))),
         }
         names.finish()
     }

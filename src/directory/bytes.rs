@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::buf::{IoBuf, SharedBuf};
+use crate::buf::{IoBuf, SealedBytes, SharedBuf};
 
-/// Shared, immutable bytes: a slice of a buffer that was read from media or built in memory.
+/// Shared, immutable bytes: a slice of a buffer that was read from media, built in memory, or mapped from another
+/// process.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<Owner>,
@@ -17,6 +18,7 @@ pub struct Bytes {
 enum Owner {
     Heap(Vec<u8>),
     Shared(SharedBuf),
+    Sealed(Arc<SealedBytes>),
 }
 
 impl Bytes {
@@ -55,6 +57,7 @@ impl Deref for Bytes {
         match &*self.owner {
             Owner::Heap(bytes) => &bytes[self.range.clone()],
             Owner::Shared(bytes) => &bytes[self.range.clone()],
+            Owner::Sealed(bytes) => &bytes[self.range.clone()],
         }
     }
 }
@@ -70,6 +73,13 @@ impl From<SharedBuf> for Bytes {
     fn from(bytes: SharedBuf) -> Bytes {
         let range = 0..bytes.len();
         Bytes { owner: Arc::new(Owner::Shared(bytes)), range }
+    }
+}
+
+impl From<Arc<SealedBytes>> for Bytes {
+    fn from(bytes: Arc<SealedBytes>) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Sealed(bytes)), range }
     }
 }
 

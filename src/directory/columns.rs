@@ -147,7 +147,13 @@ impl Columns {
     }
 
     pub(crate) fn chunk_of(&self, slot: Slot) -> u32 {
-        self.find(slot, self.lengths.items(), Pack::Tight).0 as u32
+        let table = self.table();
+        let checkpoint = self.checkpoints.items::<Checkpoint>()[slot.0 as usize / STRIDE];
+        let mut chunk = checkpoint.chunk.get() as usize;
+        while slot.0 as usize >= first_slot(table, chunk + 1) {
+            chunk += 1;
+        }
+        chunk as u32
     }
 
     /// The chunk of `slot`, and its offset in the chunk's data, computed sample by sample from the

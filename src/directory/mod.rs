@@ -243,6 +243,17 @@ impl Directory {
         self.id_at(Slot(slot)).expect("a slot below the end is of a part")
     }
 
+    /// The chunk of the live sample `id`, and its number there: the inverse of
+    /// [`id_in_chunk`](Self::id_in_chunk). `None` if there is no live sample `id`.
+    #[inline]
+    pub fn place_in_chunk(&self, id: SampleId) -> Option<(u32, u32)> {
+        let slot = self.slot_of(id).filter(|slot| !self.deleted_slots.contains(slot.0))?;
+        let c = self.columns.chunk_of(slot);
+        let start = self.columns.slots_of(c).start;
+        let deleted = self.deleted_slots.before(slot.0) - self.deleted_slots.before(start);
+        Some((c, (slot.0 - start - deleted) as u32))
+    }
+
     /// The live samples of chunk `c` with their extents, in the order of slots, without a search for each.
     ///
     /// # Panics

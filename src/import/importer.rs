@@ -1,5 +1,6 @@
 //! An import, from opening the source to the commit.
 
+use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,11 +24,12 @@ use crate::import::plan::{Plan, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
 use crate::import::sources::{
-    BadEntry, BadReason, Found, Index, Source, SourceKind, SourceOptions, detect,
+    BadEntry, BadReason, Found, Index, Indexing, Source, SourceKind, SourceOptions, Step, detect,
 };
 use crate::import::streamed;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
+use crate::units::SampleId;
 use crate::{Error, ErrorKind, Result};
 
 /// Imports `sources` onto the image at `image`.
@@ -47,8 +49,7 @@ pub fn import(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
-    progress.stage(Stage::Indexing, 0, 0);
-    let source = open_source(sources, image, options)?;
+    let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
     let devices = open_for_import(image, options.onto, connect, &mut created)?;
     let result = run(source, devices, options, progress);
@@ -71,8 +72,7 @@ pub fn import_onto(
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
-    progress.stage(Stage::Indexing, 0, 0);
-    let source = open_source(sources, &[], options)?;
+    let source = open_source(sources, &[], options, progress)?;
     run(source, devices.to_vec(), options, progress)
 }
 
@@ -86,6 +86,7 @@ fn open_source(
     sources: &[PathBuf],
     image: &[Address],
     options: &ImportOptions,
+    progress: &mut dyn Progress,
 ) -> Result<OpenSource> {
     let identity =
         |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
@@ -98,12 +99,20 @@ fn open_source(
         spool: options.spool.clone(),
         exclude: files.collect(),
     };
-    let found = detect::look(sources, &source_options)?;
+    let mut tell = |step| {
+        match step {
+            Step::Begin => progress.stage(Stage::Indexing, 0, 0),
+            Step::Found { samples, bytes } => progress.advance(samples, bytes),
+        }
+        !progress.stop()
+    };
+    let indexing = &mut Indexing::new(&mut tell);
+    let found = detect::look(sources, &source_options, indexing)?;
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
     if in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
-    let source = Source::index_found(found, &source_options)?;
+    let source = Source::index_found(found, &source_options, indexing)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
@@ -215,7 +224,8 @@ impl Import<'_> {
         let mut builder = match current {
             Some(current) => DirectoryBuilder::after(&current.directory)?,
             None => DirectoryBuilder::new(journal.layout),
-        };
+        }
+        .without_names();
         progress.stage(Stage::Writing, index.len(), sample_bytes);
         let mut pass = Pass {
             job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
@@ -237,7 +247,15 @@ impl Import<'_> {
             builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));
         }
         progress.stage(Stage::Committing, 0, 0);
-        let directory = builder.finish(journal.generation, journal.time_ns)?;
+        let (progress, named) = (RefCell::new(progress), Cell::new(0));
+        let name = |id: SampleId| {
+            named.set(named.get() + 1);
+            if named.get() == NAMES_PER_STEP {
+                progress.borrow_mut().advance(named.replace(0), 0);
+            }
+            index.name(id.0 - journal.part.first)
+        };
+        let directory = builder.finish_named(journal.generation, journal.time_ns, name)?;
         let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
         let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
         if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
@@ -400,6 +418,9 @@ fn never_whole() -> Error {
     Error::new(ErrorKind::Disconnected, message)
         .hint("repair the network or its target, then resume with dlfs import --resume")
 }
+
+/// Names between two reports while the directory is built.
+const NAMES_PER_STEP: u64 = 1 << 16;
 
 /// How often chunks are verified before a commit.
 const MAX_VERIFY_PASSES: u32 = 8;

@@ -16,6 +16,7 @@ use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
 use super::file_counts::{FileCount, FileCounts, PIPE, Role};
 use super::index::{BadEntry, Index};
+use super::indexing::Indexing;
 use super::kind::SourceKind;
 use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
@@ -52,7 +53,11 @@ pub struct FoundFile {
 /// # Errors
 /// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
 /// there are several kinds; the cause counts them.
-pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
+pub fn look(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
     let mut expanded = Expanded::default();
     for path in paths {
         expanded.expand(path)?;
@@ -61,20 +66,20 @@ pub fn look(paths: &[PathBuf], options: &SourceOptions) -> Result<Found> {
         return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
     }
     match options.kind {
-        SourceKind::Auto => auto(expanded, options),
+        SourceKind::Auto => auto(expanded, options, indexing),
         SourceKind::Folder => {
             if let Some(file) = expanded.files.first() {
                 return Err(no(SourceKind::Folder, file));
             }
-            let trees = expanded.trees(options)?;
+            let trees = expanded.trees(options, indexing)?;
             let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
-            folders(trees, surveys, options)
+            folders(trees, surveys, options, indexing)
         }
         SourceKind::List => match expanded.folders.first() {
             Some(folder) => Err(no(SourceKind::List, folder)),
             None => Ok(lists(expanded.files)),
         },
-        kind => shards_of(kind, expanded, options),
+        kind => shards_of(kind, expanded, options, indexing),
     }
 }
 
@@ -106,8 +111,8 @@ impl Expanded {
         Ok(())
     }
 
-    fn trees(&self, options: &SourceOptions) -> Result<Vec<Tree>> {
-        self.folders.iter().map(|path| Tree::list(path, &options.exclude)).collect()
+    fn trees(&self, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
+        self.folders.iter().map(|path| Tree::list(path, &options.exclude, indexing)).collect()
     }
 }
 
@@ -184,12 +189,12 @@ impl Judgement {
     }
 }
 
-fn auto(expanded: Expanded, options: &SourceOptions) -> Result<Found> {
+fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
     if expanded.files.iter().any(|file| spool::is_stream(file)) {
         // A stream cannot be read twice; tar archives with one file per sample are most common.
-        return shards_of(SourceKind::Tar, expanded, options);
+        return shards_of(SourceKind::Tar, expanded, options, indexing);
     }
-    let trees = expanded.trees(options)?;
+    let trees = expanded.trees(options, indexing)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
     let mut judgement = Judgement::default();
     for path in &expanded.files {
@@ -201,7 +206,7 @@ fn auto(expanded: Expanded, options: &SourceOptions) -> Result<Found> {
         return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
                 unless_unread(&trees, &surveys)?;
-                folders(trees, surveys, options)
+                folders(trees, surveys, options, indexing)
             }
             (true, files) => {
                 files.iter().try_for_each(|file| unless_no_list(file))?;
@@ -250,7 +255,12 @@ impl Judgement {
 }
 
 /// Shards of the kind that the caller named; other files in folders are set aside.
-fn shards_of(kind: SourceKind, expanded: Expanded, options: &SourceOptions) -> Result<Found> {
+fn shards_of(
+    kind: SourceKind,
+    expanded: Expanded,
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
     let mut judgement = Judgement::default();
     for path in &expanded.files {
         let file = given_file(path);
@@ -276,7 +286,7 @@ fn shards_of(kind: SourceKind, expanded: Expanded, options: &SourceOptions) -> R
             _ => judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name),
         }
     }
-    for tree in expanded.trees(options)? {
+    for tree in expanded.trees(options, indexing)? {
         let (detected, bad) = tree.detect(false);
         let (mine, others): (Vec<_>, Vec<_>) = detected.into_iter().partition(|detected| {
             let content = detected.content;
@@ -303,7 +313,12 @@ fn shards_of(kind: SourceKind, expanded: Expanded, options: &SourceOptions) -> R
 }
 
 /// Folders whose files are samples.
-fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> Result<Found> {
+fn folders(
+    trees: Vec<Tree>,
+    surveys: Vec<Survey>,
+    options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
     let mut file_counts = FileCounts::default();
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts));
     let mut trees = trees;
@@ -312,7 +327,8 @@ fn folders(trees: Vec<Tree>, surveys: Vec<Survey>, options: &SourceOptions) -> R
         // They share their classes, so they are indexed again, together.
         _ => {
             let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
-            Some(folder::index(&paths, &options.exclude)?)
+            indexing.again();
+            Some(folder::index(&paths, &options.exclude, indexing)?)
         }
     };
     let file_counts = file_counts.into_counts();

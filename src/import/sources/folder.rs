@@ -15,6 +15,7 @@ use super::beneath::Root;
 use super::index::{
     BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
 };
+use super::indexing::Indexing;
 use super::stamp;
 use crate::Result;
 
@@ -22,8 +23,13 @@ use crate::Result;
 /// lie in the folder that it is made from.
 ///
 /// # Errors
-/// A folder of `paths` does not open. Entries that cannot be imported are in `bad`.
-pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Root>)> {
+/// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
+/// are in `bad`.
+pub fn index(
+    paths: &[PathBuf],
+    exclude: &[(u64, u64)],
+    indexing: &mut Indexing<'_>,
+) -> Result<(Index, Vec<Root>)> {
     let roots = paths.iter().map(|path| Root::open(path)).collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
@@ -32,17 +38,20 @@ pub fn index(paths: &[PathBuf], exclude: &[(u64, u64)]) -> Result<(Index, Vec<Ro
         let path = root.path().to_path_buf();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         let before = index.bad.len();
-        let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
+        let mut walk =
+            Walk { root, container: container as u32, exclude, index: &mut index, indexing };
         tops.push(walk.list(&Folder::root()));
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
     index.classes = class_names(&tops);
     for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
         let before = index.bad.len();
-        let mut walk = Walk { root, container: container as u32, exclude, index: &mut index };
+        let mut walk =
+            Walk { root, container: container as u32, exclude, index: &mut index, indexing };
         walk.classes(top);
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
+    indexing.check()?;
     Ok((index, roots))
 }
 
@@ -62,11 +71,12 @@ fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
     names
 }
 
-struct Walk<'a> {
+struct Walk<'a, 'p> {
     root: &'a Root,
     container: u32,
     exclude: &'a [(u64, u64)],
     index: &'a mut Index,
+    indexing: &'a mut Indexing<'p>,
 }
 
 /// A folder to list.
@@ -127,7 +137,7 @@ impl Listing {
     }
 }
 
-impl Walk<'_> {
+impl Walk<'_, '_> {
     fn classes(&mut self, mut top: Listing) {
         top.folders.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         for folder in top.folders {
@@ -142,7 +152,9 @@ impl Walk<'_> {
     fn class(&mut self, folder: Folder, label: i64) {
         let mut left = vec![folder];
         let mut listed = Vec::new();
-        while let Some(folder) = left.pop() {
+        while let Some(folder) = left.pop()
+            && self.indexing.goes_on()
+        {
             let Listing { text, files, folders } = self.list(&folder);
             listed.push((folder.path, text, files));
             left.extend(folders);
@@ -186,6 +198,9 @@ impl Walk<'_> {
         // Inodes lie on disk in this order, unlike names.
         found.sort_unstable_by_key(|&(ino, _)| ino);
         for (_, name) in found {
+            if !self.indexing.goes_on() {
+                break;
+            }
             self.look(&fd, folder, name.of(&text), &mut listing);
         }
         listing
@@ -231,6 +246,7 @@ impl Walk<'_> {
             return self.bad(join(&folder.path, name), unreadable(errno));
         }
         listing.push_file(name, stat.st_size as u64, stamp(stat));
+        self.indexing.found(1, stat.st_size as u64);
     }
 
     fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
@@ -253,6 +269,7 @@ impl Walk<'_> {
                 let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
                 if !self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
                     listing.push_file(name, len_bytes, stamp);
+                    self.indexing.found(1, len_bytes);
                 }
             }
             FileType::Directory => match jump(folder, &real) {

@@ -6,6 +6,7 @@ use rustix::fs::FileType;
 
 use super::beneath::Root;
 use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Payload};
+use super::indexing::Indexing;
 use super::stamp;
 use super::tar_members::clean_name;
 use crate::{Error, Result};
@@ -14,7 +15,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// A list or its folder does not open. Lines that cannot be imported are in `bad`.
-pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
+pub fn index(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<(Index, Vec<Root>)> {
     let mut index = Index::default();
     index.only_field();
     let mut roots = Vec::new();
@@ -29,6 +30,8 @@ pub fn index(paths: &[PathBuf]) -> Result<(Index, Vec<Root>)> {
         for line in lines(&text) {
             if let Err(reason) = push(line, &root, container as u32, &mut index) {
                 index.bad.push(BadEntry::new(line, reason).within(path));
+            } else if !indexing.found(1, index.payload_bytes(index.len() - 1)) {
+                break;
             }
         }
         roots.push(root);

@@ -21,6 +21,7 @@ pub mod detect;
 pub mod file_counts;
 pub mod folder;
 pub mod index;
+pub mod indexing;
 mod kind;
 pub mod list;
 pub mod shard;
@@ -47,6 +48,7 @@ use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
+pub use self::indexing::{Indexing, Step};
 pub use self::kind::SourceKind;
 use self::shard::OpenShards;
 use crate::checksum::{crc32c, crc32c_append};
@@ -116,24 +118,31 @@ impl Source {
     /// `InvalidArgument`: the paths are of different kinds. Entries that cannot be imported are not an
     /// error: they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
-        Source::index_found(detect::look(paths, options)?, options)
+        let mut silent = |_| true;
+        let indexing = &mut Indexing::new(&mut silent);
+        Source::index_found(detect::look(paths, options, indexing)?, options, indexing)
     }
 
     /// Indexes detected files.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub fn index_found(mut found: Found, options: &SourceOptions) -> Result<Source> {
+    /// As [`open`](Self::open). `Interrupted`: it was asked to stop.
+    pub fn index_found(
+        mut found: Found,
+        options: &SourceOptions,
+        indexing: &mut Indexing<'_>,
+    ) -> Result<Source> {
         let kind = found.kind;
         let (mut index, store) = match (found.folders.take(), kind) {
             (Some((index, roots)), _) => (index, Store::Folders(roots)),
             (None, SourceKind::List) => {
                 let paths: Vec<PathBuf> = found.files.into_iter().map(|file| file.path).collect();
-                let (index, roots) = list::index(&paths)?;
+                let (index, roots) = list::index(&paths, indexing)?;
                 (index, Store::Folders(roots))
             }
-            (None, _) => index_shards(&found.files, kind, options)?,
+            (None, _) => index_shards(&found.files, kind, options, indexing)?,
         };
+        indexing.check()?;
         file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
         index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
@@ -336,12 +345,17 @@ fn index_shards(
     shards: &[FoundFile],
     kind: SourceKind,
     options: &SourceOptions,
+    indexing: &mut Indexing<'_>,
 ) -> Result<(Index, Store)> {
     let mut index = Index::default();
     let mut rows = tar::Rows::new(kind == SourceKind::WebDataset);
+    indexing.again(); // files that hold samples were counted before
     let mut files = Vec::new();
     let mut appended = FileCounts::default();
     for (number, FoundFile { path, name }) in shards.iter().enumerate() {
+        if !indexing.goes_on() {
+            break;
+        }
         let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
         index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
@@ -350,8 +364,8 @@ fn index_shards(
         files.push(nameless.then(|| file.clone()));
         if kind == SourceKind::TfRecord {
             index.only_field();
-            tfrecord::index_shard(file, name, number, &mut index);
-        } else if let Some(more) = rows.index_shard(file, number, &mut index) {
+            tfrecord::index_shard(file, name, number, &mut index, indexing);
+        } else if let Some(more) = rows.index_shard(file, number, &mut index, indexing) {
             let bytes = index.containers[number as usize].len_bytes - more.from;
             appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
+use super::indexing::Indexing;
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
 
@@ -58,6 +59,7 @@ impl Rows {
         file: Arc<File>,
         container: u32,
         index: &mut Index,
+        indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let len_bytes = index.containers[container as usize].len_bytes;
         let mut members = Members::new(FrontToBack::new(file, len_bytes));
@@ -74,10 +76,15 @@ impl Rows {
                     return members.appended();
                 }
             };
-            if self.take(&member, container, index) == (MemberUse::Payload { label: true })
+            let before = index.len();
+            let took = self.take(&member, container, index);
+            if took == (MemberUse::Payload { label: true })
                 && let Some(label) = read_label(&mut members, &member)
             {
                 index.set_last_label(label);
+            }
+            if !indexing.found(index.len() - before, member.len_bytes) {
+                return None;
             }
         }
     }

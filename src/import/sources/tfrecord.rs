@@ -14,12 +14,19 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload};
+use super::indexing::Indexing;
 use super::shard::FrontToBack;
 use super::tar_members::Input;
 use crate::checksum::crc32c;
 
 /// Appends the records of one shard, named after `stem`; if it is broken, the rest of it is one bad entry.
-pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Index) {
+pub fn index_shard(
+    file: Arc<File>,
+    stem: &[u8],
+    container: u32,
+    index: &mut Index,
+    indexing: &mut Indexing<'_>,
+) {
     let shard = index.containers[container as usize].clone();
     if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
         let reason = BadReason::Name("is longer than 4,096 bytes");
@@ -44,6 +51,9 @@ pub fn index_shard(file: Arc<File>, stem: &[u8], container: u32, index: &mut Ind
                     offset_or_stamp: offset,
                     container,
                 });
+                if !indexing.found(1, len) {
+                    return;
+                }
             }
             Ok(Some((_, len))) => {
                 let bad = BadEntry::new(&name, BadReason::TooLarge(len)).within(&shard.path);

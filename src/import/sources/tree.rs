@@ -17,6 +17,7 @@ use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, Role};
 use super::folder;
 use super::index::{BadEntry, BadReason, Index};
+use super::indexing::Indexing;
 use crate::Result;
 
 /// A folder and its contents.
@@ -45,9 +46,9 @@ impl Tree {
     /// Indexes the folder at `path`.
     ///
     /// # Errors
-    /// It does not open.
-    pub fn list(path: &Path, exclude: &[(u64, u64)]) -> Result<Tree> {
-        let (index, mut roots) = folder::index(&[path.to_path_buf()], exclude)?;
+    /// It does not open. `Interrupted`: indexing was asked to stop.
+    pub fn list(path: &Path, exclude: &[(u64, u64)], indexing: &mut Indexing<'_>) -> Result<Tree> {
+        let (index, mut roots) = folder::index(&[path.to_path_buf()], exclude, indexing)?;
         let root = roots.pop().expect("one folder has one root");
         Ok(Tree { path: path.to_path_buf(), index, root })
     }
