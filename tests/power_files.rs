@@ -21,11 +21,15 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use dlfs::cache::TierOptions;
 use dlfs::dataset::{Image, OpenOptions, load_state, save_state};
-use dlfs::import::{EditOptions, Onto, delete, import, purge, snapshot_check, snapshot_save};
+use dlfs::format::Superblock;
+use dlfs::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, copy_offset};
+use dlfs::import::{
+    EditOptions, Onto, Progress, Stage, delete, import, purge, snapshot_check, snapshot_save,
+};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, State};
 use dlfs::qpair::ConnectOptions;
@@ -338,6 +342,199 @@ fn a_file_that_is_purged_and_cut_holds_its_samples_all_the_time() {
         let found = work.contents().map_err(|error| error.report())?;
         must(found == files, "other samples after another purge")
     });
+}
+
+/// An image of two files that a purge was killed at, whose bytes are written where they would be now.
+struct Killed {
+    folder: tempfile::TempDir,
+    files: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Its bytes after the last commit of the purge, and after the whole purge.
+    committed: [Vec<u8>; 2],
+    purged: [Vec<u8>; 2],
+}
+
+impl Killed {
+    fn new() -> Killed {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = tree(&folder.path().join("first"), 400, 9_000, 1);
+        let (image, connect) = (addresses(folder.path()), ConnectOptions::default());
+        let source = paths(&folder.path().join("first"));
+        import(&source, &image, &options(Onto::Empty), &connect, &mut ()).unwrap();
+        let mut taken = TakenAtCommit { folder: folder.path(), files: None };
+        // The second purge writes into the holes that the first one made, and frees the end.
+        for every in [3, 2] {
+            let names: Vec<Vec<u8>> = files.keys().step_by(every).cloned().collect();
+            names.iter().for_each(|name| drop(files.remove(name)));
+            delete(&image, &names, &EditOptions::default(), &connect).unwrap();
+            purge(&image, &EditOptions::default(), &connect, &mut taken).unwrap();
+        }
+        let committed = taken.files.expect("the purge reported its end");
+        let purged = files_at(folder.path());
+        let lengths = |files: &[Vec<u8>; 2]| [files[0].len(), files[1].len()];
+        let (before, after) = (lengths(&committed), lengths(&purged));
+        println!("{before:?} bytes before space is given back, {after:?} after");
+        assert!(before[0] > after[0] && before[1] > after[1], "{before:?} became {after:?}");
+        Killed { folder, files, committed, purged }
+    }
+
+    fn put(&self, states: &[Vec<u8>; 2]) {
+        let put = |(name, bytes): (&str, &Vec<u8>)| (name.to_owned(), bytes.clone());
+        let files: Files = NAMES.into_iter().zip(states).map(put).collect();
+        put_files(&self.folder.path().join("image"), &files);
+    }
+
+    fn purge(&self) {
+        let image = addresses(self.folder.path());
+        purge(&image, &EditOptions::default(), &ConnectOptions::default(), &mut ()).unwrap();
+        let device = |address| dlfs::qpair::open(address, &ConnectOptions::default()).unwrap();
+        let devices: Vec<_> = image.iter().map(device).collect();
+        assert!(contents(&devices).unwrap() == self.files, "other samples");
+    }
+
+    /// Purges again, and says whether that wrote anything.
+    fn purge_writes(&self) -> bool {
+        let path = |name: &str| self.folder.path().join("image").join(name);
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        for name in NAMES {
+            let file = fs::File::options().write(true).open(path(name)).unwrap();
+            file.set_modified(long_ago).unwrap();
+        }
+        self.purge();
+        let modified = |name| fs::metadata(path(name)).unwrap().modified().unwrap();
+        NAMES.into_iter().any(|name| modified(name) != long_ago)
+    }
+}
+
+const NAMES: [&str; 2] = ["zero", "one"];
+
+fn addresses(folder: &Path) -> [Address; 2] {
+    fs::create_dir_all(folder.join("image")).unwrap();
+    NAMES.map(|name| Address::from_path(folder.join("image").join(name)))
+}
+
+fn files_at(folder: &Path) -> [Vec<u8>; 2] {
+    NAMES.map(|name| fs::read(folder.join("image").join(name)).unwrap())
+}
+
+/// Takes the files when the purge has committed everything.
+struct TakenAtCommit<'a> {
+    folder: &'a Path,
+    files: Option<[Vec<u8>; 2]>,
+}
+
+impl Progress for TakenAtCommit<'_> {
+    fn stage(&mut self, stage: Stage, _: u64, _: u64) {
+        if stage == Stage::Committing {
+            self.files = Some(files_at(self.folder));
+        }
+    }
+
+    fn advance(&mut self, _: u64, _: u64) {}
+}
+
+/// Stops an import after it has told of a few samples written.
+struct StopAmongChunks(Option<u32>);
+
+impl Progress for StopAmongChunks {
+    fn stage(&mut self, stage: Stage, _: u64, _: u64) {
+        self.0 = (stage == Stage::Writing).then_some(5);
+    }
+
+    fn advance(&mut self, _: u64, _: u64) {
+        self.0 = self.0.map(|left| left.saturating_sub(1));
+    }
+
+    fn stop(&mut self) -> bool {
+        self.0 == Some(0)
+    }
+}
+
+/// The current copy of the superblock in the bytes of a file.
+fn superblock(bytes: &[u8]) -> Superblock {
+    let copies = COPY_OFFSETS.map(|at| Superblock::parse(&bytes[at as usize..][..4096]));
+    copies.into_iter().flatten().max_by_key(|copy| copy.generation).unwrap()
+}
+
+/// What giving back does to the file of one namespace.
+type Step = fn(&mut [u8]);
+
+fn declare_void(bytes: &mut [u8]) {
+    let mut superblock = superblock(bytes);
+    superblock.optional_features |= OTHER_COPY_VOID;
+    let at = copy_offset(superblock.generation) as usize;
+    bytes[at..at + 4096].copy_from_slice(&superblock.encode());
+}
+
+fn erase_other(bytes: &mut [u8]) {
+    let at = copy_offset(Generation(superblock(bytes).generation.0 - 1)) as usize;
+    assert!(bytes[at..at + 4096].iter().any(|&byte| byte != 0));
+    bytes[at..at + 4096].fill(0);
+}
+
+#[test]
+fn a_purge_that_was_killed_before_it_gave_its_space_back_is_finished_by_the_next_one() {
+    let killed = Killed::new();
+    assert!(!killed.purge_writes(), "a whole purge left something");
+    let mut states = vec![killed.committed.clone()];
+    // The steps of giving back until the first file is cut: the last namespace is declared void first.
+    let steps: [(usize, Step); 4] =
+        [(1, declare_void), (0, declare_void), (0, erase_other), (1, erase_other)];
+    for (namespace, step) in steps {
+        let mut state = states.last().unwrap().clone();
+        step(&mut state[namespace]);
+        states.push(state);
+    }
+    let mut cut = states.last().unwrap().clone();
+    cut[0] = killed.purged[0].clone();
+    states.push(cut);
+    for (number, state) in states.iter().enumerate() {
+        killed.put(state);
+        assert!(killed.purge_writes(), "state {number} was taken for a whole one");
+        let found = files_at(killed.folder.path());
+        let lengths = [found[0].len(), found[1].len()];
+        assert!(found == killed.purged, "state {number}: other bytes, {lengths:?} of them");
+        assert!(!killed.purge_writes(), "state {number}: the second purge wrote something");
+    }
+}
+
+/// The file is as long as it has to be, but cells in it are not given back.
+#[test]
+fn a_hole_that_a_killed_purge_did_not_make_is_made_by_the_next_one() {
+    let killed = Killed::new();
+    let mut state = killed.committed.clone();
+    for (state, purged) in state.iter_mut().zip(&killed.purged) {
+        state.truncate(purged.len());
+        declare_void(state);
+        erase_other(state);
+    }
+    assert!(state != killed.purged, "the purge made no holes");
+    killed.put(&state);
+    assert!(killed.purge_writes());
+    assert!(files_at(killed.folder.path()) == killed.purged);
+    assert!(!killed.purge_writes());
+}
+
+#[test]
+fn a_purge_without_work_leaves_the_generation_before_and_an_unfinished_import_alone() {
+    let mut killed = Killed::new();
+    let (image, connect) = (addresses(killed.folder.path()), ConnectOptions::default());
+    let append = |source: &str, stop: &mut dyn Progress, onto| {
+        let options = dlfs::import::ImportOptions { time_ns: Some(1 << 62), ..options(onto) };
+        import(&paths(&killed.folder.path().join(source)), &image, &options, &connect, stop)
+    };
+    let second = tree(&killed.folder.path().join("second"), 20, 9_000, 2);
+    append("second", &mut (), Onto::Append).unwrap();
+    tree(&killed.folder.path().join("third"), 400, 9_000, 3);
+    let whole = files_at(killed.folder.path());
+    append("third", &mut StopAmongChunks(None), Onto::Append).unwrap_err();
+    let begun = files_at(killed.folder.path());
+    assert!(begun[0].len() > whole[0].len(), "it wrote no chunk behind the end");
+    killed.files.extend(second);
+    assert!(!killed.purge_writes(), "the import could not be resumed");
+    assert!(files_at(killed.folder.path()) == begun);
+    killed.put(&whole);
+    assert!(!killed.purge_writes(), "the generation before was to stay");
+    assert!(files_at(killed.folder.path()) == whole);
 }
 
 /// Two folders with the same names and lengths: a tier that mixes them up returns wrong bytes, since a

@@ -22,6 +22,7 @@ mod chunks;
 mod commit;
 mod device;
 mod edit;
+mod give_back;
 mod importer;
 pub mod journal;
 mod lease;

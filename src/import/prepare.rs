@@ -323,6 +323,32 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
     }))
 }
 
+/// Whether some namespace has the journal of an import that is not committed and may be resumed.
+///
+/// # Errors
+/// The namespaces cannot be read.
+pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<bool> {
+    let mut channel = media.channel();
+    for (namespace, device) in (0..).zip(media.devices()) {
+        if device.namespace().len_bytes() < JOURNAL_OFFSET + JOURNAL_BYTES as u64 {
+            continue;
+        }
+        let bytes = channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?;
+        let is_unfinished = match Journal::parse(&bytes) {
+            Ok(journal) => {
+                journal.layout.uuid == current.directory.uuid()
+                    && journal.generation > current.directory.generation()
+            }
+            // A later release may resume it.
+            Err(error) => matches!(error, FormatError::Version { .. }),
+        };
+        if is_unfinished {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 const PART_OF_JOURNAL: &str = "first id of an import's part in its journal";
 
 fn nothing_to_resume() -> Error {

@@ -13,7 +13,6 @@ use crate::directory::{Directory, Rewrite};
 use crate::format::builder::ChunkLocation;
 use crate::format::checksum::crc32c;
 use crate::format::error::equal;
-use crate::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
 use crate::format::{
     CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout,
     Part, SampleMeta, Space,
@@ -21,6 +20,7 @@ use crate::format::{
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::{Edit, EditReport, writable};
+use crate::import::give_back::{give_back, is_left};
 use crate::import::media::Channel;
 use crate::import::options::{EditOptions, Progress, Stage};
 use crate::import::prepare::Current;
@@ -31,7 +31,8 @@ use crate::units::{Generation, Lba, SampleId, Slot};
 use crate::{Error, ErrorKind, Result};
 
 /// Rewrites the chunks that have deleted samples, without those samples: as a new generation, or as several
-/// where the new chunks do not fit beside the old ones. Does nothing if there are none.
+/// where the new chunks do not fit beside the old ones. If there are none, it writes nothing, unless a purge was
+/// killed before it had given back all space: then it does the rest of that.
 ///
 /// A file becomes as small as an import of the samples would make it, in place: what no generation reads is
 /// cut off its end or becomes a hole. So readers of earlier generations have to open the image again.
@@ -114,8 +115,8 @@ impl<'a> Purge<'a> {
             done += self.step(&todo[done..], progress)?;
         }
         progress.stage(Stage::Committing, 0, 0);
-        if self.chunks > 0 {
-            self.give_back()?;
+        if self.chunks > 0 || is_left(self.edit)? {
+            give_back(self.edit)?;
         }
         let directory = &self.edit.current.directory;
         Ok(EditReport {
@@ -249,50 +250,6 @@ impl<'a> Purge<'a> {
             *ceiling = raised.max(*ceiling);
         }
         any
-    }
-
-    /// Gives what no generation reads any more back to the file systems of files. The generation before the
-    /// current one goes with it: otherwise the old chunks would have to stay.
-    fn give_back(&self) -> Result<()> {
-        if !self.can_grow() {
-            return Ok(());
-        }
-        with_retry(self.edit.media.retry_budget(), || self.void_other_copy())?;
-        let Edit { media, current, .. } = &*self.edit;
-        let layout = *current.directory.layout();
-        let mut space = Space::new(&layout, &media.capacities());
-        let snapshot = current.superblocks[0].snapshot_range();
-        current.directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
-        for (namespace, device) in (0..).zip(media.devices()) {
-            let bytes = |cell: u64| cell * layout.cell_bytes();
-            let free = space.free_below_end(namespace);
-            let free: Vec<_> = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
-            self.edit.lease.check()?;
-            device.trim(&free, bytes(space.end_cell(namespace)))?;
-        }
-        Ok(())
-    }
-
-    /// Says that the other superblock copies are void, and then erases them.
-    fn void_other_copy(&self) -> Result<()> {
-        let Edit { media, lease, current } = &*self.edit;
-        let mut channel = media.channel();
-        let generation = current.directory.generation();
-        for superblock in current.superblocks.iter().rev() {
-            let mut superblock = *superblock;
-            superblock.optional_features |= OTHER_COPY_VOID;
-            lease.check()?;
-            let block = superblock.encode();
-            channel.write_bytes(superblock.namespace, copy_offset(generation), &block)?;
-            channel.flush(superblock.namespace)?;
-        }
-        let other = copy_offset(Generation(generation.0 - 1));
-        for namespace in 0..media.len() {
-            lease.check()?;
-            channel.zero(namespace, other, SUPERBLOCK_BYTES as u64)?;
-            channel.flush(namespace)?;
-        }
-        Ok(())
     }
 }
 

@@ -51,6 +51,15 @@ pub trait Device: Send + Sync {
         let _ = (unused, len_bytes); // its size is fixed
         Ok(())
     }
+
+    /// Whether [`Device::trim`] of the same would give anything back, as far as the device can tell.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+        let _ = (unused, len_bytes);
+        Ok(false)
+    }
 }
 
 /// What devices differ in. A device that wraps another one answers each field, or forwards the other's
@@ -131,6 +140,10 @@ mod tests {
         fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
             Err(Error::new(ErrorKind::Busy, format!("{unused:?} {len_bytes}")))
         }
+
+        fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+            Err(Error::new(ErrorKind::Busy, format!("{unused:?} or {len_bytes}")))
+        }
     }
 
     #[test]
@@ -142,6 +155,7 @@ mod tests {
         assert_eq!(shared.capabilities(), handles, "any number of handles, and the rest as below");
         assert_eq!(shared.grow(9).unwrap_err().to_string(), "9");
         assert_eq!(shared.trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] 3");
+        assert_eq!(shared.can_trim(&[1..2, 4..5], 3).unwrap_err().to_string(), "[1..2, 4..5] or 3");
         #[cfg(debug_assertions)]
         {
             let broken = crate::qpair::broken::broken(device, "fails:9:");

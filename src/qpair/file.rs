@@ -135,6 +135,13 @@ impl FileNamespace {
     }
 }
 
+impl FileNamespace {
+    /// The length of a file that holds this many bytes.
+    fn whole_blocks(&self, len_bytes: u64) -> u64 {
+        round_up(len_bytes, u64::from(self.namespace.block_len_bytes)).unwrap_or(len_bytes)
+    }
+}
+
 impl Device for FileNamespace {
     fn namespace(&self) -> Namespace {
         let mut namespace = self.namespace.clone();
@@ -186,10 +193,25 @@ impl Device for FileNamespace {
                 punched => punched?,
             }
         }
-        let block_len = u64::from(self.namespace.block_len_bytes);
-        let len = round_up(len_bytes, block_len).unwrap_or(len_bytes);
+        let len = self.whole_blocks(len_bytes);
         let cut = || if len_of(buffered)? > len { buffered.set_len(len) } else { Ok(()) };
         cut().map_err(|error| Error::from(error).path(path))
+    }
+
+    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+        let Files { buffered, is_block_device, path, .. } = &*self.files;
+        if *is_block_device || self.namespace.read_only {
+            return Ok(false);
+        }
+        let told = || -> std::io::Result<bool> {
+            if len_of(buffered)? > self.whole_blocks(len_bytes) {
+                return Ok(true);
+            }
+            let block_len = rustix::fs::fstat(buffered)?.st_blksize.unsigned_abs();
+            let block_len = block_len.max(1).next_power_of_two();
+            Ok(unused.iter().any(|range| has_data(buffered, range, block_len)))
+        };
+        told().map_err(|error| Error::from(error).path(path))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -273,6 +295,15 @@ fn is_block_device(file: &File, path: &Path) -> Result<bool> {
 /// The length of the file or device: `seek` reports it for both, and the position is not used otherwise.
 fn len_of(file: &File) -> std::io::Result<u64> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(std::io::Error::from)
+}
+
+/// Whether a file has data in whole blocks of `range`: only those become holes. False where the file system
+/// does not tell.
+fn has_data(file: &File, range: &Range<u64>, block_len: u64) -> bool {
+    let start = round_up(range.start, block_len).unwrap_or(u64::MAX);
+    let end = range.end - range.end % block_len;
+    let data = || rustix::fs::seek(file, rustix::fs::SeekFrom::Data(start));
+    start < end && data().is_ok_and(|data| data < end)
 }
 
 fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {

@@ -115,6 +115,10 @@ impl Device for SharedDevice {
         self.device.trim(unused, len_bytes)
     }
 
+    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
+        self.device.can_trim(unused, len_bytes)
+    }
+
     fn capabilities(&self) -> Capabilities {
         let below = self.device.capabilities();
         Capabilities {
