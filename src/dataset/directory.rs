@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::directory::Directory;
+use crate::directory::{Bytes, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock_set::SuperblockSet;
@@ -11,11 +11,12 @@ use crate::qpair::Device;
 use crate::reader::RangeReader;
 use crate::units::ALIGN_BYTES;
 
-/// Reads the directory without its names. They are stored last, and training never needs them.
+/// Reads the directory without its names. They are stored last, and training never needs them. Also returns the
+/// bytes that it is made of.
 pub(super) fn read_directory(
     opened: &SuperblockSet,
     devices: &[Arc<dyn Device>],
-) -> Result<Directory> {
+) -> Result<(Directory, Bytes)> {
     let superblock = opened.superblock();
     let location = superblock.snapshot;
     let device = &devices[usize::from(location.namespace)];
@@ -27,7 +28,8 @@ pub(super) fn read_directory(
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
         head.check_committed(superblock).map_err(damaged)?;
         let core = reader.read(location.offset_bytes, head.core_len().min(location.len_bytes))?;
-        Directory::from_snapshot(core).map_err(damaged)
+        let core = Bytes::from(core);
+        Ok((Directory::from_snapshot(core.clone()).map_err(damaged)?, core))
     })
 }
 

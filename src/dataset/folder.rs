@@ -39,6 +39,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         superblocks: vec![superblock],
         bad_copies: Vec::new(),
         directory: Arc::new(directory),
+        snapshot: None,
         cache: None,
         peers: None,
         store: None,

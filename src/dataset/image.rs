@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::buf::SealedLocation;
 use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +21,7 @@ use crate::store::Store;
 use crate::units::SampleId;
 
 use super::directory::read_names;
+use super::shared_snapshot::SharedSnapshot;
 
 /// An open image: one generation of a data set, and its namespaces.
 #[derive(Clone)]
@@ -29,6 +31,8 @@ pub struct Image {
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
     pub(super) directory: Arc<Directory>,
+    /// What the directory was decoded from; `None` for a plain folder.
+    pub(super) snapshot: Option<Arc<SharedSnapshot>>,
     /// The cache that the devices are read through, if there are tiers.
     pub(super) cache: Option<Arc<Cache>>,
     /// The other nodes of the job, if the image is read through their caches.
@@ -63,6 +67,17 @@ impl Image {
     /// The directory of the samples.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.directory
+    }
+
+    /// Shares the bytes of the directory with other processes of this user and machine, which open the image with
+    /// [`OpenOptions::shared_snapshot`](super::OpenOptions): they map these bytes instead of holding a copy. The
+    /// first call copies them. They are shared until the last handle to this image is dropped. `None`: the image
+    /// is a plain folder, which has no snapshot.
+    ///
+    /// # Errors
+    /// Those of the operating system: no memory, no descriptor.
+    pub fn share_snapshot(&self) -> Result<Option<SealedLocation>> {
+        self.snapshot.as_ref().map(|snapshot| snapshot.share()).transpose()
     }
 
     /// Loads the names, if they are not loaded yet. Lookups and listings need them; training does not.

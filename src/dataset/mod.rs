@@ -44,6 +44,7 @@ mod open;
 pub mod options;
 mod peers;
 mod sampler;
+mod shared_snapshot;
 mod state_file;
 mod stats;
 mod store;

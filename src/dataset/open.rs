@@ -5,8 +5,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
-use crate::directory::Directory;
+use crate::directory::{Bytes, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
 use crate::format::choose::{Candidate, Several, choose};
@@ -20,6 +21,7 @@ use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::read_superblocks;
 
 use super::directory::{REBUILD, read_directory};
+use super::shared_snapshot::SharedSnapshot;
 use super::{Image, folder};
 
 /// Options to open an image.
@@ -29,6 +31,9 @@ pub struct OpenOptions {
     pub connect: ConnectOptions,
     /// A saved snapshot of the directory, used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
+    /// Where a process of this machine shares the snapshot: [`Image::share_snapshot`]. Read from the image if it
+    /// is not there, or not the one that the image has committed.
+    pub shared_snapshot: Option<SealedLocation>,
     /// The tiers in front of the namespaces.
     pub tiers: TierOptions,
 }
@@ -78,9 +83,16 @@ impl Image {
         let mut opened = select_superblocks(&devices, &copies)?;
         let devices: Vec<_> = opened.given.iter().map(|&i| Arc::clone(&devices[i])).collect();
         check_sizes(&opened, &devices)?;
-        let directory = match &options.snapshot {
-            None => read_directory(&opened, &devices)?,
-            Some(path) => read_saved(path, &opened).map_err(|error| error.path(path))?,
+        let shared = options.shared_snapshot.as_ref();
+        let (directory, snapshot) = match shared.and_then(|at| SharedSnapshot::open(at, &opened)) {
+            Some(found) => found,
+            None => {
+                let (directory, bytes) = match &options.snapshot {
+                    None => read_directory(&opened, &devices)?,
+                    Some(path) => read_saved(path, &opened).map_err(|error| error.path(path))?,
+                };
+                (directory, SharedSnapshot::new(bytes))
+            }
         };
         let address = || devices[0].namespace().address;
         directory
@@ -88,8 +100,9 @@ impl Image {
             .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
-        let directory = Arc::new(directory);
-        Image { devices, superblocks, bad_copies, directory, cache: None, peers: None, store: None }
+        let (directory, snapshot) = (Arc::new(directory), Some(Arc::new(snapshot)));
+        let (cache, peers, store) = (None, None, None);
+        Image { devices, superblocks, bad_copies, directory, snapshot, cache, peers, store }
             .with_tiers(&options.tiers)
     }
 }
@@ -154,7 +167,7 @@ fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()
 
 /// The directory of a snapshot that was saved to a file. It reads no more of the file than the length of the
 /// image's own snapshot.
-fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
+fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)> {
     let superblock = opened.superblock();
     let most = superblock.snapshot.len_bytes.max(SNAPSHOT_HEAD_BYTES as u64);
     let mut bytes = Vec::new();
@@ -176,7 +189,8 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<Directory> {
         Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")
     };
     head.check_committed(superblock).map_err(another)?;
-    let directory = Directory::from_snapshot(bytes)?;
+    let bytes = Bytes::from(bytes);
+    let directory = Directory::from_snapshot(bytes.clone())?;
     directory.check_current(superblock).map_err(another)?;
-    Ok(directory)
+    Ok((directory, bytes))
 }

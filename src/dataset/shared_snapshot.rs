@@ -1,0 +1,60 @@
+//! The snapshot of an open image, in memory that the workers of this process map.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::buf::{SealedBytes, SealedLocation};
+use crate::directory::{Bytes, Directory};
+use crate::error::Result;
+use crate::format::FormatError;
+use crate::format::snapshot::SnapshotHead;
+use crate::format::superblock_set::SuperblockSet;
+
+/// The bytes that a directory was decoded from. Sharing copies them once, so that workers need no copies of
+/// their own.
+#[derive(Debug)]
+pub(super) struct SharedSnapshot {
+    bytes: Bytes,
+    sealed: OnceLock<Arc<SealedBytes>>,
+}
+
+impl SharedSnapshot {
+    pub(super) fn new(bytes: Bytes) -> SharedSnapshot {
+        SharedSnapshot { bytes, sealed: OnceLock::new() }
+    }
+
+    /// The directory in what another process shares at `location`; `None` unless it is the one that the image
+    /// has committed. Verified as if it was read from the image, so nothing depends on who shares it.
+    pub(super) fn open(
+        location: &SealedLocation,
+        opened: &SuperblockSet,
+    ) -> Option<(Directory, SharedSnapshot)> {
+        let unused = |error: &dyn std::fmt::Display| {
+            tracing::debug!(
+                "reading the snapshot from the image, since the shared one is unusable: {error}"
+            );
+        };
+        let sealed = SealedBytes::open(location).map_err(|error| unused(&error)).ok()?;
+        let sealed = Arc::new(sealed);
+        let bytes = Bytes::from(Arc::clone(&sealed));
+        let directory = decode(&bytes, opened).map_err(|error| unused(&error)).ok()?;
+        Some((directory, SharedSnapshot { bytes, sealed: sealed.into() }))
+    }
+
+    /// Where other processes find the snapshot; shares it first if need be.
+    pub(super) fn share(&self) -> Result<SealedLocation> {
+        if let Some(sealed) = self.sealed.get() {
+            return Ok(sealed.location()?);
+        }
+        let copy = Arc::new(SealedBytes::of(&self.bytes)?);
+        // Another thread may have shared it first.
+        Ok(self.sealed.get_or_init(|| copy).location()?)
+    }
+}
+
+fn decode(bytes: &Bytes, opened: &SuperblockSet) -> Result<Directory, FormatError> {
+    let superblock = opened.superblock();
+    SnapshotHead::parse(bytes)?.check_committed(superblock)?;
+    let directory = Directory::from_snapshot(bytes.clone())?;
+    directory.check_current(superblock)?;
+    Ok(directory)
+}
