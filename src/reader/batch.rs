@@ -263,6 +263,20 @@ impl Batch {
         (self.bufs.len() - 1) as u32
     }
 
+    /// Replaces the buffer at `index`, into which the caller has copied samples.
+    pub(crate) fn set_buf(&mut self, index: u32, buf: SharedBuf) {
+        self.bufs[index as usize] = buf;
+    }
+
+    /// Removes the buffer that was added last; no sample may be in it.
+    pub(crate) fn remove_last_buf(&mut self) {
+        self.bufs.pop();
+    }
+
+    pub(crate) fn location(&self, index: usize) -> SampleLocation {
+        self.samples[index]
+    }
+
     /// The checksum of the sample that is pushed next is compared again when the batch is delivered.
     pub(crate) fn recheck_next(&mut self, crc32c: u32, chunk: u32, load: u32) {
         let index = self.samples.len() as u32;

@@ -28,6 +28,7 @@
 
 mod batch;
 mod fetch;
+mod gather;
 mod in_flight;
 mod pump;
 mod range;
@@ -63,7 +64,8 @@ pub(crate) use watch::{TICK, interrupted, timed_out};
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Memory for batches, in bytes. A batch that needs more allocates it from the system, with a warning.
+    /// Memory for batches, in bytes. A batch that needs more allocates it from the system, with a warning;
+    /// one of thousands of samples is copied together, through a few megabytes of it.
     pub window_bytes: usize,
     /// Queue pairs for each namespace.
     pub queue_pairs: usize,
@@ -158,7 +160,9 @@ impl Reader {
 
     /// Reads the samples named by `ids` into `batch`, in the order of `ids`.
     ///
-    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows.
+    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows. Of
+    /// thousands of samples whose blocks exceed the window, the bytes are copied into one buffer: the call
+    /// then takes their length and at most 64 MiB.
     ///
     /// # Errors
     /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum
@@ -205,6 +209,9 @@ impl Reader {
     ) -> Result<Vec<(usize, Error)>> {
         self.notice_fork()?;
         batch.reset(&self.directory, Epoch(0));
+        if self.gathers(ids) {
+            return self.gather(ids, batch, watch);
+        }
         let mut failures = self.plan(ids);
         batch.resize(ids.len());
         for (index, &id) in ids.iter().enumerate() {
@@ -255,6 +262,15 @@ impl Reader {
                 }
             }
         }
+        self.judge(failures, deadline)
+    }
+
+    /// Sorts the failures of a call; the error is that of a newer generation, if it explains them.
+    fn judge(
+        &mut self,
+        mut failures: Vec<(usize, Error)>,
+        deadline: Instant,
+    ) -> Result<Vec<(usize, Error)>> {
         failures.sort_by_key(|(index, _)| *index);
         if failures.iter().any(|(_, error)| error.kind() == ErrorKind::Corrupt) {
             let until = deadline.min(Instant::now() + CHECK_LIMIT);
@@ -280,11 +296,14 @@ impl Reader {
                 None => absent.push((index, not_in_directory(&self.directory, id))),
             }
         }
-        let merge =
-            if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours };
+        let merge = self.merge();
         let (requests, free, out) = (&mut self.requests, &mut self.free_fetches, &mut self.fetches);
         plan_samples(requests, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
         absent
+    }
+
+    fn merge(&self) -> Merge {
+        if self.options.max_outstanding == Some(1) { Merge::Never } else { Merge::Neighbours }
     }
 
     /// A buffer from the window, or from the system if the window has no room.

@@ -16,7 +16,8 @@ pub trait Watch {
     }
 
     /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival.
-    /// Only reads by id call it.
+    /// Only reads by id call it. It may look at this sample, not at others: they may be on their way to
+    /// another buffer.
     fn arrived(&mut self, _batch: &Batch, _index: usize) {}
 }
 

@@ -1,0 +1,277 @@
+//! Reads many scattered samples into one buffer, through a small window.
+//!
+//! A sample of a few hundred bytes needs a block of 4 KiB. [`Reader::read_batch`] shares the blocks with the
+//! batch, so a million scattered samples would keep gigabytes. Here blocks live only until their samples are
+//! verified and copied to their places in the batch's one buffer: a call takes the samples' bytes, 32 bytes
+//! a sample, and [`WINDOW_BYTES`].
+//!
+//! Ids are read in the order of the media, so that a block that several samples share is read once, and
+//! neighbours share commands. Samples above [`COPIED_UP_TO`] bytes keep the buffers that they were read into:
+//! a copy would cost more than their blocks waste.
+
+use std::time::Instant;
+
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::{Epoch, SampleId, deadline};
+
+use super::batch::{Batch, SampleLocation};
+use super::fetch::{Fetch, SampleRequest, plan_samples};
+use super::pump::Fetched;
+use super::watch::{TICK, Watch, interrupted, timed_out};
+use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
+
+impl Reader {
+    /// Whether the blocks of `ids` may not fit the window, and are so many that they waste memory.
+    pub(super) fn gathers(&self, ids: &[SampleId]) -> bool {
+        if ids.len() < GATHERED_FROM {
+            return false;
+        }
+        let block = self.geometry.iter().map(|of| u64::from(of.block_len_bytes)).max().unwrap_or(0);
+        let mut room = self.options.window_bytes as u64;
+        !ids.iter().all(|&id| {
+            let len = u64::from(self.directory.len_bytes(id).unwrap_or(0));
+            let left = room.checked_sub(len.next_multiple_of(block.max(1)) + block);
+            room = left.unwrap_or(0);
+            left.is_some()
+        })
+    }
+
+    /// As [`Reader::read_batch_watched`], for samples that are [gathered](Reader::gathers). The batch has
+    /// been reset.
+    pub(super) fn gather(
+        &mut self,
+        ids: &[SampleId],
+        batch: &mut Batch,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<(usize, Error)>> {
+        let first_token = self.next_token;
+        let mut call = Call {
+            deadline: deadline(Instant::now(), self.options.deadline),
+            next_tick: Instant::now() + TICK,
+            watch,
+            batch,
+            out: IoBuf::empty(),
+            failures: Vec::new(),
+            held_bytes: 0,
+        };
+        let result = self.gather_all(ids, &mut call);
+        let Call { out, failures, deadline, .. } = call;
+        if let Err(error) = result {
+            self.abandon_since(first_token);
+            batch.reset(&self.directory, Epoch(0));
+            return Err(error);
+        }
+        batch.set_buf(GATHERED, out.freeze());
+        self.judge(failures, deadline)
+    }
+
+    fn gather_all(&mut self, ids: &[SampleId], call: &mut Call<'_>) -> Result<()> {
+        call.lay_out(&self.directory, ids)?;
+        let (mut places, mut step_ids) = (Vec::with_capacity(ids.len().min(PART)), Vec::new());
+        for (part, first) in ids.chunks(PART).zip((0..).step_by(PART)) {
+            by_place(&self.directory, part, &mut places);
+            call.check()?;
+            for step in places.chunks(STEP) {
+                let indices = step.iter().map(|place| (place % PART as u64) as usize);
+                step_ids.clear();
+                step_ids.extend(indices.clone().map(|index| part[index]));
+                self.plan_step(&step_ids, indices.map(|index| (first + index) as u32));
+                let mut fetches = std::mem::take(&mut self.fetches);
+                let started = fetches.drain(..).try_for_each(|fetch| self.begin(fetch, call));
+                self.fetches = fetches;
+                started?;
+            }
+        }
+        while self.pump()?.in_flight() > 0 {
+            self.take_arrived(call)?;
+        }
+        Ok(())
+    }
+
+    /// Plans the reads of a few neighbours on media: first the samples that will be copied, then the others.
+    fn plan_step(&mut self, ids: &[SampleId], indices: impl Iterator<Item = u32>) {
+        self.extents.clear();
+        self.requests.clear();
+        self.directory.extents(ids, &mut self.slots, &mut self.extents);
+        for ((&id, index), extent) in ids.iter().zip(indices).zip(&self.extents) {
+            let extent = extent.expect("only ids with a place are sorted by it");
+            self.requests.push(SampleRequest { index, id, extent });
+        }
+        self.requests.sort_by_key(|request| !is_copied(request.extent.len_bytes));
+        let copied = self.requests.partition_point(|request| is_copied(request.extent.len_bytes));
+        let merge = self.merge();
+        let (copied, kept) = self.requests.split_at_mut(copied);
+        let (free, out) = (&mut self.free_fetches, &mut self.fetches);
+        plan_samples(copied, &self.geometry, merge, GATHERED_FETCH_BYTES, free, out);
+        plan_samples(kept, &self.geometry, merge, FETCH_LEN_BYTES, free, out);
+    }
+
+    /// Starts a fetch, once the window has room for it.
+    fn begin(&mut self, fetch: Fetch, call: &mut Call<'_>) -> Result<()> {
+        let window = WINDOW_BYTES.min(self.options.window_bytes);
+        while call.held_bytes > 0 && call.held_bytes + fetch.len_bytes > window {
+            self.take_arrived(call)?;
+        }
+        let buf = self.pool.take(fetch.len_bytes);
+        let buf = buf.unwrap_or_else(|| IoBuf::temporary(fetch.len_bytes));
+        call.held_bytes += fetch.len_bytes;
+        self.next_token += 1;
+        let token = self.next_token;
+        self.pump()?.start(token, fetch, buf);
+        Ok(())
+    }
+
+    /// Polls once, takes what has arrived, and sleeps if nothing has.
+    fn take_arrived(&mut self, call: &mut Call<'_>) -> Result<()> {
+        let now = Instant::now();
+        let mut has_progressed = self.pump()?.poll(now);
+        while let Some(fetched) = self.pump()?.next_finished() {
+            has_progressed = true;
+            let mut fetch = call.take(fetched);
+            fetch.clear();
+            self.free_fetches.push(fetch);
+        }
+        // Not in the loop: the next call would be given what an interrupted one leaves there.
+        call.check()?;
+        if self.pump()?.in_flight() > 0 {
+            if now >= call.deadline {
+                return Err(timed_out(self.options.deadline, &self.devices));
+            }
+            if !has_progressed {
+                let until = call.deadline.min(call.next_tick);
+                self.pump()?.wait(until);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The state of one call.
+struct Call<'a> {
+    batch: &'a mut Batch,
+    watch: &'a mut dyn Watch,
+    /// All samples that are copied, one after the other in the order of the ids.
+    out: IoBuf,
+    failures: Vec<(usize, Error)>,
+    /// Length of the fetches that are in flight.
+    held_bytes: usize,
+    deadline: Instant,
+    next_tick: Instant,
+}
+
+impl Call<'_> {
+    /// Allocates the buffer, and gives each sample its place there. Samples have no bytes until they arrive.
+    fn lay_out(&mut self, directory: &Directory, ids: &[SampleId]) -> Result<()> {
+        self.batch.resize(ids.len());
+        let buf = self.batch.add_buf(SharedBuf::empty());
+        let mut end = 0;
+        for (index, &id) in ids.iter().enumerate() {
+            let location = SampleLocation { id, buf, len_bytes: 0, offset: end };
+            self.batch.set_location(index, location);
+            match directory.len_bytes(id) {
+                Some(len) if is_copied(len) => end += len as usize,
+                Some(_) => {}
+                None => self.failures.push((index, not_in_directory(directory, id))),
+            }
+            if index % STEP == 0 {
+                self.check()?;
+            }
+        }
+        self.out = allocate(end)?;
+        Ok(())
+    }
+
+    /// Copies the samples of a fetch to their places, or shares its buffer with the batch.
+    fn take(&mut self, fetched: Fetched) -> Fetch {
+        let Fetched { fetch, buf, failures, .. } = fetched;
+        self.held_bytes -= fetch.len_bytes;
+        let are_copied = fetch.samples.iter().all(|sample| is_copied(sample.len_bytes));
+        let shown = self.batch.add_buf(buf.clone());
+        let mut failed = failures.iter().map(|(nth, _)| *nth).peekable();
+        for (nth, sample) in fetch.samples.iter().enumerate() {
+            if failed.next_if_eq(&nth).is_some() {
+                continue;
+            }
+            let (index, len) = (sample.index as usize, sample.len_bytes as usize);
+            let (from, place) = (sample.buf_offset, self.batch.location(index).offset);
+            let (id, len_bytes) = (sample.id, sample.len_bytes);
+            let location = SampleLocation { id, buf: shown, len_bytes, offset: from };
+            self.batch.set_location(index, location);
+            self.watch.arrived(self.batch, index);
+            if are_copied {
+                self.out[place..place + len].copy_from_slice(&buf[from..from + len]);
+                let location = SampleLocation { id, buf: GATHERED, len_bytes, offset: place };
+                self.batch.set_location(index, location);
+            }
+        }
+        if are_copied {
+            self.batch.remove_last_buf();
+        }
+        let failures = failures.into_iter();
+        self.failures
+            .extend(failures.map(|(nth, error)| (fetch.samples[nth].index as usize, error)));
+        fetch
+    }
+
+    /// Asks the watch, when it is time.
+    fn check(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            if !self.watch.goes_on() {
+                return Err(interrupted());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Replaces `places` by the live samples of `ids` in the order of the media: slot * [`PART`] + position. A
+/// number of 8 bytes sorts fast, and a data set has at most 2^40 slots.
+fn by_place(directory: &Directory, ids: &[SampleId], places: &mut Vec<u64>) {
+    places.clear();
+    places.extend(ids.iter().zip(0..).filter_map(|(&id, position): (_, u64)| {
+        let slot = directory.is_live(id).then(|| directory.slot_of(id)).flatten()?;
+        Some(slot.0 * PART as u64 + position)
+    }));
+    places.sort_unstable();
+}
+
+fn is_copied(len_bytes: u32) -> bool {
+    len_bytes <= COPIED_UP_TO
+}
+
+/// One buffer for all samples; an error, not the end of the process, if the system has no such memory.
+fn allocate(len: usize) -> Result<IoBuf> {
+    if len == 0 {
+        return Ok(IoBuf::empty());
+    }
+    let slot_len_bytes = len.next_multiple_of(SLOT_LEN_BYTES);
+    let options = PoolOptions { bytes: slot_len_bytes, slot_len_bytes, huge_pages: HugePages::Off };
+    Pool::new(options)?.take(len).ok_or_else(|| {
+        Error::new(ErrorKind::OutOfMemory, format!("there are no {len} bytes for the samples"))
+    })
+}
+
+/// Index of the buffer of all copied samples in the batch.
+const GATHERED: u32 = 0;
+
+/// Fewer samples than this waste less than 64 MiB beyond the window, so they need no copy.
+const GATHERED_FROM: usize = 4096;
+
+/// The longest sample that is copied; its blocks waste at most 8 KiB.
+const COPIED_UP_TO: u32 = 1 << 20;
+
+/// The most bytes in flight, unless one fetch is longer: 2,048 blocks of 4 KiB.
+const WINDOW_BYTES: usize = 8 << 20;
+
+/// About the largest buffer of a fetch: some 128 scattered blocks.
+const GATHERED_FETCH_BYTES: usize = 512 << 10;
+
+/// How many ids are sorted together: 8 MiB of places, in about 50 ms.
+const PART: usize = 1 << 20;
+
+/// How many samples are planned at once.
+const STEP: usize = 2048;
