@@ -5,6 +5,9 @@
 //! keeps the chunks already, and a second copy costs a pass through memory that no processor cache
 //! holds. There, samples that are large enough for a read of each to cost little beside the copy
 //! are read one by one, just before they are needed. See `docs/performance.md`.
+//!
+//! Other orders are read sample by sample. In global order, samples that are tiny share blocks: they
+//! are read in passes if a pass over the blocks takes enough of each.
 
 use std::sync::Arc;
 
@@ -14,6 +17,7 @@ use crate::order::{OrderKind, SequentialBy};
 use crate::qpair::Device;
 
 use super::options::{Batching, LoaderOptions};
+use super::passes::PassLengths;
 use super::working_set;
 
 impl LoaderOptions {
@@ -60,6 +64,19 @@ impl LoaderOptions {
                 || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
         };
         if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }
+    }
+
+    /// Lengths of buffers if this batching, from [`batching_on`](Self::batching_on), is by passes.
+    pub(super) fn pass_lengths(
+        &self,
+        batching: Batching,
+        directory: &Directory,
+    ) -> Option<PassLengths> {
+        match batching {
+            Batching::Chunk => working_set::pass_lengths(directory, self),
+            Batching::Sample => working_set::global_pass_lengths(directory, self),
+            Batching::None => None,
+        }
     }
 
     fn is_grouped(&self) -> bool {

@@ -3,11 +3,12 @@
 //! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
 //! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver`
 //! decides how batches are read: `samples` reads each batch by itself, `chunks` reads whole chunks
-//! and hands samples out of them, and `passes` reads chunks that do not fit the window in several
-//! passes. `batching` selects the driver, `working_set` estimates the chunks that a grouped order
-//! has open, and `first_batch` combines two drivers at the start. `window` is the memory and the
-//! thread that faults it in; `memory` grants it by priority. `kept` verifies again what stays in it
-//! from epoch to epoch. `copy` gathers each batch into one buffer if the caller wants that.
+//! and hands samples out of them, and `passes` reads chunks that do not fit the window, and tiny
+//! samples in global order, in several passes. `batching` selects the driver, `working_set`
+//! estimates the chunks that a grouped order has open, and `first_batch` combines two drivers at the
+//! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
+//! `kept` verifies again what stays in it from epoch to epoch. `copy` gathers each batch into one
+//! buffer if the caller wants that.
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
 //! error is final. The poller sleeps when the window is full and when nothing is outstanding. The
@@ -225,18 +226,19 @@ impl Prefetcher {
             (u64::from(directory.num_chunks()), directory.num_samples());
         let all = (num_chunks + FIRST_BATCH_ROOM_CHUNKS).saturating_mul(chunk);
         let ready = (options.batch_size as u64).saturating_mul(READY_BATCHES as u64);
+        let lengths = options.pass_lengths(batching, directory);
         let used_bytes = match batching {
             Batching::Chunk => all,
+            Batching::Sample if lengths.is_some() => all,
             Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
             Batching::None => 0,
         };
-        let lengths = working_set::pass_lengths(directory, options);
         // If most buffers have about one length, slots of that length keep the window free of gaps
         // that are too small for a buffer.
         let slot_len_bytes = match (batching, lengths) {
-            (Batching::Chunk, Some(lengths)) => lengths.copies_bytes,
+            (_, Some(lengths)) => lengths.copies_bytes,
             (Batching::Chunk, None) => layout.chunk_size_bytes as usize,
-            (Batching::Sample | Batching::None, _) => SLOT_LEN_BYTES,
+            (Batching::Sample | Batching::None, None) => SLOT_LEN_BYTES,
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
         let cpus = options.cpus.as_ref();
@@ -276,7 +278,11 @@ impl Prefetcher {
         if batching == Batching::Sample && is_declined {
             working_set::warn_of_small_window(&directory, &options);
         }
-        let options = LoaderOptions { batching: Some(batching), ..options };
+        // Passes over a global order are for options that leave the batching open.
+        let is_passes =
+            batching == Batching::Sample && options.pass_lengths(batching, &directory).is_some();
+        let stated = if is_passes { None } else { Some(batching) };
+        let options = LoaderOptions { batching: stated, ..options };
         let mut loader = Prefetcher {
             owed: Stream::owed(&directory, &options, &start)?,
             directory,
@@ -467,14 +473,14 @@ impl Prefetcher {
         pump.learn(&self.directory);
         let geometry = pump.geometry();
         let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
-        let passes = working_set::pass_lengths(&self.directory, options);
+        let passes = options.pass_lengths(batching, &self.directory);
         let residency = Arc::new(Residency::new(match (batching, passes) {
             (Batching::Chunk, None) => self.directory.num_samples(),
             _ => 0,
         }));
         let directory = Arc::clone(&self.directory);
         let mut driver: Box<dyn Driver> = match (batching, passes) {
-            (Batching::Chunk, Some(lengths)) => {
+            (_, Some(lengths)) => {
                 let on_error = options.on_error;
                 Box::new(PassDriver::new(directory, geometry, stream, on_error, lengths))
             }
@@ -506,7 +512,7 @@ impl Prefetcher {
                     }
                 }
             }
-            (Batching::Sample | Batching::None, _) => {
+            (Batching::Sample | Batching::None, None) => {
                 let one_by_one = batching == Batching::None;
                 if one_by_one {
                     pump.limit_outstanding(1);

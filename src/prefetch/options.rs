@@ -36,7 +36,8 @@ pub struct LoaderOptions {
     pub resume: Option<State>,
     /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
     /// samples in grouped order if the samples are large and in the page cache, or if the window is
-    /// too small.
+    /// too small. Tiny samples of the global order are read together, far ahead, if the window is
+    /// large enough for that to halve the bytes.
     pub batching: Option<Batching>,
     /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB,
     /// or up to 1 GiB if a grouped order of large chunks has more open at a time.

@@ -1,4 +1,5 @@
-//! Reads chunks that the window cannot hold in several passes, and hands samples out of copies.
+//! Reads chunks in several passes, and hands samples out of copies: chunks of a grouped order that
+//! the window cannot hold, and all chunks of the global order if samples are tiny.
 //!
 //! A grouped order uses a chunk's samples throughout its group, in random order. If the chunks of
 //! the open groups exceed the window, none can stay until its last sample is handed out. Reading
@@ -6,6 +7,9 @@
 //! chunk is read as many times as the window requires. Each *pass* copies the samples that the
 //! order uses next, in its order, into small buffers, which return to the pool as their samples are
 //! handed out.
+//!
+//! The global order uses all chunks throughout the epoch: it is read in the same way, as one group.
+//! Planning far ahead takes a while there, so its first batches are read sample by sample meanwhile.
 //!
 //! A chunk is divided into *sections* of about one read buffer each. A pass over a section reads
 //! each block that holds one of its samples once, and no other block: no sample costs more than
@@ -53,6 +57,9 @@ pub(super) struct PassDriver {
     next_number: u64,
     /// The number of the next batch, from 1.
     next_batch: u64,
+    /// The samples before this number are read alone, and their batches before enough is planned
+    /// for passes.
+    early_until: u64,
     passes: Slab<Pass>,
     copies: Slab<Copies>,
     /// By sample number: why the sample must not be handed out.
@@ -94,6 +101,8 @@ pub(super) struct PassLengths {
     share: f64,
     /// The number of samples planned ahead, so that a pass knows what its section is needed for.
     look_ahead: usize,
+    /// The number of batches that do not wait for that.
+    early_batches: usize,
 }
 
 /// How many samples of a section a pass takes.
@@ -206,7 +215,20 @@ impl PassLengths {
             share: 2.0 * room / open.max(1.0),
             look_ahead: (window_bytes.saturating_mul(2) / sample_bytes.max(1))
                 .min(MAX_PLANNED_SAMPLES),
+            early_batches: 0,
         }
+    }
+
+    /// The same for a run whose first batches need not wait for passes.
+    pub(super) fn beginning_early(self) -> PassLengths {
+        PassLengths { early_batches: EARLY_BATCHES, ..self }
+    }
+
+    /// The most samples that one pass over all sections takes, of `num_samples` in them and
+    /// batches of `batch_size`.
+    pub(super) fn samples_in_pass(&self, num_samples: u64, batch_size: usize) -> f64 {
+        let planned = self.look_ahead.min(MAX_PLANNED.saturating_mul(batch_size));
+        (self.share.min(1.0) * num_samples as f64).min(planned as f64)
     }
 
     /// The estimated number of passes over a section: one for the first, of any length, and those
@@ -256,6 +278,7 @@ impl PassDriver {
             requested: 0,
             next_number: 0,
             next_batch: 1,
+            early_until: 0,
             passes: Slab::new(),
             copies: Slab::new(),
             failures: HashMap::new(),
@@ -281,13 +304,14 @@ impl PassDriver {
     /// Plans one more batch. `false`: the stream has ended.
     fn plan_next(&mut self) -> Result<bool> {
         let mut picks = std::mem::take(&mut self.picks);
-        let Some(head) = self.stream.next_picks(&mut picks)? else {
+        let Some(head) = self.stream.next_places(&mut picks)? else {
             self.picks = picks;
             return Ok(false);
         };
         let mut sections = self.free_lists.pop().unwrap_or_default();
         sections.clear();
         let first = self.next_number;
+        let is_early = self.num_planned_batches() < self.lengths.early_batches as u64;
         for pick in &picks {
             let index = self.open(pick.chunk);
             let open = &mut self.chunks[index as usize];
@@ -297,10 +321,18 @@ impl PassDriver {
             self.next_number += 1;
             sections.push((index, section as u32));
         }
+        if is_early {
+            self.early_until = self.next_number;
+        }
         self.num_planned += picks.len();
         self.planned.push_back(PlannedBatch { head, first, sections, requested: 0, arrived: 0 });
         self.picks = picks;
         Ok(true)
+    }
+
+    /// The number of batches planned so far, in the whole run.
+    fn num_planned_batches(&self) -> u64 {
+        self.next_batch - 1 + self.planned.len() as u64
     }
 
     /// The index of `chunk`, which is divided into sections first if it is not open.
@@ -370,6 +402,7 @@ impl PassDriver {
             return Ok(false);
         }
         let opened = self.share.num_opened;
+        let is_early = self.is_early((index, nth));
         let mut samples = self.free_passes.pop().unwrap_or_default();
         self.choose((index, nth), &mut samples)?;
         let priority = match (must, next) {
@@ -388,10 +421,17 @@ impl PassDriver {
         self.short = None;
         let section = &mut self.chunks[index as usize].sections[nth as usize];
         section.wanted.drain(..samples.len());
-        (section.has_pass, section.was_read) = (true, true);
+        section.has_pass = true;
+        section.was_read |= !is_early;
         let pass = Pass { index, section: nth, samples, copies };
         pump.start(self.passes.insert(pass) as u64, fetch, buf);
         Ok(true)
+    }
+
+    /// Whether the next sample of section `nth` of a chunk is of one of the first batches.
+    fn is_early(&self, (index, nth): (u32, u32)) -> bool {
+        let section = &self.chunks[index as usize].sections[nth as usize];
+        section.wanted.front().is_some_and(|front| front.0 < self.early_until)
     }
 
     /// Whether there is a read buffer; allocates them while there is memory.
@@ -412,7 +452,10 @@ impl PassDriver {
         let section = &open.sections[nth as usize];
         let start = nth.checked_sub(1).map_or(0, |before| open.ends[before as usize]);
         let len = (open.ends[nth as usize] - start) as usize;
-        let count = self.share.of(len, section.wanted.len(), !section.was_read);
+        let count = match self.is_early((index, nth)) {
+            true => 1,
+            false => self.share.of(len, section.wanted.len(), !section.was_read),
+        };
         self.ids.clear();
         let wanted = section.wanted.iter().take(count);
         self.ids.extend(wanted.map(|&(_, nth)| self.directory.id_in_chunk(open.chunk, nth)));
@@ -441,7 +484,8 @@ impl PassDriver {
         let mut copies = self.free_copies.pop().unwrap_or_default();
         let mut with_bytes = samples.iter().filter(|sample| sample.len_bytes > 0);
         if let (Some(only), None) = (with_bytes.next(), with_bytes.next())
-            && only.len_bytes as usize + 2 * PAGE > self.lengths.section_bytes
+            && (only.len_bytes as usize + 2 * PAGE > self.lengths.section_bytes
+                || only.number < self.early_until)
         {
             let fetch = self.plan(samples);
             let buf = self.take(fetch.len_bytes, priority, memory);
@@ -686,10 +730,10 @@ impl Driver for PassDriver {
         }
         // A pass takes only planned samples, so none starts before enough are planned.
         let enough = self.lengths.look_ahead - self.lengths.look_ahead / 4;
-        if moved && self.num_planned < enough && self.planned.len() < MAX_PLANNED {
-            return Ok(true);
-        }
-        while self.requested < self.planned.len() {
+        let is_planning = moved && self.num_planned < enough && self.planned.len() < MAX_PLANNED;
+        while let Some(planned) = self.planned.get(self.requested)
+            && (!is_planning || planned.first < self.early_until)
+        {
             let age = self.requested;
             let before = self.planned[age].requested;
             let all = self.request(age, pump, memory)?;
@@ -799,6 +843,9 @@ const LAST_PASS: f64 = 1.25;
 /// The most batches and samples planned ahead. A planned sample takes 24 bytes, a copied one 32.
 const MAX_PLANNED: usize = 1 << 18;
 const MAX_PLANNED_SAMPLES: usize = 3 << 19;
+
+/// The batches of a global order that are read sample by sample, so that they come at once.
+const EARLY_BATCHES: usize = 2;
 
 /// The most samples planned per turn, so that the poller soon processes completions again.
 const PLANNED_PER_TURN: usize = 8 << 10;

@@ -30,6 +30,7 @@ pub(crate) struct Stream {
     shard: Shard,
     shares: Shares,
     aligned: Vec<Pick>,
+    ids: Vec<SampleId>,
     batch_size: u64,
     drop_short: bool,
     epochs: Range<u64>,
@@ -114,6 +115,7 @@ impl Stream {
             shard,
             shares,
             aligned: Vec::new(),
+            ids: Vec::new(),
             batch_size: options.batch_size as u64,
             drop_short: options.drop_short,
             epochs: start.epoch.0..options.epochs.end,
@@ -157,6 +159,7 @@ impl Stream {
             shard: self.shard,
             shares: self.shares.clone(),
             aligned: Vec::new(),
+            ids: Vec::new(),
             batch_size: self.batch_size,
             epochs: self.epochs.clone(),
             consumed: self.consumed,
@@ -197,7 +200,25 @@ impl Stream {
         Ok(Some(head))
     }
 
-    /// Replaces `picks` by the picks of the next batch.
+    /// Replaces `picks` by the samples of the next batch as samples of chunks, whatever the order.
+    pub(super) fn next_places(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
+        if self.spec.kind.lanes_and_group().is_some() {
+            return self.next_picks(picks);
+        }
+        picks.clear();
+        let mut ids = std::mem::take(&mut self.ids);
+        let head = self.next_ids(&mut ids)?;
+        for &id in &ids {
+            let (chunk, nth) = self.directory.place_in_chunk(id).ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
+            })?;
+            picks.push(Pick { chunk, nth, group: 0, alone: false });
+        }
+        self.ids = ids;
+        Ok(head)
+    }
+
+    /// Replaces `picks` by the picks of the next batch of a grouped order.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };

@@ -2,7 +2,7 @@
 //! the window.
 
 use crate::directory::Directory;
-use crate::order::{EpochOrder, Reads, Sharding};
+use crate::order::{EpochOrder, OrderKind, Reads, Sharding};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
@@ -38,6 +38,29 @@ pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Op
     let (window, open) = (window_bytes(directory, options), open_bytes(directory, options));
     let (chunk, sample) = (chunk_len(directory) as usize, mean_sample_bytes(directory) as usize);
     exceeds_window(directory, options).then(|| PassLengths::of(window, chunk, open, sample))
+}
+
+/// Lengths of buffers if tiny samples in global order are read in passes: if the options leave
+/// open how to read them, and one pass serves enough samples of each block.
+pub(super) fn global_pass_lengths(
+    directory: &Directory,
+    options: &LoaderOptions,
+) -> Option<PassLengths> {
+    let is_open = options.batching.is_none() && options.order.kind == OrderKind::Global;
+    if !is_open {
+        return None;
+    }
+    let (sample, num_samples) = (mean_sample_bytes(directory), directory.num_samples());
+    let data = sample * num_samples;
+    if !(1..=TINY_SAMPLE_BYTES).contains(&sample) || data < WORTH_PASSES_BYTES {
+        return None;
+    }
+    let (window, chunk) = (window_bytes(directory, options), chunk_len(directory) as usize);
+    let lengths = PassLengths::of(window, chunk, data, sample as usize).beginning_early();
+    let epochs = options.epochs.end.saturating_sub(options.epochs.start);
+    let owed = epochs as f64 * num_samples as f64 / f64::from(options.world_size.max(1));
+    let in_pass = lengths.samples_in_pass(num_samples, options.batch_size).min(owed);
+    (in_pass * BLOCK_BYTES >= SAMPLES_OF_BLOCK * data as f64).then_some(lengths)
 }
 
 /// Whether to read the first batch by samples: the chunks that it would wait for are large, and
@@ -183,6 +206,16 @@ const WORTH_A_WARNING: f64 = 1.1;
 
 /// The least that devices read.
 const BLOCK_BYTES: f64 = 4096.0;
+
+/// Larger samples gain little from sharing blocks, and pay for a copy.
+const TINY_SAMPLE_BYTES: u64 = 1 << 10;
+
+/// Less is read soon enough sample by sample.
+const WORTH_PASSES_BYTES: u64 = 4 << 20;
+
+/// The samples that a pass must take of a block on average. With k of them at random, a pass reads
+/// (1 - e^-k) / k of the blocks that single reads would: half of them here.
+const SAMPLES_OF_BLOCK: f64 = 1.6;
 
 /// A first batch that would wait for at least this much is read by samples (3 ms at 5 GB/s).
 const FIRST_BATCH_FROM_BYTES: u64 = 16 << 20;
