@@ -11,6 +11,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dlfs::order::mixture::{Batching, Mixture, MixtureSpec, Part, Source, Weight};
 use dlfs::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, SequentialBy, Shard,
     Sharding, Tail,
@@ -79,6 +80,9 @@ fn main() {
     ] {
         time_epoch(name, kind, epoch);
     }
+    for batching in [Batching::Stratified, Batching::Random] {
+        time_mixture(batching);
+    }
     println!("| a rank's share of a global batch | CPU on one core | bar | |");
     println!("|---|---|---|---|");
     let mut is_met = true;
@@ -92,6 +96,25 @@ fn main() {
     if !is_met {
         std::process::exit(1);
     }
+}
+
+/// Positions of a mixture of 16 sources.
+fn time_mixture(batching: Batching) {
+    let source = |number: u32| Source {
+        name: number.to_string(),
+        identity: number.to_string(),
+        samples: 10_000 * u64::from(number + 1),
+        part: Part::Weight(Weight::from(1 + number * number)),
+    };
+    let sources = (0..16).map(source).collect();
+    let spec =
+        MixtureSpec { sources, epoch_size: Some(SAMPLES), batching, phases: vec![], seed: 1 };
+    let mut mixture = Mixture::new(&spec).unwrap();
+    let start = Instant::now();
+    (0..SAMPLES).for_each(|position| _ = black_box(mixture.draw(position)));
+    let nanos = start.elapsed().as_nanos() as f64 / SAMPLES as f64;
+    let name = format!("mixture of 16 sources, {batching:?}");
+    println!("{name:<47}{nanos:>8.1} ns a position");
 }
 
 /// One rank's shares of the global batches of an epoch; returns whether the bar is met.

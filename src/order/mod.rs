@@ -15,12 +15,14 @@
 //!
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
 //! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
-//! `shares.rs` says what each rank has and exchanges where ranks have shares of their own.
+//! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
+//! one sequence of several data sets.
 
 mod aligned;
 mod by_node;
 mod chunked;
 mod interleave;
+pub mod mixture;
 mod partial;
 mod reads;
 pub mod report;

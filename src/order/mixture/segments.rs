@@ -1,0 +1,202 @@
+//! Cuts a run into segments, each with its own counts.
+//!
+//! A phase consists of at most three *stretches*: the rest of an epoch that had begun before it, whole epochs,
+//! and the part of its last epoch. The segments of a stretch are equally long and have equal counts, so the
+//! draws before any of them are a product and a sum.
+
+use super::error::MAX_EPOCH;
+use super::weight::as_integers;
+use super::{Batching, Dealt, MixtureError, MixtureSpec, Part, Weight};
+
+/// Consecutive positions of one epoch and one phase.
+#[derive(Debug, Clone)]
+pub(super) struct Segment {
+    /// Its first position in the run.
+    pub(super) first: u64,
+    pub(super) len: u64,
+    /// How many of its positions each source has.
+    pub(super) counts: Vec<u64>,
+    /// How many each source has before.
+    pub(super) before: Vec<u64>,
+}
+
+impl Segment {
+    #[inline]
+    pub(super) fn contains(&self, position: u64) -> bool {
+        position.wrapping_sub(self.first) < self.len
+    }
+}
+
+/// All segments of a run.
+#[derive(Debug, Clone)]
+pub(super) struct Segments {
+    epoch_size: u64,
+    stretches: Vec<Stretch>,
+}
+
+/// Segments of equal length and counts.
+#[derive(Debug, Clone)]
+struct Stretch {
+    first: u64,
+    segment_len: u64,
+    counts: Vec<u64>,
+    /// Of each source before the first segment.
+    before: Vec<u64>,
+}
+
+impl Segments {
+    pub(super) fn new(spec: &MixtureSpec) -> Result<Segments, MixtureError> {
+        spec.check_sources()?;
+        let (epoch_size, parts) = epoch(spec)?;
+        let mut segments = Segments { epoch_size, stretches: Vec::new() };
+        let mut phases = vec![(0, integers(&parts, 0)?)];
+        for (phase, given) in (1..).zip(&spec.phases) {
+            phases.push((given.from, integers(&given.weights, phase)?));
+        }
+        let unit = spec.batching.unit();
+        check_units("an epoch", epoch_size, unit)?;
+        spec.phases
+            .iter()
+            .try_for_each(|phase| check_units("a phase's start", phase.from, unit))?;
+        for (phase, (from, weights)) in phases.iter().enumerate() {
+            let end = phases.get(phase + 1).map_or(u64::MAX, |next| next.0);
+            segments.add_phase(*from, end, weights, unit);
+        }
+        Ok(segments)
+    }
+
+    pub(super) fn epoch_size(&self) -> u64 {
+        self.epoch_size
+    }
+
+    /// Adds the positions `from`..`end`, with the proportions of `weights`.
+    fn add_phase(&mut self, from: u64, end: u64, weights: &[u64], unit: u64) {
+        let size = self.epoch_size;
+        let mut first = from;
+        while first < end {
+            let into = first % size;
+            let is_whole = into == 0 && end - first >= size;
+            let len = if is_whole { size } else { (size - into).min(end - first) };
+            let units = apportion(weights, len / unit);
+            let counts = units.iter().map(|count| count * unit).collect();
+            let before =
+                self.stretches.last().map_or(vec![0; weights.len()], |last| last.before(first));
+            self.stretches.push(Stretch { first, segment_len: len, counts, before });
+            let number = if is_whole { (end - first) / size } else { 1 };
+            // The last phase has no end.
+            first = if is_whole && end == u64::MAX { end } else { first + number * len };
+        }
+    }
+
+    /// The segment with `position`.
+    pub(super) fn at(&self, position: u64) -> Segment {
+        let stretch = self.stretch(position);
+        let number = (position - stretch.first) / stretch.segment_len;
+        let first = stretch.first + number * stretch.segment_len;
+        Segment {
+            first,
+            len: stretch.segment_len,
+            counts: stretch.counts.clone(),
+            before: stretch.before(first),
+        }
+    }
+
+    /// How many of the first `position` positions each source has.
+    pub(super) fn drawn_before(&self, position: u64, batching: Batching, seed: u64) -> Vec<u64> {
+        let segment = self.at(position);
+        let mut counts = segment.before.clone();
+        let len = position - segment.first;
+        if len > 0 {
+            Dealt::new(segment, batching, seed).count_before(len, &mut counts);
+        }
+        counts
+    }
+
+    fn stretch(&self, position: u64) -> &Stretch {
+        let later = self.stretches.partition_point(|stretch| stretch.first <= position);
+        &self.stretches[later - 1]
+    }
+}
+
+impl Stretch {
+    /// How many positions each source has before `first`, where a segment begins or the stretch ends.
+    fn before(&self, first: u64) -> Vec<u64> {
+        let number = (first - self.first) / self.segment_len;
+        self.before
+            .iter()
+            .zip(&self.counts)
+            .map(|(before, count)| before + number * count)
+            .collect()
+    }
+}
+
+/// The length of an epoch, and what each source weighs in the first phase.
+fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>), MixtureError> {
+    let weighed = |part: &Part| matches!(part, Part::Weight(_));
+    let weighs = spec.sources.iter().find(|source| weighed(&source.part));
+    let counted = spec.sources.iter().find(|source| !weighed(&source.part));
+    if let (Some(first), Some(second)) = (weighs, counted) {
+        let (first, second) = (first.name.clone(), second.name.clone());
+        return Err(MixtureError::MixedParts { first, second });
+    }
+    let too_long = MixtureError::EpochLength { size: u64::MAX };
+    let total = |counts: &[u64]| counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count));
+    let size = if counted.is_some() {
+        let counts: Option<Vec<u64>> = spec.sources.iter().map(|source| source.chosen()).collect();
+        let chosen = counts.as_deref().and_then(total).ok_or(too_long)?;
+        if let Some(asked) = spec.epoch_size.filter(|&asked| asked != chosen) {
+            return Err(MixtureError::EpochSize { asked, chosen });
+        }
+        chosen
+    } else {
+        let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
+        spec.epoch_size.map_or_else(|| total(&samples).ok_or(too_long), Ok)?
+    };
+    if !(1..=MAX_EPOCH).contains(&size) {
+        return Err(MixtureError::EpochLength { size });
+    }
+    let weights = spec.sources.iter().map(|source| source.weight()).collect();
+    Ok((size, weights))
+}
+
+/// `weights` of `phase` as integers in the same proportions.
+fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>, MixtureError> {
+    let integers = as_integers(weights).ok_or(MixtureError::WeightsApart { phase })?;
+    match integers.iter().any(|&weight| weight > 0) {
+        true => Ok(integers),
+        false => Err(MixtureError::NoWeight { phase }),
+    }
+}
+
+fn check_units(what: &'static str, len: u64, batch: u64) -> Result<(), MixtureError> {
+    match len.is_multiple_of(batch) {
+        true => Ok(()),
+        false => Err(MixtureError::NoWholeBatches { what, len, batch }),
+    }
+}
+
+/// Divides `total` in the proportions of `weights`, by largest remainders; of equal ones the first ones gain.
+fn apportion(weights: &[u64], total: u64) -> Vec<u64> {
+    let sum: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
+    let exact = |weight: u64| u128::from(weight) * u128::from(total);
+    let mut counts: Vec<u64> = weights.iter().map(|&weight| (exact(weight) / sum) as u64).collect();
+    let mut by_remainder: Vec<usize> = (0..weights.len()).collect();
+    by_remainder.sort_by_key(|&i| std::cmp::Reverse(exact(weights[i]) % sum));
+    let missing = (total - counts.iter().sum::<u64>()) as usize;
+    by_remainder[..missing].iter().for_each(|&i| counts[i] += 1);
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::apportion;
+
+    #[test]
+    fn the_largest_remainders_gain() {
+        assert_eq!(apportion(&[7, 2, 1], 10), [7, 2, 1]);
+        assert_eq!(apportion(&[1, 1, 1], 10), [4, 3, 3]);
+        assert_eq!(apportion(&[1, 0, 5], 4), [1, 0, 3]);
+        assert_eq!(apportion(&[u64::MAX, u64::MAX], 1 << 40), [1 << 39, 1 << 39]);
+        assert_eq!(apportion(&[3, 5], 0), [0, 0]);
+    }
+}
