@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use dlfs::ErrorKind;
 use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::nvme::{Address, Nqn};
 use dlfs::order::{OrderKind, OrderSpec, State};
@@ -105,6 +106,29 @@ fn forked_workers_share_the_batches_of_their_rank_and_its_store() {
         }
         origin.serve();
     }
+}
+
+#[test]
+fn two_runs_at_one_place_of_a_store_are_told_apart_and_lose_nothing() {
+    let origin = Origin::new(24, 200, |_| 3_000);
+    let job = Job::new(&origin, 0.3, 1, 2);
+    let ranks = job.start(&origin);
+    let first = ranks[0].loader(job.run(0)).unwrap();
+    let begun = first.next(&mut ()).unwrap().unwrap();
+    let at = first.state();
+    let expected = expected_of_workers(&origin, &job, 1);
+    assert!(read_in_children(&origin, &job, &ranks, 1) == expected, "a child at the same place");
+    for _ in 0..2 {
+        let error = first.next(&mut ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("reader 0 of 1"), "{error}");
+        assert_eq!(first.state(), at);
+    }
+    drop(begun);
+    first.set_state(&at).unwrap();
+    first.next(&mut ()).unwrap().unwrap();
+    first.set_epoch(0).unwrap();
+    assert!(read(&origin.samples, &first) == expected[0], "again from its begin");
 }
 
 #[test]

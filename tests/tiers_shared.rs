@@ -23,7 +23,7 @@ use dlfs::units::Generation;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use images::unique_uuid;
-use support::fork::{in_child, spawn_child};
+use support::fork::{ends_well, in_child, spawn_child};
 use support::origin::Origin;
 use support::random::Random;
 use support::warnings::warnings_of;
@@ -189,27 +189,20 @@ fn read_by_all(seed: u64, units: impl Fn() -> Units + Sync) -> f64 {
         fs::write(notes.join(format!("bytes-{rank}")), origin_bytes(cache).to_string()).unwrap();
         meet("end", rank);
     };
-    std::thread::scope(|scope| {
-        let children = (1..RANKS).map(|rank| {
-            let (owner, open, work) = (&owner, &open, &work);
-            scope.spawn(move || {
-                in_child(|| {
-                    // Half of them inherit the cache, half open their own.
-                    if rank % 2 == 0 {
-                        work(rank, owner);
-                    } else {
-                        work(rank, &open());
-                    }
-                    true
-                })
-            })
-        });
-        let children: Vec<_> = children.collect();
-        work(0, &owner);
-        for (child, rank) in children.into_iter().zip(1..) {
-            assert!(child.join().unwrap(), "process {rank}");
+    let in_process = |rank: u64| {
+        // Half of them inherit the cache, half open their own.
+        if rank.is_multiple_of(2) {
+            work(rank, &owner);
+        } else {
+            work(rank, &open());
         }
-    });
+        true
+    };
+    let children: Vec<_> = (1..RANKS).map(|rank| spawn_child(|| in_process(rank))).collect();
+    work(0, &owner);
+    for (child, rank) in children.into_iter().zip(1..) {
+        assert!(ends_well(child), "process {rank}");
+    }
     let bytes = |rank: u64| -> u64 {
         fs::read_to_string(notes.join(format!("bytes-{rank}"))).unwrap().parse().unwrap()
     };

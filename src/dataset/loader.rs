@@ -240,7 +240,8 @@ impl Loader {
         }
         let (position, lanes) = (pack(&state)?, pack_lanes(&state.order));
         let mut running = self.running.get_or_init(Mutex::default).lock();
-        let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed);
+        let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed)
+            || running.loader.is_some() && self.check_place().is_err();
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
         if moved {
@@ -263,6 +264,7 @@ impl Loader {
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: after `close` nothing may be started
         if let Some(loader) = &mut running.loader {
+            self.check_place()?;
             let taken = loader
                 .next_within(batch, limit)
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;

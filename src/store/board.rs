@@ -19,6 +19,10 @@ pub struct Reader {
     pub of: u32,
 }
 
+/// That somebody began as a reader, at which place nobody else may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
+
 /// The words that all processes of a rank see.
 pub(super) struct Board {
     words: SharedWords,
@@ -30,19 +34,32 @@ impl Board {
     }
 
     /// `reader` begins at this position: the samples of the rank that have been taken of `epoch`. Where another
-    /// number of readers begins, all of them begin there.
-    pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) {
+    /// number of readers begins, all of them begin there. Who began as this reader before loses its place.
+    pub(super) fn begin(&self, reader: Reader, epoch: Epoch, taken: u64) -> Ticket {
         let place = place_of(epoch, taken);
         if self.word(READERS).swap(reader.of.into(), Ordering::AcqRel) != u64::from(reader.of) {
             self.places(reader.of).iter().for_each(|word| word.store(place, Ordering::Release));
+            self.holders(MAX_READERS).iter().for_each(|word| word.store(0, Ordering::Release));
         }
-        self.delivered(reader, epoch, taken);
+        let number = self.word(TICKETS).fetch_add(1, Ordering::AcqRel) + 1;
+        let ticket = number << 32 | u64::from(std::process::id());
+        self.holders(reader.of)[reader.number as usize].store(ticket, Ordering::Release);
+        self.delivered(reader, Ticket(ticket), epoch, taken);
+        Ticket(ticket)
     }
 
-    /// `reader` has got a batch, and is at this position now.
-    pub(super) fn delivered(&self, reader: Reader, epoch: Epoch, taken: u64) {
+    /// `reader` has got a batch, and is at this position now; ignored from one that has lost its place.
+    pub(super) fn delivered(&self, reader: Reader, ticket: Ticket, epoch: Epoch, taken: u64) {
         let place = place_of(epoch, taken);
-        self.places(reader.of)[reader.number as usize].store(place, Ordering::Release);
+        if self.taken_by(reader, ticket).is_none() {
+            self.places(reader.of)[reader.number as usize].store(place, Ordering::Release);
+        }
+    }
+
+    /// The process that has begun as `reader` since `ticket` was given; 0 where another number of readers has.
+    pub(super) fn taken_by(&self, reader: Reader, ticket: Ticket) -> Option<u32> {
+        let holder = self.holders(reader.of)[reader.number as usize].load(Ordering::Acquire);
+        (holder != ticket.0).then_some(holder as u32)
     }
 
     /// The position of the reader that is the last.
@@ -121,6 +138,11 @@ impl Board {
     fn places(&self, readers: u32) -> &[AtomicU64] {
         &self.words.as_ref()[PLACES..PLACES + readers.min(MAX_READERS) as usize]
     }
+
+    /// The tickets of the readers' places.
+    fn holders(&self, readers: u32) -> &[AtomicU64] {
+        &self.words.as_ref()[HOLDERS..HOLDERS + readers.min(MAX_READERS) as usize]
+    }
 }
 
 /// Epoch and samples taken in one word, so that both are read together.
@@ -154,9 +176,11 @@ const ASKED: usize = 1;
 const STAGED: usize = 2;
 const FAILED: usize = 3;
 const DAMAGED: usize = 4;
-const TEXT: usize = 5;
+const TICKETS: usize = 5;
+const TEXT: usize = 6;
 const PLACES: usize = TEXT + TEXT_WORDS;
-const NUM_WORDS: usize = PLACES + MAX_READERS as usize;
+const HOLDERS: usize = PLACES + MAX_READERS as usize;
+const NUM_WORDS: usize = HOLDERS + MAX_READERS as usize;
 
 #[cfg(test)]
 mod tests {
@@ -169,15 +193,32 @@ mod tests {
         assert_eq!(board.position(), (Epoch(0), 0));
         board.begin(reader(0, 1), Epoch(3), 40);
         assert_eq!(board.position(), (Epoch(3), 40));
-        board.begin(reader(1, 2), Epoch(4), 0);
+        let second = board.begin(reader(1, 2), Epoch(4), 0);
         assert_eq!(board.position(), (Epoch(4), 0), "another number: all begin there");
-        board.delivered(reader(1, 2), Epoch(4), 8);
-        board.begin(reader(0, 2), Epoch(4), 0);
+        board.delivered(reader(1, 2), second, Epoch(4), 8);
+        let first = board.begin(reader(0, 2), Epoch(4), 0);
         assert_eq!(board.position(), (Epoch(4), 0));
-        board.delivered(reader(0, 2), Epoch(5), 0);
+        board.delivered(reader(0, 2), first, Epoch(5), 0);
         assert_eq!(board.position(), (Epoch(4), 8));
         board.begin(reader(0, 2), Epoch(1), 2);
         assert_eq!(board.position(), (Epoch(1), 2), "back again");
+    }
+
+    #[test]
+    fn who_lost_its_place_to_another_moves_nothing() {
+        let board = Board::new().unwrap();
+        let reader = Reader { number: 0, of: 1 };
+        let first = board.begin(reader, Epoch(0), 0);
+        assert_eq!(board.taken_by(reader, first), None);
+        let second = board.begin(reader, Epoch(0), 0);
+        assert_eq!(board.taken_by(reader, first), Some(std::process::id()));
+        board.delivered(reader, first, Epoch(0), 64);
+        assert_eq!(board.position(), (Epoch(0), 0), "the second one still reads from there");
+        board.delivered(reader, second, Epoch(0), 32);
+        assert_eq!(board.position(), (Epoch(0), 32));
+        board.begin(Reader { number: 0, of: 2 }, Epoch(0), 32);
+        assert_eq!(board.taken_by(Reader { number: 1, of: 2 }, second), Some(0));
+        assert!(board.taken_by(reader, second).is_some(), "it was another number of readers");
     }
 
     #[test]

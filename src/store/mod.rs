@@ -55,8 +55,8 @@ use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread};
 use crate::units::Epoch;
 
-pub use board::Reader;
 use board::{Board, MAX_READERS};
+pub use board::{Reader, Ticket};
 use exchange::Exchange;
 use media::Media;
 use place::Place;
@@ -239,7 +239,8 @@ impl Store {
     /// Brings the share of `epoch` into the store, of which this rank has taken `taken` samples, and begins to
     /// exchange. What lies there is checked, and only the rest is fetched: from the origin, or from a rank that
     /// has it. Does nothing if the store has come to that epoch by itself. In a forked child it asks the store's
-    /// process to do that, and returns at once: reads wait for what has not come.
+    /// process to do that, and returns at once: reads wait for what has not come. Who began as this reader before
+    /// loses its place, by [`Store::check_place`].
     ///
     /// # Errors
     /// Those of reading the origin; `NoSpace`: the file system is full. `Interrupted`: `goes_on` said no.
@@ -249,24 +250,46 @@ impl Store {
         epoch: Epoch,
         taken: u64,
         goes_on: &mut dyn FnMut(Staged) -> bool,
-    ) -> Result<()> {
+    ) -> Result<Ticket> {
         if self.shared.home.get().is_none() {
-            self.shared.board.begin(reader, epoch, taken);
+            let ticket = self.shared.board.begin(reader, epoch, taken);
             self.shared.board.ask();
-            return Ok(());
+            return Ok(ticket);
         }
         let mut exchange = self.exchange.lock();
-        self.shared.board.begin(reader, epoch, taken);
+        let ticket = self.shared.board.begin(reader, epoch, taken);
         exchange.begin(epoch, goes_on)?;
         drop(exchange);
         self.shared.notify();
-        Ok(())
+        Ok(ticket)
     }
 
-    /// `reader` has delivered a batch: now it is in `epoch`, and the rank has taken `taken` samples.
-    pub fn delivered(&self, reader: Reader, epoch: Epoch, taken: u64) {
-        self.shared.board.delivered(reader, epoch, taken);
+    /// `reader` has delivered a batch: now it is in `epoch`, and the rank has taken `taken` samples. Ignored if
+    /// another one has begun as this reader: [`Store::check_place`].
+    pub fn delivered(&self, reader: Reader, ticket: Ticket, epoch: Epoch, taken: u64) {
+        self.shared.board.delivered(reader, ticket, epoch, taken);
         self.shared.notify();
+    }
+
+    /// That nobody else has begun as `reader` since `ticket`: two at one place would delete what the other still
+    /// reads.
+    ///
+    /// # Errors
+    /// `Busy`: somebody has.
+    pub fn check_place(&self, reader: Reader, ticket: Ticket) -> Result<()> {
+        let Some(process) = self.shared.board.taken_by(reader, ticket) else { return Ok(()) };
+        let who = match process {
+            0 => "other readers have".to_owned(),
+            process => format!("process {process} has"),
+        };
+        let Reader { number, of } = reader;
+        let text = format!(
+            "rank {}: {who} begun to read its share in the store since this run began, which was reader {number} of \
+             {of}",
+            self.rank
+        );
+        let hint = "let processes share a rank's batches as workers of one loader; set_epoch begins here again";
+        Err(Error::new(ErrorKind::Busy, text).hint(hint))
     }
 
     /// The number of samples that were brought before an epoch so far, by any process: it shows that something

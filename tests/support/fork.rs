@@ -11,7 +11,11 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 ///
 /// The child has only the calling thread. It neither prints nor returns.
 pub fn in_child(work: impl FnOnce() -> bool) -> bool {
-    let child = spawn_child(work);
+    ends_well(spawn_child(work))
+}
+
+/// Waits until a forked child ends, a minute at most; returns whether its work returned true.
+pub fn ends_well(child: Pid) -> bool {
     let limit = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
@@ -25,6 +29,9 @@ pub fn in_child(work: impl FnOnce() -> bool) -> bool {
 }
 
 /// Starts `work` in a forked child, which exits with 0 if it returns true.
+///
+/// `work` may borrow only what lies on the calling thread's stack or on the heap: the C library of the
+/// child takes the stacks of all other threads for new threads.
 pub fn spawn_child(work: impl FnOnce() -> bool) -> Pid {
     // SAFETY: the child calls nothing but `work` and `_exit`. Like a forked data loader it relies on
     // the C library's promise that its allocator works after a fork, and takes no other lock that

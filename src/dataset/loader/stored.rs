@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::LoaderOptions;
 use crate::reader::Watch;
-use crate::store::{Reader, Staged, Store, StoreStats};
+use crate::store::{Reader, Staged, Store, StoreStats, Ticket};
 use crate::units::Epoch;
 
 use super::Loader;
@@ -16,13 +18,27 @@ use crate::dataset::store::reader_of;
 pub(super) struct Stored {
     store: Weak<Store>,
     reader: Reader,
+    /// That the run of this process has begun in the store.
+    ticket: Arc<Mutex<Option<Ticket>>>,
+}
+
+/// A reader's place in its store.
+struct Place {
+    store: Arc<Store>,
+    reader: Reader,
+    ticket: Arc<Mutex<Option<Ticket>>>,
 }
 
 impl Stored {
     /// `None`: `run` is no run of this store's rank.
     pub(super) fn new(store: &Arc<Store>, run: &LoaderOptions) -> Option<Stored> {
         let reader = reader_of(store, run)?;
-        Some(Stored { store: Arc::downgrade(store), reader })
+        Some(Stored { store: Arc::downgrade(store), reader, ticket: Arc::default() })
+    }
+
+    fn place(&self) -> Option<Place> {
+        let store = self.store.upgrade()?;
+        Some(Place { store, reader: self.reader, ticket: Arc::clone(&self.ticket) })
     }
 
     pub(super) fn stats(&self) -> Option<StoreStats> {
@@ -39,8 +55,8 @@ impl Loader {
     /// `Interrupted`: `watch` ended it; call it again. Those of [`Store::begin`].
     pub fn stage(&self, watch: &mut dyn Watch, mut staged: impl FnMut(Staged)) -> Result<()> {
         let state = self.state();
-        let Some((store, reader)) = self.store_of(&state) else { return Ok(()) };
-        store.begin(reader, state.epoch, self.taken(&state), &mut |now| {
+        let Some(place) = self.place_in_store(&state) else { return Ok(()) };
+        place.begin(state.epoch, self.taken(&state), &mut |now| {
             staged(now);
             watch.goes_on()
         })
@@ -51,20 +67,27 @@ impl Loader {
         &self,
         state: &State,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
-        let (store, epoch, taken) = (self.store_of(state), state.epoch, self.taken(state));
-        move || match store {
-            Some((store, reader)) => store.begin(reader, epoch, taken, &mut |_| true),
+        let (place, epoch, taken) = (self.place_in_store(state), state.epoch, self.taken(state));
+        move || match place {
+            Some(place) => place.begin(epoch, taken, &mut |_| true),
             None => Ok(()),
         }
     }
 
     /// Tells the store how far the run is: samples that are due may be exchanged.
     pub(super) fn tell_store(&self, state: &State) {
-        let Some(Stored { store, reader }) = &self.store else { return };
-        let Some(store) = store.upgrade() else { return };
+        let Some(place) = self.store.as_ref().and_then(Stored::place) else { return };
         match self.share.batches_after(state.consumed) {
-            0 => store.delivered(*reader, Epoch(state.epoch.0.saturating_add(1)), 0),
-            _ => store.delivered(*reader, state.epoch, self.taken(state)),
+            0 => place.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
+            _ => place.delivered(state.epoch, self.taken(state)),
+        }
+    }
+
+    /// That nobody else reads the rank's share in its store at this run's place.
+    pub(super) fn check_place(&self) -> Result<()> {
+        match self.store.as_ref().and_then(Stored::place) {
+            Some(place) => place.check(),
+            None => Ok(()),
         }
     }
 
@@ -88,16 +111,41 @@ impl Loader {
         self.store.as_ref()?.store.upgrade()?.failure()
     }
 
-    /// The store, unless the run is at its end.
-    fn store_of(&self, state: &State) -> Option<(Arc<Store>, Reader)> {
-        let Stored { store, reader } = self.store.as_ref()?;
+    /// Its place in the store, unless the run is at its end.
+    fn place_in_store(&self, state: &State) -> Option<Place> {
         let is_end = state.epoch.0 >= self.options.epochs.end;
-        store.upgrade().filter(|_| !is_end).map(|store| (store, *reader))
+        self.store.as_ref().filter(|_| !is_end)?.place()
     }
 
     /// The samples that the rank has taken of the state's epoch.
     fn taken(&self, state: &State) -> u64 {
         let ranks = self.options.order.kind.world_size().unwrap_or(self.options.world_size);
         state.consumed / u64::from(ranks.max(1))
+    }
+}
+
+impl Place {
+    fn begin(
+        &self,
+        epoch: Epoch,
+        taken: u64,
+        goes_on: &mut dyn FnMut(Staged) -> bool,
+    ) -> Result<()> {
+        let ticket = self.store.begin(self.reader, epoch, taken, goes_on)?;
+        *self.ticket.lock() = Some(ticket);
+        Ok(())
+    }
+
+    /// A run that has not begun here read nothing that the store could wait for.
+    fn delivered(&self, epoch: Epoch, taken: u64) {
+        let ticket = *self.ticket.lock();
+        if let Some(ticket) = ticket {
+            self.store.delivered(self.reader, ticket, epoch, taken);
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let ticket = *self.ticket.lock();
+        ticket.map_or(Ok(()), |ticket| self.store.check_place(self.reader, ticket))
     }
 }
