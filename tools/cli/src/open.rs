@@ -42,7 +42,10 @@ impl ImageArgs {
         tiers: TierOptions,
     ) -> Result<Image, Error> {
         let (connect, snapshot) = (connection.options(false)?, self.snapshot.clone());
-        Image::open(&self.image.0, &OpenOptions { connect, snapshot, tiers })
+        Image::open(
+            &self.image.0,
+            &OpenOptions { connect, snapshot, tiers, ..OpenOptions::default() },
+        )
     }
 
     /// Opens the image for reading, and reads the samples' names, too.

@@ -18,6 +18,25 @@ fn a_folder_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn more_folders_than_files_may_be_open_come_out_as_they_went_in() {
+    let dir = TestDir::new();
+    for folder in 0..300 {
+        // Media have the samples shuffled, so that an export visits the folders in no order.
+        let path = dir.path("source").join(format!("{}/{folder}", folder % 7));
+        fs::create_dir_all(&path).unwrap();
+        for file in 0..5 {
+            fs::write(path.join(format!("{file}.bin")), format!("{folder} {file}")).unwrap();
+        }
+    }
+    run(&["import", &dir.arg("source"), &dir.arg("x.dlfs")]).code(0);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\""]).arg(common::dlfs().get_program());
+    let out = command.args(["export", &dir.arg("x.dlfs"), &dir.arg("out")]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_eq!(dir.files("out"), dir.files("source"));
+}
+
+#[test]
 fn a_tar_comes_out_to_a_file_and_to_standard_output() {
     let dir = TestDir::with_image();
     let (image, tar) = (dir.arg("train.dlfs"), dir.arg("out.tar"));

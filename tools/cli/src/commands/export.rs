@@ -1,5 +1,6 @@
 //! `dlfs export`: writes samples to files or to a tar archive.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -62,6 +63,7 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
         directory: image.directory(),
         sink: &mut *sink,
         escape: args.escape,
+        checked_folders: HashSet::new(),
         done: Done::default(),
     };
     let stopped = export.all(&image, &stop, quiet)?;
@@ -96,6 +98,8 @@ struct Export<'a> {
     directory: &'a Directory,
     sink: &'a mut dyn Sink,
     escape: bool,
+    /// Folders that are no samples, and neither are those that they are in.
+    checked_folders: HashSet<Vec<u8>>,
     done: Done,
 }
 
@@ -197,12 +201,20 @@ impl Export<'_> {
     }
 
     /// The folder in `name` that is also a sample: whichever is written first, the sample is kept.
-    fn sample_in_the_way<'n>(&self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
+    fn sample_in_the_way<'n>(&mut self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
+        let Some(end) = name.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
+        if self.checked_folders.contains(&name[..end]) {
+            return Ok(None);
+        }
         for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             if self.directory.lookup(&name[..at])?.is_some() {
                 return Ok(Some(&name[..at]));
             }
         }
+        if self.checked_folders.len() >= CHECKED_FOLDERS {
+            self.checked_folders.clear();
+        }
+        self.checked_folders.insert(name[..end].to_vec());
         Ok(None)
     }
 
@@ -261,6 +273,8 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
 
 /// Samples read from the loader at a time.
 const BATCH: usize = 256;
+/// The most folders that are remembered as checked: a name may have 4 KiB.
+const CHECKED_FOLDERS: usize = 4096;
 const AFTER: &str = "\
 With --escape a refused name is written part by part: % and NUL become %25 and %00, . and .. become
 %2E and %2E%2E, an empty part becomes %-, and a part that is still longer than 255 bytes keeps its

@@ -1,14 +1,17 @@
 //! Writes files below one folder, opened one component at a time so that no link and no race leads
 //! out of it.
 
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use dlfs::{Error, ErrorKind};
 
@@ -24,8 +27,7 @@ use crate::text;
 pub(crate) struct FolderSink {
     path: PathBuf,
     root: OwnedFd,
-    /// The open folders of the last name, outermost first: consecutive names often share them.
-    open: Vec<(Vec<u8>, OwnedFd)>,
+    open: OpenFolders,
 }
 
 impl FolderSink {
@@ -44,35 +46,45 @@ impl FolderSink {
         }
         let root = rustix::fs::open(path, DIRECTORY - OFlags::NOFOLLOW, Mode::empty())
             .map_err(|e| about_file("cannot open the folder", path, e.into()))?;
-        Ok(FolderSink { path: path.to_path_buf(), root, open: Vec::new() })
+        let open = OpenFolders::new(kept_open());
+        Ok(FolderSink { path: path.to_path_buf(), root, open })
     }
 
-    /// The open folder of `parts`, created if it does not exist.
-    fn folder(&mut self, parts: &[&[u8]]) -> Result<BorrowedFd<'_>, Errno> {
-        let shared = self.open.iter().zip(parts).take_while(|((name, _), part)| name == *part);
-        let mut depth = shared.count();
-        self.open.truncate(depth);
-        // A name may have 2,048 components, more than a process may have files open: beyond some
-        // depth only the innermost folder stays open.
-        while depth < parts.len() && depth < KEPT_OPEN {
-            let next = enter(self.innermost(), parts[depth])?;
-            self.open.push((parts[depth].to_vec(), next));
-            depth += 1;
+    /// The folder `path`, created if it does not exist. The empty path is the root.
+    fn folder(&mut self, path: &[u8]) -> Result<BorrowedFd<'_>, Errno> {
+        if path.is_empty() {
+            return Ok(self.root.as_fd());
         }
-        if depth < parts.len() {
-            let mut folder = enter(self.innermost(), parts[depth])?;
-            for part in &parts[depth + 1..] {
-                folder = enter(folder.as_fd(), part)?;
+        if !self.open.contains(path) {
+            self.open_folder(path)?;
+        }
+        self.open.get(path).ok_or(Errno::NOENT)
+    }
+
+    /// Opens `path` from its innermost open parent on, component by component, and keeps it open.
+    fn open_folder(&mut self, path: &[u8]) -> Result<(), Errno> {
+        let ends = folder_ends(path);
+        let kept = &ends[..ends.len().min(KEPT_DEPTH)];
+        let known = kept.iter().rposition(|&end| self.open.contains(&path[..end]));
+        let first = known.map_or(0, |index| index + 1);
+        // A name may have 2,048 components, more than a process may have files open: of those
+        // beyond some depth only the innermost folder stays open.
+        let mut deep: Option<OwnedFd> = None;
+        for (index, &end) in ends.iter().enumerate().skip(first) {
+            let above_end = index.checked_sub(1).map(|above| ends[above]);
+            let above = match (&deep, above_end) {
+                (Some(folder), _) => folder.as_fd(),
+                (None, Some(end)) => self.open.get(&path[..end]).ok_or(Errno::NOENT)?,
+                (None, None) => self.root.as_fd(),
+            };
+            let folder = enter(above, &path[above_end.map_or(0, |end| end + 1)..end])?;
+            if index < KEPT_DEPTH || end == path.len() {
+                self.open.insert(&path[..end], folder);
+            } else {
+                deep = Some(folder);
             }
-            // Stored under a name that no component has, so that the next name is walked from the
-            // top again.
-            self.open.push((b"/".to_vec(), folder));
         }
-        Ok(self.innermost())
-    }
-
-    fn innermost(&self) -> BorrowedFd<'_> {
-        self.open.last().map_or(self.root.as_fd(), |(_, folder)| folder.as_fd())
+        Ok(())
     }
 
     fn failed(&self, name: &[u8], error: Errno) -> SinkError {
@@ -93,9 +105,11 @@ impl FolderSink {
 impl Sink for FolderSink {
     fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError> {
         debug_assert_eq!(super::check(name), Ok(()), "the caller checks names");
-        let mut parts: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
-        let file_name = parts.pop().unwrap_or_default();
-        let result = match self.folder(&parts) {
+        let (folder, file_name) = match name.iter().rposition(|&byte| byte == b'/') {
+            Some(at) => (&name[..at], &name[at + 1..]),
+            None => (&b""[..], name),
+        };
+        let result = match self.folder(folder) {
             Ok(folder) => write_file(folder, file_name, bytes),
             Err(error) => Err(error),
         };
@@ -105,6 +119,53 @@ impl Sink for FolderSink {
     fn finish(&mut self) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each
+/// file is in another folder than the one before. The oldest is closed first.
+struct OpenFolders {
+    folders: HashMap<Rc<[u8]>, OwnedFd>,
+    oldest_first: VecDeque<Rc<[u8]>>,
+    most: usize,
+}
+
+impl OpenFolders {
+    /// Keeps up to `most` folders, at least one.
+    fn new(most: usize) -> OpenFolders {
+        OpenFolders { folders: HashMap::new(), oldest_first: VecDeque::new(), most: most.max(1) }
+    }
+
+    fn contains(&self, path: &[u8]) -> bool {
+        self.folders.contains_key(path)
+    }
+
+    fn get(&self, path: &[u8]) -> Option<BorrowedFd<'_>> {
+        self.folders.get(path).map(AsFd::as_fd)
+    }
+
+    /// Adds a folder that is not there yet.
+    fn insert(&mut self, path: &[u8], folder: OwnedFd) {
+        if self.folders.len() >= self.most
+            && let Some(oldest) = self.oldest_first.pop_front()
+        {
+            self.folders.remove(&oldest);
+        }
+        let path: Rc<[u8]> = path.into();
+        self.oldest_first.push_back(path.clone());
+        self.folders.insert(path, folder);
+    }
+}
+
+/// Where each component of `path` ends.
+fn folder_ends(path: &[u8]) -> Vec<usize> {
+    let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    slashes.chain([path.len()]).collect()
+}
+
+/// How many folders may stay open: half of the files that this process may have open.
+fn kept_open() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST_KEPT_OPEN)
 }
 
 /// Opens the folder `part` of `parent`, creating it if it does not exist; never through a link.
@@ -141,8 +202,10 @@ const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::EXCL)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// The most folders that stay open.
-const KEPT_OPEN: usize = 64;
+/// The most folders that stay open, whatever the limit of the process.
+const MOST_KEPT_OPEN: usize = 4096;
+/// Of the folders on the way to a file, those that stay open.
+const KEPT_DEPTH: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -187,6 +250,27 @@ mod tests {
     }
 
     #[test]
+    fn more_folders_than_stay_open_are_opened_again() {
+        for most in [1, 2, 7] {
+            let (_outer, root, mut sink) = sink();
+            sink.open = OpenFolders::new(most);
+            let name = |folder: u32, file: u32| format!("{}/{folder}/deep/{file}", folder % 5);
+            // 37 has no divisor with 40 in common: each round visits all folders, never in order.
+            for file in 0..10 {
+                for folder in (0..40).map(|step| step * 37 % 40) {
+                    sink.write(name(folder, file).as_bytes(), &[folder as u8]).unwrap();
+                    assert!(sink.open.folders.len() <= most);
+                    assert_eq!(sink.open.folders.len(), sink.open.oldest_first.len());
+                }
+            }
+            for (folder, file) in (0..40).flat_map(|folder| (0..10).map(move |f| (folder, f))) {
+                let bytes = std::fs::read(root.join(name(folder, file))).unwrap();
+                assert_eq!(bytes, [folder as u8], "{folder} {file}");
+            }
+        }
+    }
+
+    #[test]
     fn names_of_any_bytes_are_written_as_they_are() {
         let (_outer, root, mut sink) = sink();
         sink.write(b"a\nb/\xff\xfe", b"x").unwrap();
@@ -223,6 +307,8 @@ mod tests {
     #[test]
     fn a_process_that_swaps_folders_for_links_gains_nothing() {
         let (outer, root, mut sink) = sink();
+        // With one, each file opens its folder anew, which is what is attacked.
+        sink.open = OpenFolders::new(1);
         let secret = outer.path().join("secret");
         std::fs::create_dir(&secret).unwrap();
         let over = AtomicBool::new(false);
