@@ -10,10 +10,12 @@
 //   dlfs_read_batch, dlfs_release                read many samples in one call, by id or name
 //   dlfs_sequence, dlfs_bread, dlfs_release      a training loop: shuffled batches, epoch after epoch,
 //                                                read ahead while the current one is used
+//   dlfs_sequence_stage, dlfs_store_stats        the store in which a rank keeps its share of the samples
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
+//   dlfs_delete, dlfs_purge                      change an image: delete samples, and free their space
 //   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for benchmarks
 //
 // Terms: a data set (created by `dlfs import`) is a list of *samples*. Each has a *record* of bytes with a
@@ -40,7 +42,7 @@
 // Threads: every function may be called from any thread at any time, also with the same handle; if threads
 // then share something, the function documents it. The text of dlfs_last_error belongs to its thread.
 //
-// Functions of the caller (should_stop, visit, arrived, peer_set, peer_get) run on the thread that made the
+// Functions of the caller (should_stop, progress, visit, arrived, peer_set, peer_get) run on the thread that made the
 // call. They may call the library. They must return: no longjmp, and no C++ exception. dlfs_log has its own
 // rules.
 //
@@ -574,7 +576,19 @@ typedef struct {
     dlfs_peer_get peer_get;
     // Passed to `peer_set` and `peer_get`.
     void *peer_user;
+    // Where this rank keeps its share of the samples, in partial and local order: "ram:SIZE" or
+    // "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
+    // exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
+    const char *store;
+    // 1: Exchange samples at the end of each epoch instead of during it.
+    uint32_t blocking_exchange;
+    // 1: Resume between epochs with another world size: the ranks begin with new shares.
+    uint32_t restart_shares;
 } dlfs_sequence_options;
+
+// Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
+// its store; anything but 0 ends the call.
+typedef int (*dlfs_staging)(void *user, uint64_t done, uint64_t samples);
 
 // Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
 typedef struct {
@@ -617,6 +631,36 @@ typedef struct {
     // The pages that back the sequence's memory: DLFS_PAGES_...
     uint64_t pages;
 } dlfs_stats_t;
+
+// Counters of a rank's store. Set `size` to `sizeof(dlfs_store_stats_t)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_store_stats_t).
+    size_t size;
+    // Bytes of the pages that it has now.
+    uint64_t held_bytes;
+    // The most bytes of pages that it ever had.
+    uint64_t peak_bytes;
+    // Samples that lay there when it was opened, and were right.
+    uint64_t found;
+    // Samples that were brought from the origin before an epoch began.
+    uint64_t staged;
+    // Samples that came from the ranks that had them.
+    uint64_t received;
+    // Bytes of the pages of those samples.
+    uint64_t received_bytes;
+    // Those of them that came from ranks on the same node, and crossed no network.
+    uint64_t near_bytes;
+    // Samples that came from the origin, because the rank that had them was late or dead.
+    uint64_t from_origin;
+    // Samples that were deleted after their new ranks had them.
+    uint64_t deleted;
+    // Samples that a peer delivered with another checksum. None of them was stored.
+    uint64_t mismatched;
+    // Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    uint64_t steps;
+    // Reads that waited for a sample that had not arrived.
+    uint64_t waits;
+} dlfs_store_stats_t;
 
 // Receives one message of the library: its level, DLFS_LOG_..., and its text, which is valid until
 // the function returns. Any thread may call it, including the library's own, and several at a
@@ -787,7 +831,12 @@ int dlfs_read_batch(const dlfs_fs *fs, const dlfs_read_request *request, dlfs_ba
 // sequences are closed. DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them.
 // DLFS_E_INVALID: a rank is there twice or differs, or the mount has no tier. DLFS_E_BUSY: a port
 // is taken, or another thread is joining.
-int dlfs_sequence(const dlfs_fs *fs, const dlfs_sequence_options *options, dlfs_seq **seq);
+//
+// With `store` each sequence joins for itself, and its store exchanges samples until it is closed: close it
+// when the other ranks are at the end of their epochs, too, or the data set must still be there.
+int dlfs_sequence(const dlfs_fs *fs,
+                  const dlfs_sequence_options *options,
+                  dlfs_seq **seq);
 
 // Stores the next batch in `batch`, to be released with dlfs_release; waits until it is ready.
 // DLFS_END after the last batch of the last epoch. Any thread; threads get different batches.
@@ -804,6 +853,17 @@ int dlfs_bread(const dlfs_seq *seq, dlfs_batch *batch);
 //
 // DLFS_E_NO_MEMORY: the system does not provide it.
 int dlfs_sequence_prepare(const dlfs_seq *seq);
+
+// Brings this rank's share of the samples into its store, for the position of the run: call it after
+// dlfs_state_load; otherwise the first dlfs_bread does it. What lies there is checked and kept. Calls
+// `progress`, unless it is NULL, with `user`. Does nothing without a store, or if the share is there. In a
+// forked child it asks the process that has the store, and returns. Any thread.
+//
+// DLFS_E_INTERRUPTED: `progress` or `should_stop` ended it; call again. DLFS_E_NO_SPACE: the file system
+// of the store is full.
+int dlfs_sequence_stage(const dlfs_seq *seq,
+                        dlfs_staging progress,
+                        void *user);
 
 // Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
 // are left for this rank; 0 at the end of the run. Either may be NULL. No I/O. Any thread.
@@ -862,6 +922,11 @@ int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
 
+// Stores the counters of the store of a sequence. Any thread.
+//
+// DLFS_E_NOT_FOUND: the sequence has no store.
+int dlfs_store_stats(const dlfs_seq *seq, dlfs_store_stats_t *stats);
+
 // Passes the library's warnings to `on_log` from now on, at most a few per second: reconnections,
 // skipped samples, a window that is too small. NULL stops that. By default nothing is written
 // anywhere. Any thread; one function per process. Another thread may still be running the previous
@@ -869,6 +934,38 @@ int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
 //
 // DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 int dlfs_log(dlfs_on_log on_log, void *user);
+
+// Deletes `count` samples of the image at `addresses` in one generation, and stores in `*deleted`,
+// which may be NULL, how many there were: either `ids` or `names` says which, and the other is NULL.
+//
+// Mounts see the generation that they opened; the bytes stay until dlfs_purge. A sample that is
+// deleted already may be deleted again by its id, and so counts as there. `options` may be NULL; only
+// its options for connections apply. `accept_older_generation` 1: overwrite a bad superblock copy even
+// if that may lose a newer generation; otherwise 0. Any thread.
+//
+// DLFS_E_NOT_FOUND: the image never had some of these ids, or has no such names; dlfs_last_error lists
+// up to 20, and nothing is deleted. DLFS_E_BUSY: another process is changing the image.
+int dlfs_delete(const char *addresses,
+                const dlfs_mount_options *options,
+                uint32_t accept_older_generation,
+                const uint64_t *ids,
+                const char *const *names,
+                size_t count,
+                uint64_t *deleted);
+
+// Frees the space of deleted samples of the image at `addresses`, and stores in `*freed_bytes`, which
+// may be NULL, how many bytes can be reused two generations later.
+//
+// A file becomes as small as an import of its samples would make it. Mounts of earlier generations have
+// to be opened again. `options` and `accept_older_generation` as for dlfs_delete; `should_stop` of the
+// options ends it with DLFS_E_INTERRUPTED, and the image stays whole. Any thread.
+//
+// DLFS_E_CORRUPT: a sample to be kept is damaged. DLFS_E_NO_SPACE: there is no room for one chunk.
+// DLFS_E_BUSY: another process is changing the image.
+int dlfs_purge(const char *addresses,
+               const dlfs_mount_options *options,
+               uint32_t accept_older_generation,
+               uint64_t *freed_bytes);
 
 // Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` if the subsystem has
 // several namespaces, or any other address that this build supports), creates a queue pair with

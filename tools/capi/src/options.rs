@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dlfs::auth::Derivation;
-use dlfs::cache::Environment;
+use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, Watch};
 use dlfs::keys::{secret_of, tls_key_of};
@@ -13,6 +13,7 @@ use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::Direct;
+use dlfs::store::StoreOptions;
 use dlfs::tier::{self, Policy};
 
 use crate::error::Failure;
@@ -296,6 +297,14 @@ pub struct SequenceOptions {
     pub peer_get: PeerGet,
     /// Passed to `peer_set` and `peer_get`.
     pub peer_user: *mut c_void,
+    /// Where this rank keeps its share of the samples, in partial and local order: "ram:SIZE" or
+    /// "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
+    /// exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
+    pub store: *const c_char,
+    /// 1: Exchange samples at the end of each epoch instead of during it.
+    pub blocking_exchange: u32,
+    /// 1: Resume between epochs with another world size: the ranks begin with new shares.
+    pub restart_shares: u32,
 }
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -303,6 +312,7 @@ unsafe impl Struct for SequenceOptions {
     const EARLIER: &[usize] = &[
         std::mem::offset_of!(SequenceOptions, shard),
         std::mem::offset_of!(SequenceOptions, peers),
+        std::mem::offset_of!(SequenceOptions, store),
     ];
 }
 
@@ -464,6 +474,25 @@ impl Default for MountOptions {
 impl SequenceOptions {
     pub(crate) fn stop(&self) -> Stop {
         Stop { should_stop: self.should_stop, user: self.user }
+    }
+
+    /// How the rank keeps its share; `None` without `store`.
+    ///
+    /// # Safety
+    /// `store` is NULL or ends with NUL.
+    pub(crate) unsafe fn stored(&self) -> Result<Option<StoreOptions>, Failure> {
+        let blocking = flag(self.blocking_exchange, "blocking_exchange")?;
+        if self.store.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: it ends with NUL by this function's own contract.
+        let spec: TierSpec = unsafe { utf8(self.store, "store")? }.parse()?;
+        Ok(Some(StoreOptions { blocking, ..StoreOptions::new(spec) }))
+    }
+
+    /// Whether a state of another world size begins with new shares.
+    pub(crate) fn restarts_shares(&self) -> Result<bool, Failure> {
+        flag(self.restart_shares, "restart_shares")
     }
 
     /// The library's options for this struct. `launched` are rank and world size where the struct has none.

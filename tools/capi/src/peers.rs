@@ -9,6 +9,7 @@ use dlfs::dataset::Dataset;
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Meeting, Peers, Record, Serving};
 use dlfs::prefetch::LoaderOptions;
+use dlfs::store::StoreOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::error::{DLFS_E_BUSY, Failure};
@@ -41,8 +42,12 @@ impl Mount {
         &self,
         given: &SequenceOptions,
     ) -> Result<(Dataset, LoaderOptions), Failure> {
-        // SAFETY: by this function's own contract, which is the other's.
-        let Some(join) = (unsafe { given.join()? }) else {
+        // SAFETY: by this function's own contract, which is that of both.
+        let (join, stored) = unsafe { (given.join()?, given.stored()?) };
+        if let Some(stored) = stored {
+            return self.with_store(given, stored, join);
+        }
+        let Some(join) = join else {
             return Ok((self.dataset.clone(), given.options(None)?));
         };
         let mut joined = match self.through_peers.try_lock() {
@@ -69,6 +74,23 @@ impl Mount {
             &mut given.stop(),
         )?;
         *joined = Some(Joined { dataset: dataset.clone(), meeting, given: *given });
+        Ok((dataset, options))
+    }
+
+    /// The data set as a rank reads it from a store of its own, which ends with its sequence.
+    fn with_store(
+        &self,
+        given: &SequenceOptions,
+        stored: StoreOptions,
+        join: Option<JoinOptions>,
+    ) -> Result<(Dataset, LoaderOptions), Failure> {
+        let meeting = join.map(|join| join.meeting_here()).transpose()?;
+        let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size));
+        let options = given.options(place)?;
+        let mut functions = Functions { given: *given, round: CString::default() };
+        let object: &mut dyn Rendezvous = &mut functions;
+        let (how, stop) = ((&self.connect, Some(object)), &mut given.stop());
+        let dataset = self.dataset.with_store(stored, &options, meeting.as_ref(), how, stop)?;
         Ok((dataset, options))
     }
 

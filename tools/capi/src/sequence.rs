@@ -1,10 +1,12 @@
 //! Batches along an order: the next one, and the state of the run.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use dlfs::dataset::{Loader, load_state, save_state};
+use dlfs::dataset::{Loader, Watch, load_state, save_state};
 use dlfs::order::State;
+use dlfs::store::Staged;
 
 use crate::batch::{BatchOut, hand_out, item_of};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
@@ -22,6 +24,7 @@ pub(crate) struct Sequence {
     pub(crate) loader: Loader,
     stop: Stop,
     division: Division,
+    restarts_shares: bool,
 }
 
 impl Sequence {
@@ -37,6 +40,17 @@ impl Sequence {
                 return (epoch, left);
             }
         }
+    }
+}
+
+impl Sequence {
+    fn resume(&self, state: State) -> Result<(), Failure> {
+        let (order, len) = (self.loader.options().order, self.loader.directory().num_live());
+        let state = match self.restarts_shares && state.order != order {
+            true => state.begun_anew(&order, len).map_err(dlfs::Error::from)?,
+            false => state,
+        };
+        Ok(self.loader.set_state(&state)?)
     }
 }
 
@@ -58,6 +72,9 @@ pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
 /// sequences are closed. DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them.
 /// DLFS_E_INVALID: a rank is there twice or differs, or the mount has no tier. DLFS_E_BUSY: a port
 /// is taken, or another thread is joining.
+///
+/// With `store` each sequence joins for itself, and its store exchanges samples until it is closed: close it
+/// when the other ranks are at the end of their epochs, too, or the data set must still be there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence(
     fs: *const Fs,
@@ -71,10 +88,11 @@ pub unsafe extern "C" fn dlfs_sequence(
             put(seq, std::ptr::null_mut(), "seq")?;
             let options = take(options)?;
             let mount = mount_of(fs)?;
+            let restarts_shares = options.restarts_shares()?;
             let (dataset, of_loader) = mount.for_sequence(&options)?;
             let loader = dataset.loader(of_loader)?;
             let (stop, division) = (options.stop(), mount.division);
-            let handle = handles::insert(Sequence { loader, stop, division })?;
+            let handle = handles::insert(Sequence { loader, stop, division, restarts_shares })?;
             put(seq, handle.cast::<Seq>(), "seq")?;
         }
         Ok(DLFS_OK)
@@ -127,6 +145,52 @@ pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
         sequence_of(seq)?.loader.prepare()?;
         Ok(DLFS_OK)
     })
+}
+
+/// Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
+/// its store; anything but 0 ends the call.
+pub type Staging =
+    Option<unsafe extern "C" fn(user: *mut c_void, done: u64, samples: u64) -> c_int>;
+
+/// Brings this rank's share of the samples into its store, for the position of the run: call it after
+/// dlfs_state_load; otherwise the first dlfs_bread does it. What lies there is checked and kept. Calls
+/// `progress`, unless it is NULL, with `user`. Does nothing without a store, or if the share is there. In a
+/// forked child it asks the process that has the store, and returns. Any thread.
+///
+/// DLFS_E_INTERRUPTED: `progress` or `should_stop` ended it; call again. DLFS_E_NO_SPACE: the file system
+/// of the store is full.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_stage(
+    seq: *const Seq,
+    progress: Staging,
+    user: *mut c_void,
+) -> c_int {
+    guard(|| {
+        let sequence = sequence_of(seq)?;
+        let has_ended = Cell::new(false);
+        let mut watch = Either { has_ended: &has_ended, stop: sequence.stop };
+        sequence.loader.stage(&mut watch, |Staged { done, samples, .. }| {
+            if let Some(progress) = progress
+                && !has_ended.get()
+            {
+                // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
+                has_ended.set(unsafe { progress(user, done, samples) } != 0);
+            }
+        })?;
+        Ok(DLFS_OK)
+    })
+}
+
+/// Ends a wait where one of the caller's functions says so.
+struct Either<'a> {
+    has_ended: &'a Cell<bool>,
+    stop: Stop,
+}
+
+impl Watch for Either<'_> {
+    fn goes_on(&mut self) -> bool {
+        !self.has_ended.get() && self.stop.goes_on()
+    }
 }
 
 /// Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
@@ -212,7 +276,7 @@ pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -
         let state = load_state(path)?.ok_or_else(|| {
             Failure::new(DLFS_E_NOT_FOUND, format!("there is no state file {}", path.display()))
         })?;
-        sequence.loader.set_state(&state)?;
+        sequence.resume(state)?;
         Ok(DLFS_OK)
     })
 }
@@ -243,7 +307,7 @@ pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) ->
         // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the
         // call.
         let json = unsafe { utf8(json, "json")? };
-        sequence_of(seq)?.loader.set_state(&State::from_json(json)?)?;
+        sequence_of(seq)?.resume(State::from_json(json)?)?;
         Ok(DLFS_OK)
     })
 }

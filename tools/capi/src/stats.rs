@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int};
 use dlfs::buf::Pages;
 use dlfs::cache::CacheStats;
 use dlfs::prefetch::LoaderStats;
+use dlfs::store::StoreStats;
 
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
 use crate::mount::{Fs, mount_of};
@@ -71,6 +72,42 @@ unsafe impl Struct for Stats {
     const EARLIER: &[usize] = &[std::mem::offset_of!(Stats, resident)];
 }
 
+/// Counters of a rank's store. Set `size` to `sizeof(dlfs_store_stats_t)` before it is filled.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StoreStatsOut {
+    /// sizeof(dlfs_store_stats_t).
+    pub size: usize,
+    /// Bytes of the pages that it has now.
+    pub held_bytes: u64,
+    /// The most bytes of pages that it ever had.
+    pub peak_bytes: u64,
+    /// Samples that lay there when it was opened, and were right.
+    pub found: u64,
+    /// Samples that were brought from the origin before an epoch began.
+    pub staged: u64,
+    /// Samples that came from the ranks that had them.
+    pub received: u64,
+    /// Bytes of the pages of those samples.
+    pub received_bytes: u64,
+    /// Those of them that came from ranks on the same node, and crossed no network.
+    pub near_bytes: u64,
+    /// Samples that came from the origin, because the rank that had them was late or dead.
+    pub from_origin: u64,
+    /// Samples that were deleted after their new ranks had them.
+    pub deleted: u64,
+    /// Samples that a peer delivered with another checksum. None of them was stored.
+    pub mismatched: u64,
+    /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    pub steps: u64,
+    /// Reads that waited for a sample that had not arrived.
+    pub waits: u64,
+}
+// SAFETY: numbers alone, the size first.
+unsafe impl Struct for StoreStatsOut {
+    const NAME: &str = "dlfs_store_stats_t";
+}
+
 /// Stores the counters of reads by id and name on this mount. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
@@ -128,6 +165,41 @@ pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats)
         unsafe { give(stats, value(done))? };
         Ok(DLFS_OK)
     })
+}
+
+/// Stores the counters of the store of a sequence. Any thread.
+///
+/// DLFS_E_NOT_FOUND: the sequence has no store.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_store_stats(seq: *const Seq, stats: *mut StoreStatsOut) -> c_int {
+    guard(|| {
+        // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
+        // field, which nobody else accesses meanwhile.
+        unsafe { check_out(stats)? };
+        let done = sequence_of(seq)?.loader.store_stats();
+        let done = done.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "there is no store"))?;
+        // SAFETY: `check_out` has passed above.
+        unsafe { give(stats, of_store(&done))? };
+        Ok(DLFS_OK)
+    })
+}
+
+fn of_store(stats: &StoreStats) -> StoreStatsOut {
+    StoreStatsOut {
+        size: 0,
+        held_bytes: stats.held_bytes,
+        peak_bytes: stats.peak_bytes,
+        found: stats.found,
+        staged: stats.staged,
+        received: stats.received,
+        received_bytes: stats.received_bytes,
+        near_bytes: stats.near_bytes,
+        from_origin: stats.from_origin,
+        deleted: stats.deleted,
+        mismatched: stats.mismatched,
+        steps: stats.steps,
+        waits: stats.waits,
+    }
 }
 
 fn value(stats: LoaderStats) -> Stats {

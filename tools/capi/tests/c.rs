@@ -178,6 +178,55 @@ fn ranks_in_c_read_through_each_others_tiers() {
     }
 }
 
+#[test]
+fn ranks_in_c_keep_their_shares_and_exchange_samples() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let target = source.serve();
+    let address = target.address(Nsid(1)).to_string();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/store.c"), how);
+        for kind in ["file", "ram"] {
+            println!("{how:?} {kind}");
+            let folder = source.path(&format!("{how:?}-{kind}"));
+            fs::create_dir(&folder).unwrap();
+            let store = match kind {
+                "file" => format!("file:{}:64M", folder.display()),
+                _ => "ram:64M".to_owned(),
+            };
+            let ranks: Vec<Child> = ["0", "1"]
+                .into_iter()
+                .map(|rank| {
+                    let folder = folder.to_str().unwrap();
+                    let mut command = program.command(&[&address, rank, folder, &store]);
+                    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                    command.spawn().unwrap()
+                })
+                .collect();
+            each_epoch_is_whole(ranks);
+        }
+    }
+}
+
+/// Each rank prints `EPOCH ID` for each sample; together they have every sample of each epoch once.
+fn each_epoch_is_whole(ranks: Vec<Child>) {
+    let mut read = Vec::new();
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        read.extend(lines.lines().map(|line| {
+            let (epoch, id) = line.split_once(' ').unwrap();
+            (epoch.parse::<u64>().unwrap(), id.parse::<u64>().unwrap())
+        }));
+    }
+    read.sort_unstable();
+    let whole: Vec<(u64, u64)> =
+        (0..3).flat_map(|epoch| (0..180).map(move |id| (epoch, id))).collect();
+    assert_eq!(read, whole);
+}
+
 /// Each rank prints where its bytes came from when it has read all, and leaves when all have.
 fn ends_together(mut ranks: Vec<Child>, is_fast: bool) {
     let mut read = Vec::new();
@@ -228,6 +277,19 @@ fn fields_of_a_sample_are_told_apart() {
     let image = source.path("fields.dlfs");
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/fields.c"), how);
+        program.run(&[image.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn samples_are_deleted_and_their_space_is_freed() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    for how in How::all() {
+        println!("{how:?}");
+        let image = source.path(&format!("edit-{how:?}.dlfs"));
+        fs::copy(source.path("train.dlfs"), &image).unwrap();
+        let program = Program::build(prefix, &here().join("tests/c/edit.c"), how);
         program.run(&[image.to_str().unwrap()]);
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "error",
     "options",
     "mount",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 11] = [
     "batch",
     "stats",
     "log",
+    "edit",
     "namespace",
 ];
 

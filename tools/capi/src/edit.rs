@@ -1,0 +1,138 @@
+//! Changes of an image: samples are deleted, and their space is freed.
+
+use std::ffi::{OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+
+use dlfs::dataset::Watch;
+use dlfs::import::{self, EditOptions, Progress, Stage};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
+use dlfs::units::SampleId;
+
+use crate::error::{DLFS_OK, Failure, guard};
+use crate::options::{MountOptions, Stop, unknown};
+use crate::structs::{array, put, take_or, text};
+
+/// Deletes `count` samples of the image at `addresses` in one generation, and stores in `*deleted`,
+/// which may be NULL, how many there were: either `ids` or `names` says which, and the other is NULL.
+///
+/// Mounts see the generation that they opened; the bytes stay until dlfs_purge. A sample that is
+/// deleted already may be deleted again by its id, and so counts as there. `options` may be NULL; only
+/// its options for connections apply. `accept_older_generation` 1: overwrite a bad superblock copy even
+/// if that may lose a newer generation; otherwise 0. Any thread.
+///
+/// DLFS_E_NOT_FOUND: the image never had some of these ids, or has no such names; dlfs_last_error lists
+/// up to 20, and nothing is deleted. DLFS_E_BUSY: another process is changing the image.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_delete(
+    addresses: *const c_char,
+    options: *const MountOptions,
+    accept_older_generation: u32,
+    ids: *const u64,
+    names: *const *const c_char,
+    count: usize,
+    deleted: *mut u64,
+) -> c_int {
+    guard(|| {
+        if ids.is_null() == names.is_null() && count > 0 {
+            return Err(Failure::invalid("either ids or names says which samples, and not both"));
+        }
+        // SAFETY: by the header strings end with NUL, `options` is NULL or a struct of the size that it
+        // states, the array has `count` elements, and nothing of this changes during the call.
+        let samples = unsafe {
+            let image = Image::new(addresses, options, accept_older_generation)?;
+            let report = if names.is_null() {
+                let ids: &[u64] = array(ids, count, "ids")?;
+                let ids: Vec<SampleId> = ids.iter().map(|&id| SampleId(id)).collect();
+                import::delete_ids(&image.addresses, &ids, &image.options, &image.connect)?
+            } else {
+                let names = array(names, count, "names")?.iter();
+                let names = names.map(|&name| Ok(text(name, "a name")?.to_vec()));
+                let names = names.collect::<Result<Vec<_>, Failure>>()?;
+                import::delete(&image.addresses, &names, &image.options, &image.connect)?
+            };
+            report.samples
+        };
+        // SAFETY: by the header `deleted` is NULL or points to a number.
+        unsafe { give_count(deleted, samples) }
+    })
+}
+
+/// Frees the space of deleted samples of the image at `addresses`, and stores in `*freed_bytes`, which
+/// may be NULL, how many bytes can be reused two generations later.
+///
+/// A file becomes as small as an import of its samples would make it. Mounts of earlier generations have
+/// to be opened again. `options` and `accept_older_generation` as for dlfs_delete; `should_stop` of the
+/// options ends it with DLFS_E_INTERRUPTED, and the image stays whole. Any thread.
+///
+/// DLFS_E_CORRUPT: a sample to be kept is damaged. DLFS_E_NO_SPACE: there is no room for one chunk.
+/// DLFS_E_BUSY: another process is changing the image.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_purge(
+    addresses: *const c_char,
+    options: *const MountOptions,
+    accept_older_generation: u32,
+    freed_bytes: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header `addresses` is NULL or ends with NUL, and `options` is NULL or a struct
+        // of the size that it states; neither changes during the call.
+        let mut image = unsafe { Image::new(addresses, options, accept_older_generation)? };
+        let (list, connect) = (&image.addresses, &image.connect);
+        let report = import::purge(list, &image.options, connect, &mut Asking(&mut image.stop))?;
+        // SAFETY: by the header `freed_bytes` is NULL or points to a number.
+        unsafe { give_count(freed_bytes, report.freed_bytes) }
+    })
+}
+
+/// The image of an edit, and how to reach it.
+struct Image {
+    addresses: Vec<Address>,
+    connect: ConnectOptions,
+    options: EditOptions,
+    stop: Stop,
+}
+
+impl Image {
+    /// # Safety
+    /// `addresses` and `options` satisfy the header.
+    unsafe fn new(
+        addresses: *const c_char,
+        options: *const MountOptions,
+        accept_older_generation: u32,
+    ) -> Result<Image, Failure> {
+        let accept_older_generation = match accept_older_generation {
+            0 | 1 => accept_older_generation == 1,
+            other => return Err(unknown("accept_older_generation", other)),
+        };
+        // SAFETY: as this function.
+        let (given, list) =
+            unsafe { (take_or(options, MountOptions::default())?, text(addresses, "addresses")?) };
+        let list = Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?;
+        // SAFETY: as this function.
+        let connect = unsafe { given.options()?.open.connect };
+        let options = EditOptions { accept_older_generation };
+        Ok(Image { addresses: list, connect, options, stop: given.stop() })
+    }
+}
+
+/// # Safety
+/// `to` is NULL or points to a number that nobody else accesses.
+unsafe fn give_count(to: *mut u64, count: u64) -> Result<c_int, Failure> {
+    if !to.is_null() {
+        // SAFETY: as this function.
+        unsafe { put(to, count, "the result")? };
+    }
+    Ok(DLFS_OK)
+}
+
+/// Asks the caller's `should_stop` between the pieces of a purge.
+struct Asking<'a>(&'a mut Stop);
+
+impl Progress for Asking<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {}
+    fn stop(&mut self) -> bool {
+        !self.0.goes_on()
+    }
+}
