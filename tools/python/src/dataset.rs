@@ -33,8 +33,8 @@ use crate::{log, names, numpy};
 /// memoryview (a dlfs.Sample, a mapping of names to fields, if samples have several and `fields` of
 /// dlfs.open did not choose one). ds[i:j] and read_batch read many samples in few large reads, as a Batch; a
 /// dlfs.Loader reads all of them. Threads may share it. A forked child may use it, and opens its
-/// own connections. Pickling stores the address and options; unpickling opens it again. No Python
-/// object is kept per sample.
+/// own connections. Pickling stores the address and options; unpickling opens it again. Workers that
+/// multiprocessing spawns map the directory of the process that starts them. No Python object is kept per sample.
 ///
 /// An index counts the existing samples; an id is assigned by an import. They are equal unless
 /// samples were deleted.
@@ -58,6 +58,9 @@ impl Dataset {
         let py = address.py();
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let (parsed, options) = (addresses(address)?, open_options(&given)?);
+        if given.contains("shared_snapshot")? {
+            given.del_item("shared_snapshot")?; // lasts only as long as the process that shares it
+        }
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
         let all = Fields::new(dataset.fields());
@@ -394,7 +397,11 @@ impl Dataset {
         let dataset = self.dataset(py).ok(); // a closed one can be opened again, too
         let peers = dataset.as_ref().and_then(|dataset| dataset.image().peers());
         let pass = peers.map(|peers| peers.pass().to_json());
-        Ok((open, (&self.address, &self.options, pass)).into_pyobject(py)?.into_any())
+        let snapshot = match &dataset {
+            Some(dataset) if is_starting_a_process(py)? => share_snapshot(py, dataset),
+            _ => None,
+        };
+        Ok((open, (&self.address, &self.options, pass, snapshot)).into_pyobject(py)?.into_any())
     }
 
     /// Distinguishes objects, too: fsspec caches file systems by the text of their arguments.
@@ -406,6 +413,26 @@ impl Dataset {
             Err(_) => format!("<dlfs.Dataset {address}, closed, at {at:?}>"),
         }
     }
+}
+
+/// Whether `multiprocessing` pickles for a process that it starts by spawn or forkserver. Other pickles may be kept,
+/// or travel to other machines.
+fn is_starting_a_process(py: Python<'_>) -> PyResult<bool> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Ok(context) = modules.get_item("multiprocessing.context") else { return Ok(false) };
+    Ok(!context.call_method0("get_spawning_popen")?.is_none())
+}
+
+/// Where a new process finds the snapshot of `dataset`; `None` if it has to read it.
+fn share_snapshot(py: Python<'_>, dataset: &dataset::Dataset) -> Option<(u32, u32, u64, u64)> {
+    let shared = py.detach(|| dataset.image().share_snapshot());
+    let location = shared.unwrap_or_else(|error| {
+        tracing::warn!(
+            "each worker holds a directory of its own, since it cannot be shared: {error}"
+        );
+        None
+    });
+    location.map(|at| (at.pid, at.fd, at.dev, at.ino))
 }
 
 impl Dataset {
@@ -536,13 +563,13 @@ fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterat
 }
 
 /// The argument of `read_batch`.
-enum Keys {
+pub(crate) enum Keys {
     Ids(Vec<SampleId>),
     Names(Vec<Vec<u8>>),
 }
 
 impl Keys {
-    fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
+    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
         if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
             let text = "read_batch takes a sequence of ids or names; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));

@@ -2,12 +2,13 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `index.rs`, `names.rs` and `options.rs` parse arguments from Python, `peers.rs` those that name
-//! the other nodes of a job; `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The
-//! Python half is in `python/dlfs`. Read `dataset.rs` first.
+//! `edit.rs` deletes samples. `index.rs`, `names.rs` and `options.rs` parse arguments from Python,
+//! `peers.rs` those that name the other nodes of a job; `error.rs` creates exceptions; `log.rs`
+//! passes warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
+mod edit;
 mod error;
 mod ffi;
 mod held;
@@ -30,7 +31,7 @@ mod _dlfs {
     use std::ffi::OsString;
 
     use pyo3::prelude::*;
-    use pyo3::types::PyTuple;
+    use pyo3::types::{PyDict, PyTuple};
 
     #[pymodule_export]
     use super::batch::Batch;
@@ -54,6 +55,24 @@ mod _dlfs {
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
         super::log::hand_over(py)
+    }
+
+    /// Deletes samples; see `dlfs.delete`.
+    #[pyfunction]
+    #[pyo3(signature = (address, samples, **options))]
+    fn delete(
+        address: &Bound<'_, PyAny>,
+        samples: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<u64> {
+        super::edit::delete(address, samples, options)
+    }
+
+    /// Frees the space of deleted samples; see `dlfs.purge`.
+    #[pyfunction]
+    #[pyo3(signature = (address, **options))]
+    fn purge(address: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<u64> {
+        super::edit::purge(address, options)
     }
 
     /// Unpickles a Batch, as a copy.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dlfs::ErrorKind;
 use dlfs::auth::Derivation;
+use dlfs::buf::SealedLocation;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options};
@@ -101,6 +102,11 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
             if value.extract()? {
                 options.open.tiers.stop = Stop::AtFirstFailure;
             }
+        }
+        // What `Dataset.__reduce__` gives to the workers of this machine.
+        "shared_snapshot" => {
+            let (pid, fd, dev, ino) = value.extract()?;
+            options.open.shared_snapshot = Some(SealedLocation { pid, fd, dev, ino });
         }
         "snapshot" if value.is_none() => {}
         "snapshot" => options.open.snapshot = Some(value.extract()?),

@@ -1,5 +1,6 @@
 """Forks, spawned workers, signals, and interpreters that exit with reads in flight."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 import pytest
 
 import dlfs
-from conftest import target
+from conftest import command, target
 
 FORKS = 1000
 
@@ -130,6 +131,72 @@ def test_it_travels_to_worker_processes(address, source, method):
     with dlfs.open(address) as ds, multiprocessing.get_context(method).Pool(2) as pool:
         found = pool.map(first_bytes, [(ds, id) for id in range(0, 400, 40)])
         assert found == source.contents[0:400:40]
+
+
+SNAPSHOT = "/memfd:dlfs_snapshot"
+
+
+def maps_of_snapshots():
+    """The inodes of shared snapshots that this process has mapped."""
+    with open("/proc/self/maps") as maps:
+        return sorted(int(line.split()[4]) for line in maps if SNAPSHOT in line)
+
+
+def contents_and_maps(dataset, connection):
+    names = [dataset.name(id) for id in range(0, 400, 40)]
+    read = dataset.read_batch(range(0, 400, 40)).tobytes()
+    connection.send((read, names, [dataset.id_of(name) for name in names], maps_of_snapshots()))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_map_the_directory_of_the_process_that_starts_them(image, source, method):
+    context = multiprocessing.get_context(method)
+    with dlfs.open(image) as ds:
+        assert maps_of_snapshots() == []
+        found = []
+        for _ in range(2):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=contents_and_maps, args=(ds, theirs))
+            process.start()
+            assert mine.poll(60)
+            found.append(mine.recv())
+            process.join(60)
+            assert process.exitcode == 0
+        assert found[0] == found[1]
+        read, names, ids, maps = found[0]
+        assert (read, ids) == (source.contents[0:400:40], list(range(0, 400, 40)))
+        assert names == [ds.name(id) for id in range(0, 400, 40)]
+        assert maps == maps_of_snapshots() and len(maps) == 1
+    assert maps_of_snapshots() == [], "closing ends the sharing"
+
+
+def sealed(data, seals):
+    """A memfd with `data`, and where another process finds it."""
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd, (os.getpid(), fd, os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+
+
+def test_a_snapshot_that_is_damaged_foreign_or_gone_is_read_from_the_image(image, source, tmp_path):
+    saved = tmp_path / "snapshot"
+    command("snapshot", "save", image, saved, "--quiet")
+    whole = saved.read_bytes()
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    damaged = bytearray(whole)
+    damaged[len(whole) // 4] ^= 1
+    # (what it holds, its seals, whether it is used)
+    cases = [(whole, seals, 1), (whole, fcntl.F_SEAL_SHRINK, 0), (damaged, seals, 0), (whole[:5000], seals, 0),
+             (b"x" * 9000, seals, 0)]
+    for data, given, used in cases:
+        fd, location = sealed(data, given)
+        with dlfs._reopen(image, {}, None, location) as ds:
+            with open("/proc/self/maps") as maps:
+                assert maps.read().count("/memfd:test") == used
+            assert ds.read_batch([0, 399]).tobytes() == [source.contents[0], source.contents[399]]
+        os.close(fd)
+        with dlfs._reopen(image, {}, None, location) as ds:  # nobody has it any more
+            assert bytes(ds[7]) == source.contents[7]
 
 
 INTERRUPT = """

@@ -11,6 +11,7 @@ Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
   Batch               samples that were read together: views, numpy arrays, DLPack
+  delete, purge       samples leave an image, and their space is freed
   Sample              one sample of several fields: a mapping of names to views
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
@@ -24,11 +25,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __commit__, __version__
 from ._dlfs import Loader as _Loader
+from ._dlfs import delete as _delete
+from ._dlfs import purge as _purge
 from ._errors import (
     Busy,
     Corrupt,
@@ -72,7 +75,9 @@ __all__ = [
     "Unsupported",
     "__commit__",
     "__version__",
+    "delete",
     "open",
+    "purge",
 ]
 
 Address: TypeAlias = str | os.PathLike[str]
@@ -82,6 +87,36 @@ Shard: TypeAlias = Literal["strided", "aligned", "local"]
 Fields: TypeAlias = str | bytes | Sequence[str | bytes]
 
 Mapping.register(Sample)
+
+
+def delete(
+    address: Addresses,
+    samples: Iterable[SupportsIndex | str | bytes],
+    *,
+    accept_older_generation: bool = False,
+    **options: Any,
+) -> int:
+    """Deletes samples of the image at `address` in one generation; returns how many there were.
+
+    samples                  ids (integers or an integer array) or names (str or bytes), as many as there are
+    accept_older_generation  overwrite a bad superblock copy even if that may lose a newer generation
+    options                  how to connect, as for dlfs.open
+
+    A data set that is open stays at its generation; the bytes stay until dlfs.purge. A sample that is deleted
+    already may be deleted again by its id. Raises NotFound, which lists up to 20 ids or names that the image
+    never had, and then nothing is deleted; Busy if another process is changing the image.
+    """
+    return _delete(address, samples, accept_older_generation=accept_older_generation, **options)
+
+
+def purge(address: Addresses, *, accept_older_generation: bool = False, **options: Any) -> int:
+    """Frees the space of deleted samples; returns how many bytes can be reused two generations later.
+
+    The arguments are those of dlfs.delete. A file becomes as small as an import of its samples would make it.
+    Data sets that are open have to be opened again. Ctrl-C ends it, and the image stays whole. Raises Corrupt
+    if a sample to be kept is damaged, NoSpace without room for one chunk, Busy.
+    """
+    return _purge(address, accept_older_generation=accept_older_generation, **options)
 
 
 def open(
@@ -249,8 +284,9 @@ class Loader(_Loader):
                      resumes with another world size; "local", with peers: what the rank's node holds, as far
                      as equal shares allow. The samples of each global batch are the same
     drop_last        drop what does not fill a batch on every rank; pad: fill it up instead
-    prefetch_bytes   the most memory for samples that are read ahead and not yet dropped, in bytes. None:
-                     256 MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time
+    prefetch_bytes   the most memory for samples that are read ahead and not yet dropped, in bytes; each process
+                     that reads, so each worker, has a window of this size. None: 256 MiB, or up to
+                     1 GiB if a grouped order of large chunks has more open at a time
     lanes, group     grouped: number of lanes, which take turns (8 per rank, or as in the loaded state), and
                      chunks of a lane that are shuffled together (4). If lanes is a multiple of world_size, no
                      chunk is read by two ranks
@@ -258,7 +294,8 @@ class Loader(_Loader):
     batching         how samples are read: "chunk": whole chunks are read, and kept until their samples are
                      delivered; "sample": each sample separately, just before it is needed; "none": one read
                      at a time. None: chunks for grouped and by="slot", otherwise samples; also samples for
-                     grouped if samples are large and in the page cache
+                     grouped if samples are large and in the page cache. Tiny samples of the global order are
+                     then read together, far ahead
     exchange         partial: fraction of each share that moves to other ranks in an epoch (0.1)
     fields           as in dlfs.open: the field that is the sample, or a tuple of those in its mapping. None: as
                      the data set was opened
@@ -391,8 +428,18 @@ def _warn_of_launcher() -> None:
 _warned_of_launcher = False
 
 
-def _reopen(address: Addresses, options: Mapping[str, Any], peers: str | None = None) -> Dataset:
-    """Unpickles a data set, which reads through the peers that the pickled one had joined."""
+def _reopen(
+    address: Addresses,
+    options: Mapping[str, Any],
+    peers: str | None = None,
+    snapshot: tuple[int, int, int, int] | None = None,
+) -> Dataset:
+    """Unpickles a data set, which reads through the peers that the pickled one had joined.
+
+    snapshot         where the pickling process shares the directory, if this process was spawned by it
+    """
+    if snapshot is not None:
+        options = {**options, "shared_snapshot": snapshot}
     dataset = Dataset(address, **options)
     if peers is not None:
         dataset._attach_to_peers(peers)

@@ -30,7 +30,6 @@ from typing import Any, Literal, cast, overload
 
 import numpy
 import torch
-import torch.distributed
 import torch.utils.data
 import torch.utils.data._utils.collate
 
@@ -51,6 +50,8 @@ from . import Dataset as _Dataset
 from . import _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
+from ._ranks import changed, in_group, place_of, warn_unequal
+from ._sampler import BatchSampler, Sampler
 
 __all__ = ["BatchSampler", "DataLoader", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
 
@@ -276,7 +277,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         restart_shares: bool = False,
     ) -> None:
         self.dataset, self.transform = dataset, transform
-        options = _changed(
+        options = changed(
             seed=(seed, 0),
             epochs=(epochs, None),
             shard=(shard, None),
@@ -299,7 +300,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             restart_shares=(restart_shares, False),
         )
         # This process joins the peers, once; workers read through them.
-        joining = _changed(
+        joining = changed(
             peers=(peers, None),
             round=(round, None),
             peer_mode=(peer_mode, "read-through"),
@@ -309,12 +310,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         )
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
-        if peers is not None:
+        # The loader that has the store of this rank; forked workers divide its batches.
+        self._stored: Loader | None = None
+        if store is not None:
+            self._given = self._keep_share(joining)
+        elif peers is not None:
             self._given = self._join(joining)
         elif joining:
             raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
         # Rank, world size, number of this worker, and number of workers.
-        self._place = (*_place(*self._given), 0, 1)
+        self._place = (*place_of(*self._given), 0, 1)
         self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
@@ -326,16 +331,25 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def _join(self, peers: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """Joins the peers; returns rank and world size, where the launcher says them and nobody else does."""
-        rank, world_size = _place(*self._given)
+        rank, world_size = place_of(*self._given)
         if self._given == (0, 1):  # something else divides the data
             self.dataset.join_peers(**peers)
             return self._given
         made = Loader(self.dataset, rank=rank, world_size=world_size, **self._options, **peers)
-        is_said = self._given != (None, None) or _in_group()
+        is_said = self._given != (None, None) or in_group()
         return self._given if is_said else (made.options["rank"], made.options["world_size"])
+
+    def _keep_share(self, peers: Mapping[str, Any]) -> tuple[int, int]:
+        """Opens the store and joins the peers; returns rank and world size, as given or by the launcher."""
+        rank, world_size = place_of(*self._given)
+        made = Loader(self.dataset, rank=rank, world_size=world_size, **self._options, **peers)
+        self._stored = made
+        return made.options.get("rank", rank), made.options.get("world_size", world_size)
 
     def _make(self, place: tuple[int, int, int, int]) -> Loader:
         rank, world_size, worker, workers = place
+        if self._stored is not None:
+            return self._stored if workers == 1 else self._stored._worker(worker, workers)
         options = dict(self._options)
         shared = workers > 1 and options["order"] == "grouped"
         if shared and options.get("shard") is None:
@@ -356,7 +370,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The loader of this process; in a worker, of its share of the rank."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
-        place = (*_place(*self._given), *share)
+        place = (*place_of(*self._given), *share)
         if place != self._place:
             self._loader, self._place = self._make(place), place
             self._followed, self._epoch = 0, 0
@@ -402,7 +416,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """Begins an epoch, or resumes the loaded one."""
         loader, info = self._current(), torch.utils.data.get_worker_info()
         self._resumed = None
-        if self._given == (None, None) and (info is None or info.id == 0) and not _in_group():
+        if self._given == (None, None) and (info is None or info.id == 0) and not in_group():
             _warn_of_launcher()
         if info is not None:
             _set_up_worker()
@@ -416,7 +430,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             self._shared[_BEGUN] = int(self._shared[0]) + 1
         if (info is None or info.id == 0) and not int(self._shared[_WARNED]):
             self._shared[_WARNED] = int(
-                _warn_unequal(self._batches_left, self._place, self._options, self._grouped)
+                warn_unequal(self._batches_left, self._place, self._options, self._grouped)
             )
         return iter(loader)
 
@@ -438,6 +452,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The number of batches of a rank in the epoch that begins, over all its workers."""
         _, world_size, _, workers = self._place
         state, left = self._loader.state_dict(), 0
+        if self._stored is not None:
+            own = ("store", "blocking_exchange", "restart_shares")
+            options = {name: value for name, value in self._options.items() if name not in own}
+            alone = Loader(self.dataset, rank=rank, world_size=world_size, **options)
+            alone.load_state_dict(state)
+            return alone.batches_left
         for worker in range(workers):
             loader = self._make((rank, world_size, worker, workers))
             loader.load_state_dict(state)
@@ -463,7 +483,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         There is no len: it could not know the workers, each of which may end with a short batch, and a
         trainer that relied on it would skip the last ones.
         """
-        count, place = max(workers, 1), _place(*self._given)
+        count, place = max(workers, 1), place_of(*self._given)
         return sum(len(self._make((*place, worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
@@ -518,7 +538,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._current().state_dict()
 
     def _rank(self) -> tuple[int, int]:
-        return _place(*self._given)
+        return place_of(*self._given)
 
     def _epochs(self) -> int:
         return self._options.get("epochs") or sys.maxsize
@@ -590,7 +610,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch.distributed is not initialised in a spawned worker.
-        return {**self.__dict__, "_given": _place(*self._given), "_grouped": _in_group()}
+        return {**self.__dict__, "_given": place_of(*self._given), "_grouped": in_group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -636,265 +656,11 @@ class _Batches(Iterator[Any]):
         self._ended = bool(state["ended"])
 
 
-class BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
-
-    The options are those of dlfs.Loader. Each iterator covers the
-    epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
-    ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
-    indices drawn. A DataLoader with workers draws ahead, so take the state from StatefulDataLoader there.
-    """
-
-    def __init__(
-        self,
-        dataset: _Dataset,
-        batch_size: int,
-        order: Order = "global",
-        *,
-        seed: int = 0,
-        epochs: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        shard: Shard | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        lanes: int | None = None,
-        group: int | None = None,
-        by: Literal["id", "slot"] | None = None,
-        exchange: float | None = None,
-    ) -> None:
-        options = _changed(
-            seed=(seed, 0),
-            epochs=(epochs, None),
-            shard=(shard, None),
-            drop_last=(drop_last, False),
-            pad=(pad, False),
-            lanes=(lanes, None),
-            group=(group, None),
-            by=(by, None),
-            exchange=(exchange, None),
-        )
-        self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
-        self._given = (rank, world_size)
-        self._warned = False
-        self._ids = self._make(_place(rank, world_size))
-        self._begin_at(self._ids.state_dict())
-
-    def _begin_at(self, state: dict[str, Any]) -> None:
-        """Sets the state in which the next iterator begins, whatever earlier iterators do."""
-        self._start, self._resumed = state, False
-        self._newest: _Ids | None = None
-
-    def _make(self, place: tuple[int, int]) -> _Ids:
-        dataset, options = self._made
-        rank, world_size = place
-        return _Ids(dataset, rank=rank, world_size=world_size, **options)
-
-    def __len__(self) -> int:
-        # With the rank that torch.distributed may have assigned to this process since.
-        return self._make(_place(*self._given)).batches_per_epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return _Drawn(self)
-
-    def _begin(self) -> _Ids:
-        """The order from the start of the next iterator."""
-        place = _place(*self._given)
-        self._newest = ids = self._make(place)
-        ids.load_state_dict(self._start)
-        if not self._warned:
-            self._warned = _warn_unequal(self._batches_left, place, self._made[1])
-        # A loaded state applies to one iterator.
-        self._start, self._resumed = {**self._start, "consumed": 0}, False
-        return ids
-
-    def _batches_left(self, rank: int) -> int:
-        ids = self._make((rank, _place(*self._given)[1]))
-        ids.load_state_dict(self._start)
-        return ids.batches_left
-
-    def _end(self, epoch: int) -> None:
-        """An iterator has drawn the last batch of `epoch`."""
-        if self._start["epoch"] == epoch:
-            self._start = {**self._start, "epoch": epoch + 1, "consumed": 0}
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next iterator begins with `epoch`; right after load_state_dict, it resumes that epoch."""
-        if not (self._resumed and epoch == self._start["epoch"]):
-            self._ids.set_epoch(epoch)
-            self._begin_at(self._ids.state_dict())
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the newest iterator, after the batches drawn."""
-        return dict(self._start) if self._newest is None else self._newest.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator resumes from `state`. Raises the errors of Loader.load_state_dict."""
-        self._ids.load_state_dict(state)
-        self._begin_at(self._ids.state_dict())
-        self._resumed = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        place = _place(*self._given)
-        return {"made": self._made, "place": place, "state": self.state_dict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        (dataset, options), (rank, world_size) = state["made"], state["place"]
-        self.__init__(dataset, rank=rank, world_size=world_size, **options)  # type: ignore[misc]
-        self.load_state_dict(state["state"])
-
-
-class _Drawn(Iterator[list[int]]):
-    """One iteration of a BatchSampler, with its own position in the order."""
-
-    def __init__(self, sampler: BatchSampler) -> None:
-        self._sampler = sampler
-        self._ids: _Ids | None = None
-        self._ended = False
-
-    def __next__(self) -> list[int]:
-        if self._ended:
-            raise StopIteration
-        if self._ids is None:
-            self._ids = self._sampler._begin()
-        epoch = self._ids.epoch
-        drawn = self._ids.next() if self._ids.batches_left else ([], True)
-        if drawn is None:  # after the last epoch
-            self._ended = True
-            raise StopIteration
-        indices, ends_epoch = drawn
-        if ends_epoch:
-            self._ended = True
-            self._sampler._end(epoch)
-        if not indices:  # this rank has no samples in it
-            raise StopIteration
-        return indices
-
-    def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader, which loads the sampler's state, too."""
-        return {"ended": self._ended}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._ended = bool(state["ended"])
-
-
-class Sampler(torch.utils.data.Sampler[int]):
-    """Indices in an order of dlfs, for DataLoader(sampler=...); otherwise like BatchSampler.
-
-    It does not know the batches, so its shares are strided; with another shard it raises InvalidArgument.
-    """
-
-    def __init__(
-        self,
-        dataset: _Dataset,
-        order: Order = "global",
-        *,
-        seed: int = 0,
-        epochs: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        shard: Shard | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        lanes: int | None = None,
-        group: int | None = None,
-        by: Literal["id", "slot"] | None = None,
-        exchange: float | None = None,
-    ) -> None:
-        if shard in ("aligned", "local"):
-            raise InvalidArgument(
-                f"{shard} shares are parts of global batches, which a Sampler does not know: take "
-                f'BatchSampler(..., shard="{shard}"), or shard="strided"'
-            )
-        self._batches = BatchSampler(
-            dataset,
-            1,
-            order,
-            seed=seed,
-            epochs=epochs,
-            rank=rank,
-            world_size=world_size,
-            shard=shard,
-            drop_last=drop_last,
-            pad=pad,
-            lanes=lanes,
-            group=group,
-            by=by,
-            exchange=exchange,
-        )
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[int]:
-        return _DrawnSingly(_Drawn(self._batches))
-
-    def set_epoch(self, epoch: int) -> None:
-        """As BatchSampler's."""
-        self._batches.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As BatchSampler's."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As BatchSampler's."""
-        self._batches.load_state_dict(state)
-
-
-class _DrawnSingly(Iterator[int]):
-    def __init__(self, drawn: _Drawn) -> None:
-        self._drawn = drawn
-        self.state_dict, self.load_state_dict = drawn.state_dict, drawn.load_state_dict
-
-    def __next__(self) -> int:
-        return next(self._drawn)[0]
-
-
 # The options of Loader that say what the order is.
 _ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
-
-
-def _changed(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """The options whose value is not the default that stands behind it; the library knows the others."""
-    return {name: value for name, (value, default) in options.items() if value != default}
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, else from torch.distributed, else 0 and 1."""
-    if rank is None:
-        rank = torch.distributed.get_rank() if _in_group() else 0
-    if world_size is None:
-        world_size = torch.distributed.get_world_size() if _in_group() else 1
-    return rank, world_size
-
-
-def _warn_unequal(
-    batches_left: Callable[[int], int],
-    place: tuple[int, ...],
-    options: Mapping[str, Any],
-    grouped: bool = False,
-) -> bool:
-    """Warns if ranks that synchronise at each batch have different numbers of batches; returns whether it
-    did."""
-    world_size = place[1]
-    equalised = options.get("pad") or options.get("drop_last")
-    if world_size < 2 or equalised or not (grouped or _in_group()):
-        return False
-    # The first rank has the most batches of an epoch, the last one the fewest.
-    most, least = batches_left(0), batches_left(world_size - 1)
-    if most == least:
-        return False
-    warnings.warn(
-        f"rank 0 has {most} batches in this epoch and rank {world_size - 1} has {least}: collective operations "
-        "for each batch, such as an all-reduce of gradients, mismatch at the end, or wait for ever. "
-        "Pass pad=True, which repeats a few samples, or drop_last=True, which drops a few",
-        stacklevel=3,
-    )
-    return True
 
 
 def _set_up_worker() -> None:
@@ -963,8 +729,3 @@ torch.utils.data._utils.collate.default_collate_fn_map.update({Batch: _is_a_batc
 def _number_of_process() -> int:
     """The number of processes that the parent had started, including this one."""
     return (getattr(multiprocessing.current_process(), "_identity", None) or (0,))[-1]
-
-
-def _in_group() -> bool:
-    """Whether this process is part of a torch.distributed group."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,228 @@
+"""The orders of dlfs as samplers of torch.utils.data; dlfs.torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch.utils.data
+
+from . import Dataset as _Dataset
+from . import InvalidArgument, Order, Shard
+from ._dlfs import Sampler as _Ids
+from ._ranks import changed, place_of, warn_unequal
+
+
+class BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
+
+    The options are those of dlfs.Loader. Each iterator covers the
+    epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
+    ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
+    indices drawn. A DataLoader with workers draws ahead, so take the state from StatefulDataLoader there.
+    """
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        batch_size: int,
+        order: Order = "global",
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shard: Shard | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
+    ) -> None:
+        options = changed(
+            seed=(seed, 0),
+            epochs=(epochs, None),
+            shard=(shard, None),
+            drop_last=(drop_last, False),
+            pad=(pad, False),
+            lanes=(lanes, None),
+            group=(group, None),
+            by=(by, None),
+            exchange=(exchange, None),
+        )
+        self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
+        self._given = (rank, world_size)
+        self._warned = False
+        self._ids = self._make(place_of(rank, world_size))
+        self._begin_at(self._ids.state_dict())
+
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        """Sets the state in which the next iterator begins, whatever earlier iterators do."""
+        self._start, self._resumed = state, False
+        self._newest: _Ids | None = None
+
+    def _make(self, place: tuple[int, int]) -> _Ids:
+        dataset, options = self._made
+        rank, world_size = place
+        return _Ids(dataset, rank=rank, world_size=world_size, **options)
+
+    def __len__(self) -> int:
+        # With the rank that torch.distributed may have assigned to this process since.
+        return self._make(place_of(*self._given)).batches_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _Drawn(self)
+
+    def _begin(self) -> _Ids:
+        """The order from the start of the next iterator."""
+        place = place_of(*self._given)
+        self._newest = ids = self._make(place)
+        ids.load_state_dict(self._start)
+        if not self._warned:
+            self._warned = warn_unequal(self._batches_left, place, self._made[1])
+        # A loaded state applies to one iterator.
+        self._start, self._resumed = {**self._start, "consumed": 0}, False
+        return ids
+
+    def _batches_left(self, rank: int) -> int:
+        ids = self._make((rank, place_of(*self._given)[1]))
+        ids.load_state_dict(self._start)
+        return ids.batches_left
+
+    def _end(self, epoch: int) -> None:
+        """An iterator has drawn the last batch of `epoch`."""
+        if self._start["epoch"] == epoch:
+            self._start = {**self._start, "epoch": epoch + 1, "consumed": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iterator begins with `epoch`; right after load_state_dict, it resumes that epoch."""
+        if not (self._resumed and epoch == self._start["epoch"]):
+            self._ids.set_epoch(epoch)
+            self._begin_at(self._ids.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the newest iterator, after the batches drawn."""
+        return dict(self._start) if self._newest is None else self._newest.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iterator resumes from `state`. Raises the errors of Loader.load_state_dict."""
+        self._ids.load_state_dict(state)
+        self._begin_at(self._ids.state_dict())
+        self._resumed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        place = place_of(*self._given)
+        return {"made": self._made, "place": place, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        (dataset, options), (rank, world_size) = state["made"], state["place"]
+        self.__init__(dataset, rank=rank, world_size=world_size, **options)  # type: ignore[misc]
+        self.load_state_dict(state["state"])
+
+
+class _Drawn(Iterator[list[int]]):
+    """One iteration of a BatchSampler, with its own position in the order."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self._sampler = sampler
+        self._ids: _Ids | None = None
+        self._ended = False
+
+    def __next__(self) -> list[int]:
+        if self._ended:
+            raise StopIteration
+        if self._ids is None:
+            self._ids = self._sampler._begin()
+        epoch = self._ids.epoch
+        drawn = self._ids.next() if self._ids.batches_left else ([], True)
+        if drawn is None:  # after the last epoch
+            self._ended = True
+            raise StopIteration
+        indices, ends_epoch = drawn
+        if ends_epoch:
+            self._ended = True
+            self._sampler._end(epoch)
+        if not indices:  # this rank has no samples in it
+            raise StopIteration
+        return indices
+
+    def state_dict(self) -> dict[str, Any]:
+        """For StatefulDataLoader, which loads the sampler's state, too."""
+        return {"ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ended = bool(state["ended"])
+
+
+class Sampler(torch.utils.data.Sampler[int]):
+    """Indices in an order of dlfs, for DataLoader(sampler=...); otherwise like BatchSampler.
+
+    It does not know the batches, so its shares are strided; with another shard it raises InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        dataset: _Dataset,
+        order: Order = "global",
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shard: Shard | None = None,
+        drop_last: bool = False,
+        pad: bool = False,
+        lanes: int | None = None,
+        group: int | None = None,
+        by: Literal["id", "slot"] | None = None,
+        exchange: float | None = None,
+    ) -> None:
+        if shard in ("aligned", "local"):
+            raise InvalidArgument(
+                f"{shard} shares are parts of global batches, which a Sampler does not know: take "
+                f'BatchSampler(..., shard="{shard}"), or shard="strided"'
+            )
+        self._batches = BatchSampler(
+            dataset,
+            1,
+            order,
+            seed=seed,
+            epochs=epochs,
+            rank=rank,
+            world_size=world_size,
+            shard=shard,
+            drop_last=drop_last,
+            pad=pad,
+            lanes=lanes,
+            group=group,
+            by=by,
+            exchange=exchange,
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[int]:
+        return _DrawnSingly(_Drawn(self._batches))
+
+    def set_epoch(self, epoch: int) -> None:
+        """As BatchSampler's."""
+        self._batches.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As BatchSampler's."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As BatchSampler's."""
+        self._batches.load_state_dict(state)
+
+
+class _DrawnSingly(Iterator[int]):
+    def __init__(self, drawn: _Drawn) -> None:
+        self._drawn = drawn
+        self.state_dict, self.load_state_dict = drawn.state_dict, drawn.load_state_dict
+
+    def __next__(self) -> int:
+        return next(self._drawn)[0]

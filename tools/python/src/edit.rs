@@ -1,0 +1,74 @@
+//! Changes of an image: samples are deleted, and their space is freed.
+
+use dlfs::import::{self, EditOptions, Progress, Stage};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::dataset::{Keys, addresses};
+use crate::options::{given_or, open_options};
+use crate::watch::{Signals, detached};
+
+/// Deletes samples in one generation; returns how many there were.
+pub(crate) fn delete(
+    address: &Bound<'_, PyAny>,
+    samples: &Bound<'_, PyAny>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<u64> {
+    let py = address.py();
+    if samples.is_instance_of::<PyString>() || samples.is_instance_of::<PyBytes>() {
+        // Its letters, or its bytes as ids, would be deleted.
+        return Err(PyTypeError::new_err(
+            "dlfs.delete takes a sequence of ids or names, not one name",
+        ));
+    }
+    let (image, options, connect) = target(address, given)?;
+    let keys = Keys::of(samples)?;
+    let report = detached(py, |_| match &keys {
+        Keys::Ids(ids) => import::delete_ids(&image, ids, &options, &connect),
+        Keys::Names(names) => import::delete(&image, names, &options, &connect),
+    })?;
+    Ok(report.samples)
+}
+
+/// Frees the space of deleted samples; returns the bytes that can be reused two generations later.
+pub(crate) fn purge(
+    address: &Bound<'_, PyAny>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<u64> {
+    let (image, options, connect) = target(address, given)?;
+    let report = detached(address.py(), |watch| {
+        import::purge(&image, &options, &connect, &mut Asking(watch))
+    })?;
+    Ok(report.freed_bytes)
+}
+
+/// The image, and how to edit and to reach it.
+fn target(
+    address: &Bound<'_, PyAny>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(Vec<Address>, EditOptions, ConnectOptions)> {
+    let py = address.py();
+    let given = given.map_or_else(|| Ok(PyDict::new(py)), |given| given.copy())?;
+    let accept_older_generation = given_or(&given, ACCEPT, false)?;
+    if given.contains(ACCEPT)? {
+        given.del_item(ACCEPT)?;
+    }
+    let connect = open_options(&given)?.open.connect;
+    Ok((addresses(address)?, EditOptions { accept_older_generation }, connect))
+}
+
+const ACCEPT: &str = "accept_older_generation";
+
+/// Looks for signals between the pieces of a purge.
+struct Asking<'a>(&'a mut Signals);
+
+impl Progress for Asking<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {}
+    fn stop(&mut self) -> bool {
+        !dlfs::dataset::Watch::goes_on(self.0)
+    }
+}
