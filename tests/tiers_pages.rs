@@ -199,6 +199,7 @@ fn readers_of_a_page_that_is_being_copied_wait_for_the_copy() {
     let cache = data.open("ram:64M");
     let mut pairs = [(); 3].map(|()| cache.devices()[0].queue_pair().unwrap());
     let [first, second, third] = &mut pairs;
+    let began = Instant::now();
     submit(&mut **first, 8..12, 1);
     submit(&mut **second, 10..14, 2);
     (0..100).for_each(|_| assert!(poll(&mut **second).is_empty(), "half of it is under way"));
@@ -206,7 +207,11 @@ fn readers_of_a_page_that_is_being_copied_wait_for_the_copy() {
     assert!(done.buf[..] == data.origin.bytes[8 << 12..12 << 12]);
     let done = poll_until_done(&mut **second, 1).remove(0);
     assert!(done.buf[..] == data.origin.bytes[10 << 12..14 << 12]);
-    assert_eq!(origin_bytes(&cache), 6 * PAGE, "each page once");
+    // A wait ends after a second, so on a machine that stalls for that long the second reader reads two pages again.
+    let stalled = began.elapsed() >= Duration::from_secs(1);
+    let again = if stalled { origin_bytes(&cache) - 6 * PAGE } else { 0 };
+    assert!(again <= 2 * PAGE, "{again} bytes");
+    assert_eq!(origin_bytes(&cache), 6 * PAGE + again, "each page once");
     // Within one queue pair it is served from memory.
     submit(&mut **third, 32..40, 3);
     submit(&mut **third, 36..38, 4);
@@ -214,7 +219,7 @@ fn readers_of_a_page_that_is_being_copied_wait_for_the_copy() {
         let (from, to) = if done.tag == 3 { (32 << 12, 40 << 12) } else { (36 << 12, 38 << 12) };
         assert!(done.buf[..] == data.origin.bytes[from..to]);
     }
-    assert_eq!(origin_bytes(&cache), 14 * PAGE);
+    assert_eq!(origin_bytes(&cache), 14 * PAGE + again);
     // Without its claimant it is read by who waits.
     submit(&mut **first, 64..66, 5);
     submit(&mut **second, 64..66, 6);
