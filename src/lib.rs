@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  4  dataset                                             wires the parts and owns them
-//!  3  prefetch -> reader    import    target    store -> cache, peers    what runs
+//!  3  prefetch -> reader    import -> catalog    target    store -> cache, peers    what runs
 //!  2  qpair (engines)   |  plan -> order, tier, posix -> directory left: moves blocks; right: pure, knows samples
 //!  1  tcp    auth  tls  |  format                         left: how bytes travel; right: how bytes lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
@@ -27,6 +27,7 @@
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
 //! | know which sample comes next, on any rank | [`order`] |
 //! | show samples as files | [`posix`] |
+//! | find a data set by its name | [`catalog`] |
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
@@ -37,6 +38,7 @@
 pub mod auth;
 pub mod buf;
 pub mod cache;
+pub mod catalog;
 pub mod checksum;
 pub mod dataset;
 pub mod directory;

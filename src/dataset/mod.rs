@@ -35,6 +35,7 @@
 //! Read this file first, then `image.rs` and `loader.rs`.
 
 mod background;
+pub mod cataloging;
 mod directory;
 mod files;
 mod folder;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
+use crate::catalog::{self, Resolved};
 use crate::directory::{Bytes, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FormatError;
@@ -39,7 +40,8 @@ pub struct OpenOptions {
 }
 
 impl Image {
-    /// Opens the image on `addresses`, which may be in any order. The address of a subsystem, without `?ns=`,
+    /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue. The address of
+    /// a subsystem, without `?ns=`,
     /// stands for all of its namespaces that hold the image. A plain folder is an image too; its checksums
     /// are learned when its files are first read.
     ///
@@ -47,8 +49,32 @@ impl Image {
     /// Those of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not
     /// one whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is
     /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot is
-    /// of another generation.
+    /// of another generation, or a name in a catalogue stands for another generation.
     pub fn open(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
+        let Resolved { sites, named } = catalog::resolve(addresses)?;
+        let mut failed = None;
+        for site in &sites {
+            match Image::open_at(site, options) {
+                Ok(image) => {
+                    if let Some(named) = &named {
+                        let superblock = &image.superblocks[0];
+                        named.check(superblock.layout.uuid, superblock.generation)?;
+                    }
+                    return Ok(image);
+                }
+                Err(error) if sites.len() > 1 => {
+                    let site = Address::list_to_string(site);
+                    tracing::warn!("the copy of the image at {site} cannot be opened: {error}");
+                    failed.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed.expect("there is a site, and each has failed"))
+    }
+
+    /// Opens the image on addresses that are no names.
+    fn open_at(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {

@@ -4,6 +4,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::catalog::{self, Named, Resolved};
 use crate::format::choose::{Candidate, choose};
 use crate::import::media::Media;
 use crate::import::options::Onto;
@@ -36,7 +37,27 @@ pub(super) fn open_image(
     // What is written over a network is known to be right when it was covered by digests.
     let prefer_digests = connect.prefer_digests || connect.writable;
     let connect = ConnectOptions { prefer_digests, ..connect.clone() };
-    one_each(image, qpair::open_all(image, &connect)?, meaning)
+    let Resolved { sites, named } = catalog::resolve(image)?;
+    // Only one copy is written; the others are older from then on.
+    let image = &sites[0];
+    let devices = one_each(image, qpair::open_all(image, &connect)?, meaning)?;
+    if let Some(named) = named {
+        check_named(&named, &devices)?;
+    }
+    Ok(devices)
+}
+
+/// Refuses to change another image, or another generation, than the one that a name stands for. Damaged superblocks
+/// say nothing, and are not an error here.
+fn check_named(named: &Named, devices: &[Arc<dyn Device>]) -> Result<()> {
+    let media = Media::for_reading(devices.to_vec())?;
+    let mut channel = media.channel();
+    for namespace in 0..media.len() {
+        if let Some(newest) = channel.superblocks(namespace)?.newest() {
+            return named.check(newest.layout.uuid, newest.generation);
+        }
+    }
+    Ok(())
 }
 
 /// Opens the namespaces of an image to import onto it. Files are created where there are none, and named
@@ -50,6 +71,16 @@ pub(super) fn open_for_import(
     connect: &ConnectOptions,
     created: &mut Vec<PathBuf>,
 ) -> Result<Vec<Arc<dyn Device>>> {
+    let Resolved { sites, named } = catalog::resolve(image)?;
+    let image = &sites[0][..];
+    if let Some(named) = named.as_ref().filter(|_| onto != Onto::Append) {
+        let message = "a name in a catalogue stands for an image that exists";
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .target(named.name.to_string())
+            .hint(
+                "append to it with --append, or give the new image's addresses and --catalog NAME",
+            ));
+    }
     let remote: Vec<Address> =
         image.iter().filter(|address| !matches!(address, Address::Path(_))).cloned().collect();
     let mut connect = ConnectOptions { writable: true, ..connect.clone() };
@@ -78,7 +109,11 @@ pub(super) fn open_for_import(
             _ => opened.next().expect("opened above"),
         });
     }
-    one_each(image, devices, meaning)
+    let devices = one_each(image, devices, meaning)?;
+    if let Some(named) = named {
+        check_named(&named, &devices)?;
+    }
+    Ok(devices)
 }
 
 fn open_file(

@@ -51,7 +51,7 @@ pub use options::{
     Stage,
 };
 pub use purge::{purge, purge_on};
-pub use rebuild::{RebuildReport, rebuild, rebuild_on};
+pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
 

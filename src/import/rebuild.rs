@@ -5,6 +5,7 @@
 //! [`crate::directory::rebuild`] selects the chunks that make up a generation; their headers are read
 //! whole, and the directory is committed again as the same generation, so that training runs continue.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::buf::IoBuf;
 use crate::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::checksum::crc32c;
-use crate::format::chunk::ChunkKind;
+use crate::format::chunk::{ChunkId, ChunkKind};
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
 use crate::format::superblock_set::{SuperblockCopies, select_generation};
 use crate::format::table::min_entry_bytes;
@@ -149,6 +150,27 @@ pub fn rebuild_on(
         mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
         deletions_known: found.deletions_known,
     })
+}
+
+/// The directory that chunk heads alone yield, and when each chunk was written, in ns since 1970. Nothing is written,
+/// and no snapshot is read: this is what an index of chunks is rebuilt from, and compared with.
+///
+/// # Errors
+/// As [`rebuild`], but for `Busy`.
+pub fn read_heads(
+    image: &[Address],
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<(Directory, BTreeMap<ChunkId, u64>)> {
+    let given = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
+    let (layout, order) = identify(&given)?;
+    let media = given.in_order(&order);
+    let copies = superblocks(&media)?;
+    progress.stage(Stage::Indexing, capacities(&media, &layout).iter().sum(), 0);
+    let Scan { heads, .. } = scan(&media, &layout, progress)?;
+    let found = assemble_newest(&media, &layout, &heads, None, &copies)?;
+    let times = heads.iter().map(|head| (head.id, head.time_ns));
+    Ok((found.directory, times.collect()))
 }
 
 /// Sets the void bit in the superblocks to be written, if one of the other copies is bad; returns namespace

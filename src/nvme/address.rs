@@ -5,6 +5,7 @@
 //! ADDRESS = path
 //!         | nvme-tcp://host[:4420]/NQN[?ns=N]                 host: name, IPv4, or IPv6 in brackets
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
+//!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
 //! Without `?ns=` (or `ns:`) an NVMe/TCP address stands for a subsystem: to read an image, for all of its
@@ -21,6 +22,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::catalog_name::{CATALOG_SCHEME, CatalogName};
 use super::spdk_address::{SpdkAddress, Words};
 use super::tcp_address::{
     AddressError, TcpAddress, URL_SCHEME, hex_pair, parse_nqn, parse_nsid, parse_port, unescape,
@@ -36,6 +38,8 @@ pub enum Address {
     Tcp(TcpAddress),
     /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
+    /// A whole image by its name: `crate::catalog` finds its addresses.
+    Named(CatalogName),
 }
 
 impl Address {
@@ -87,11 +91,16 @@ impl FromStr for Address {
         if let Some(rest) = text.strip_prefix(URL_SCHEME) {
             return parse_url(text, rest).map(Address::Tcp);
         }
+        if let Some(rest) = text.strip_prefix(CATALOG_SCHEME) {
+            return CatalogName::parse(text, rest).map(Address::Named);
+        }
         if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
             return match inner.parse::<Address>()? {
                 Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
                 Address::Spdk(address) => Ok(Address::Spdk(address)),
-                Address::Path(_) => Err(AddressError::SpdkPath(inner.to_owned())),
+                Address::Path(_) | Address::Named(_) => {
+                    Err(AddressError::SpdkPath(inner.to_owned()))
+                }
             };
         }
         if text.trim_start().starts_with(TRTYPE_PREFIX) {
@@ -202,6 +211,7 @@ impl fmt::Display for Address {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
             Address::Spdk(spdk) => spdk.fmt(f),
+            Address::Named(name) => name.fmt(f),
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
@@ -255,13 +265,17 @@ const TRTYPE_PREFIX: &str = "trtype:";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvme::{Nqn, NqnError};
-    use crate::units::Nsid;
+    use crate::nvme::{CatalogPlace, CatalogVersion, Nqn, NqnError};
+    use crate::units::{Generation, Nsid};
     use proptest::prelude::*;
 
     fn tcp(traddr: &str, trsvcid: u16, subnqn: &str, nsid: Option<u32>) -> Address {
         let (traddr, subnqn) = (traddr.to_owned(), Nqn::new(subnqn).unwrap());
         Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: nsid.map(Nsid) })
+    }
+
+    fn named(catalog: CatalogPlace, name: &str, version: Option<CatalogVersion>) -> Address {
+        Address::Named(CatalogName { catalog, name: name.to_owned(), version })
     }
 
     #[test]
@@ -281,6 +295,12 @@ mod tests {
             ("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4421 subnqn:nqn.2026-11.io.dlfs:train ns:3",
                 tcp("127.0.0.1", 4421, nqn, Some(3))),
             ("trtype:tcp subnqn:x traddr:::1", tcp("::1", 4420, "x", None)),
+            ("dlfs://site/imagenet", named(CatalogPlace::Configured("site".into()), "imagenet", None)),
+            ("dlfs:///srv/a%2Cb%20%FF/x.1_2-3@7", named(
+                CatalogPlace::Folder(OsStr::from_bytes(b"/srv/a,b \xFF").into()),
+                "x.1_2-3", Some(CatalogVersion::Generation(Generation(7))))),
+            ("dlfs://../data/x@stable", named(
+                CatalogPlace::Folder("../data".into()), "x", Some(CatalogVersion::Alias("stable".into())))),
             ("trtype:PCIE traddr:0000:5e:00.0",
                 Address::Spdk(SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: None })),
         ];
@@ -316,6 +336,27 @@ mod tests {
         assert!(matches!(parse("nvme-tcp://h/a%0Ab"), Nqn { error: NqnError::Control, .. }));
         assert!(matches!(parse("nvme-tcp://h/x%2"), Escape(_)));
         assert!(matches!(parse("nvme-tcp://h/%FF"), Escape(_)));
+        let long = format!("dlfs://site/{}", "x".repeat(101));
+        for name in [
+            "dlfs://",
+            "dlfs://site",
+            "dlfs://site/",
+            "dlfs:///x",
+            "dlfs://site/..",
+            "dlfs://site/.x",
+            "dlfs://site/a b",
+            "dlfs://site/x@",
+            "dlfs://site/x@a/b",
+            "dlfs://site/x@99999999999999999999",
+            "dlfs://site/x@-1",
+            "dlfs://a/b/x",
+            "dlfs://site/a%2Fb",
+            "dlfs:///srv/%00/x",
+            &long,
+        ] {
+            assert!(matches!(parse(name), CatalogName(_)), "{name}: {:?}", parse(name));
+        }
+        assert!(matches!(parse("dlfs:///srv/%0/x"), Escape(_)));
         for port in ["0", "65536", "+1", "http", ""] {
             assert_eq!(parse(&format!("nvme-tcp://h:{port}/x")), Port(port.into()));
         }
@@ -384,7 +425,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_parsed_without_a_panic(text in "(nvme-tcp://|trtype:TCP |spdk:|)\\PC{0,60}") {
+        fn any_text_is_parsed_without_a_panic(text in "(nvme-tcp://|trtype:TCP |spdk:|dlfs://|dlfs:///|)\\PC{0,60}") {
             if let Ok(address) = text.parse::<Address>() {
                 let again = address.to_string().parse::<Address>();
                 prop_assert!(again.is_ok(), "{:?} from {:?}", again, address);

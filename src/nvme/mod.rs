@@ -11,6 +11,7 @@
 //! Read `sqe.rs` first, then `cqe.rs`.
 
 pub mod address;
+pub mod catalog_name;
 pub mod cqe;
 pub mod fabrics;
 pub mod identify;
@@ -21,6 +22,7 @@ pub mod sqe;
 pub mod tcp_address;
 
 pub use address::Address;
+pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
 pub use cqe::{Cqe, RetryClass, Status};
 pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, Vs};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};

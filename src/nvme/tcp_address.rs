@@ -58,6 +58,12 @@ pub enum AddressError {
     /// A malformed URL.
     #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
     Url(String),
+    /// A malformed name in a catalogue.
+    #[error(
+        "'{0}' is not dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]: CATALOGUE is a configured one or a folder's \
+             path, and names have 1 to 100 letters, digits, '.', '_' and '-'"
+    )]
+    CatalogName(String),
     /// `spdk:` before a path.
     #[error(
         "SPDK cannot open the file '{0}': spdk: precedes nvme-tcp: or trtype:, and a drive is \
@@ -66,8 +72,8 @@ pub enum AddressError {
     SpdkPath(String),
     /// A URL with a scheme that dlfs does not support.
     #[error(
-        "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N] \
-             or a path (./{0} for a file with this name)"
+        "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N], \
+             dlfs://CATALOGUE/NAME or a path (./{0} for a file with this name)"
     )]
     Scheme(String),
     /// A port that is not a number from 1 to 65535.
@@ -162,12 +168,18 @@ pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
 
 /// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
 pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
+    let error = |_| AddressError::Escape(text.to_owned());
+    String::from_utf8(unescape_all_bytes(text)?).map_err(error)
+}
+
+/// [`unescape_all`] of text whose bytes need not be UTF-8.
+pub(super) fn unescape_all_bytes(text: &str) -> Result<Vec<u8>, AddressError> {
     let error = || AddressError::Escape(text.to_owned());
     let signs = text.bytes().enumerate().filter(|&(_, byte)| byte == b'%');
     for (at, _) in signs {
         hex_pair(&text.as_bytes()[at + 1..]).ok_or_else(error)?;
     }
-    String::from_utf8(unescape(text, |_| true)).map_err(|_| error())
+    Ok(unescape(text, |_| true))
 }
 
 /// The byte of the two hexadecimal digits at the start of `bytes`.

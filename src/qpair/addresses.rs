@@ -98,7 +98,7 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
     let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
     let place_of = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
-        Address::Path(_) | Address::Spdk(_) => None,
+        Address::Path(_) | Address::Spdk(_) | Address::Named(_) => None,
     };
     // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
@@ -149,6 +149,13 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        Address::Named(_) => {
+            use crate::error::{Error, ErrorKind};
+            let message = "a name in a catalogue stands for a whole image, not for a namespace";
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(address.to_string())
+                .hint("give the address of the namespace: dlfs catalog show prints it"))
+        }
         #[cfg(feature = "spdk")]
         Address::Spdk(address) => {
             Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))

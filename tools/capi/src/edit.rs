@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
-use dlfs::dataset::Watch;
+use dlfs::dataset::{Watch, cataloging};
 use dlfs::import::{self, EditOptions, Progress, Stage};
 use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
@@ -51,6 +51,7 @@ pub unsafe extern "C" fn dlfs_delete(
                 let names = names.collect::<Result<Vec<_>, Failure>>()?;
                 import::delete(&image.addresses, &names, &image.options, &image.connect)?
             };
+            cataloging::committed(&image.addresses, report.generation, &image.connect, "delete");
             report.samples
         };
         // SAFETY: by the header `deleted` is NULL or points to a number.
@@ -80,6 +81,7 @@ pub unsafe extern "C" fn dlfs_purge(
         let mut image = unsafe { Image::new(addresses, options, accept_older_generation)? };
         let (list, connect) = (&image.addresses, &image.connect);
         let report = import::purge(list, &image.options, connect, &mut Asking(&mut image.stop))?;
+        cataloging::committed(list, report.generation, connect, "purge");
         // SAFETY: by the header `freed_bytes` is NULL or points to a number.
         unsafe { give_count(freed_bytes, report.freed_bytes) }
     })

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -11,7 +12,7 @@ use clap::{Args, ValueEnum};
 
 use dlfs::auth::Derivation;
 use dlfs::keys::{is_key_text, secret_of, tls_key_of};
-use dlfs::nvme::{Address, Nqn};
+use dlfs::nvme::{Address, CatalogName, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
 use crate::help::opening;
@@ -50,6 +51,22 @@ impl ImageAddress {
 impl fmt::Display for ImageAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Address::list_to_string(&self.0))
+    }
+}
+
+/// The name of a data set in a catalogue.
+#[derive(Debug, Clone)]
+pub(crate) struct DatasetName(pub(crate) CatalogName);
+
+impl FromStr for DatasetName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DatasetName, String> {
+        match text.parse::<Address>() {
+            Ok(Address::Named(name)) => Ok(DatasetName(name)),
+            Ok(_) => Err(format!("{text} is not dlfs://CATALOGUE/NAME")),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 

@@ -80,6 +80,24 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
+/// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
+pub(crate) fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March,
+    // eras have 400 years.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
 /// A name on one line that cannot move the cursor, change the terminal's colours or imitate another
 /// name.
 ///
@@ -181,6 +199,14 @@ mod tests {
         assert_eq!(duration(Duration::from_millis(1500)), "1.50 s");
         assert_eq!(duration(Duration::from_secs(150)), "2 min 30 s");
         assert_eq!(duration(Duration::from_secs(7300)), "2 h 1 min");
+    }
+
+    #[test]
+    fn times_are_dates_in_utc() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_795_000_000), "2026-11-18 11:06:40 UTC");
+        assert_eq!(utc(4_102_444_799), "2099-12-31 23:59:59 UTC");
     }
 
     #[test]

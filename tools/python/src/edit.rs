@@ -1,5 +1,6 @@
 //! Changes of an image: samples are deleted, and their space is freed.
 
+use dlfs::dataset::cataloging;
 use dlfs::import::{self, EditOptions, Progress, Stage};
 use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
@@ -26,9 +27,13 @@ pub(crate) fn delete(
     }
     let (image, options, connect) = target(address, given)?;
     let keys = Keys::of(samples)?;
-    let report = detached(py, |_| match &keys {
-        Keys::Ids(ids) => import::delete_ids(&image, ids, &options, &connect),
-        Keys::Names(names) => import::delete(&image, names, &options, &connect),
+    let report = detached(py, |_| {
+        let report = match &keys {
+            Keys::Ids(ids) => import::delete_ids(&image, ids, &options, &connect)?,
+            Keys::Names(names) => import::delete(&image, names, &options, &connect)?,
+        };
+        cataloging::committed(&image, report.generation, &connect, "delete");
+        Ok(report)
     })?;
     Ok(report.samples)
 }
@@ -40,7 +45,9 @@ pub(crate) fn purge(
 ) -> PyResult<u64> {
     let (image, options, connect) = target(address, given)?;
     let report = detached(address.py(), |watch| {
-        import::purge(&image, &options, &connect, &mut Asking(watch))
+        let report = import::purge(&image, &options, &connect, &mut Asking(watch))?;
+        cataloging::committed(&image, report.generation, &connect, "purge");
+        Ok(report)
     })?;
     Ok(report.freed_bytes)
 }

@@ -175,6 +175,11 @@ fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
         Address::Path(_) => Engine::File,
         Address::Tcp(_) => Engine::Tcp,
         Address::Spdk(_) => Engine::Spdk,
+        Address::Named(_) => {
+            return Err(format!(
+                "{name} is an image: give the address of a namespace of it (dlfs catalog show)"
+            ));
+        }
     };
     match job.engine {
         Engine::Auto => Ok(found),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
+use dlfs::dataset::cataloging;
 use dlfs::import::{EditOptions, EditReport};
 use dlfs::units::SampleId;
 
@@ -60,6 +61,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
         true => dlfs::import::delete_ids(image, &ids(&names)?, &options, &connect)?,
         false => dlfs::import::delete(image, &names, &options, &connect)?,
     };
+    cataloging::committed(image, report.generation, &connect, "delete");
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report))?;

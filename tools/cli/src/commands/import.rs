@@ -8,12 +8,14 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::Pack;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
+use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::{ConnectionArgs, ImageAddress};
+use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::progress::Meter;
@@ -61,6 +63,9 @@ pub(crate) struct ImportArgs {
     /// Whether small samples avoid crossing blocks, at the cost of some padding
     #[arg(long, value_enum, default_value_t = PackArg::Aligned)]
     pack: PackArg,
+    /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
+    #[arg(long, value_name = "NAME")]
+    catalog: Option<DatasetName>,
     /// What to do with entries that cannot be imported
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
     on_error: OnErrorArg,
@@ -126,6 +131,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
             .map_err(say_how_to_go_on)?;
     let time = began.elapsed();
     drop(progress);
+    args.tell_catalog(&report, &connect)?;
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report, time))?;
@@ -150,6 +156,23 @@ fn say_how_to_go_on(error: Error) -> Error {
 }
 
 impl ImportArgs {
+    /// Adds the new generation to the catalogue that is given, and to the one that the image's name is of.
+    fn tell_catalog(&self, report: &ImportReport, connect: &ConnectOptions) -> Result<(), Failure> {
+        let made_by = if self.onto.append { "append" } else { "import" };
+        cataloging::committed(&self.image.0, report.generation, connect, made_by);
+        let Some(name) = &self.catalog else { return Ok(()) };
+        let sources = self.sources.iter().map(|source| source.display().to_string()).collect();
+        let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
+        let added = cataloging::add(&name.0, &self.image.0, connect, origin);
+        added.map(drop).map_err(|error| {
+            let hint = format!(
+                "the import is done: add it with dlfs catalog add {} {}",
+                name.0, self.image
+            );
+            error.hint(hint).into()
+        })
+    }
+
     fn options(&self) -> ImportOptions {
         ImportOptions {
             from: self.from,

@@ -2,6 +2,7 @@
 
 mod cached;
 mod cat;
+mod catalog;
 mod completions;
 mod delete;
 mod demo;
@@ -57,6 +58,7 @@ enum Command {
     Ls(ls::LsArgs),
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
+    Catalog(catalog::CatalogArgs),
     Export(export::ExportArgs),
     Mount(mount::MountArgs),
     Verify(verify::VerifyArgs),
@@ -92,6 +94,7 @@ impl Cli {
             Command::Ls(args) => ls::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Cat(args) => cat::run(args),
+            Command::Catalog(args) => catalog::run(args, quiet),
             Command::Export(args) => export::run(args, quiet),
             Command::Mount(args) => mount::run(args),
             Command::Verify(args) => verify::run(args, quiet),
@@ -114,6 +117,7 @@ An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
   a path                                           image file, block device, or a plain folder
   nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target
   \"trtype:TCP traddr:A trsvcid:P subnqn:NQN\"       the same, as SPDK writes it
+  dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]        a whole image by its name: see dlfs catalog
   spdk:nvme-tcp://...                              the same, by SPDK's host
   \"trtype:VFIOUSER traddr:DIRECTORY subnqn:NQN\"    vfio-user target of this machine, by SPDK
   \"trtype:PCIE traddr:0000:5e:00.0\"                drive, by SPDK; RDMA as TCP with trtype:RDMA

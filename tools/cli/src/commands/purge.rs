@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use dlfs::dataset::cataloging;
 use dlfs::import::EditOptions;
 
 use super::delete::JsonReport;
@@ -40,6 +41,7 @@ pub(crate) fn run(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
     let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress)?;
     drop(progress);
+    cataloging::committed(&args.image.0, report.generation, &connect, "purge");
     let mut out = Out::new();
     if args.json {
         out.json(&JsonReport::new(&report))?;

@@ -1,0 +1,164 @@
+//! Images in catalogues: what a catalogue says about an image, and how it is told of a new generation.
+
+use std::collections::BTreeMap;
+
+use crate::catalog::{Catalog, Index, Parent, Record};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::ChunkHead;
+use crate::nvme::{Address, CatalogName};
+use crate::qpair::ConnectOptions;
+use crate::reader::RangeReader;
+use crate::units::{ALIGN_BYTES, Generation};
+
+use super::{Image, OpenOptions};
+
+/// How a generation came about, for its record.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// What made it: `import`, `append`, `delete`, `purge`; empty for an image that is added as it is.
+    pub made_by: String,
+    /// The sources of an import, as they were named.
+    pub sources: Vec<String>,
+    /// What users say about it.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Image {
+    /// What a catalogue says about this image at `sites`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is a plain folder, which has neither UUID nor generations.
+    pub fn record(&self, sites: &[Vec<Address>], origin: Origin) -> Result<Record> {
+        let superblock =
+            self.superblocks().first().filter(|_| self.directory().learned().is_none());
+        let Some(superblock) = superblock else {
+            let message = "a plain folder cannot be in a catalogue: it has no generations";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).hint("import it"));
+        };
+        let directory = self.directory();
+        let live = (0..directory.num_live()).map(|rank| directory.id_of_live(rank));
+        let bytes = live.map(|id| u64::from(directory.len_bytes(id).unwrap_or(0))).sum();
+        let text = |field: &Vec<u8>| String::from_utf8_lossy(field).into_owned();
+        let (image, generation) = (superblock.layout.uuid.to_string(), superblock.generation.0);
+        let parent =
+            (generation > 1).then(|| Parent { image: image.clone(), generation: generation - 1 });
+        Ok(Record {
+            image,
+            generation,
+            sites: sites.iter().map(|site| absolute(site)).collect::<Result<_>>()?,
+            samples: directory.num_live(),
+            bytes,
+            chunks: directory.num_chunks().into(),
+            snapshot: format!(
+                "crc32c:{:08x},{} bytes",
+                superblock.snapshot.head_crc32c, superblock.snapshot.len_bytes
+            ),
+            fields: directory.fields().iter().map(text).collect(),
+            parent,
+            sources: origin.sources,
+            made_by: origin.made_by,
+            dlfs: format!("{} ({})", env!("CARGO_PKG_VERSION"), crate::COMMIT),
+            committed_s: superblock.time_ns / 1_000_000_000,
+            labels: origin.labels,
+        })
+    }
+
+    /// The index of this image's chunks, for a catalogue. Reads the head of each chunk that `known` does not
+    /// have: 4 KiB each.
+    ///
+    /// # Errors
+    /// Those of reading. `Corrupt`: there is no head where a chunk begins.
+    pub fn chunk_index(&self, known: Option<&Index>) -> Result<Index> {
+        let directory = self.directory();
+        let known = known.filter(|known| known.image == directory.uuid().to_string());
+        let mut readers: BTreeMap<u16, RangeReader> = BTreeMap::new();
+        Index::of(directory, |c| {
+            let id = directory.chunk_id(c);
+            if let Some(entry) = known.and_then(|known| known.chunk(id)) {
+                return Ok(entry.time_ns);
+            }
+            let chunk = directory.chunk(c);
+            let reader = match readers.entry(chunk.namespace) {
+                std::collections::btree_map::Entry::Occupied(reader) => reader.into_mut(),
+                std::collections::btree_map::Entry::Vacant(place) => {
+                    let device = &self.devices()[usize::from(chunk.namespace)];
+                    place.insert(RangeReader::new(device)?)
+                }
+            };
+            let block = reader.read(chunk.offset_bytes, ALIGN_BYTES as u64)?;
+            let head = ChunkHead::parse(&block)?;
+            Ok::<u64, Error>(head.time_ns)
+        })
+    }
+}
+
+/// Adds the image at `image` (addresses, or a name in a catalogue) to a catalogue as the newest version of `name`: its
+/// record, and the index of its chunks. Returns the version's number.
+///
+/// # Errors
+/// Those of [`Image::open`] and of [`Catalog::add`].
+pub fn add(
+    name: &CatalogName,
+    image: &[Address],
+    connect: &ConnectOptions,
+    origin: Origin,
+) -> Result<u64> {
+    if let Some(version) = &name.version {
+        let message =
+            format!("a new version cannot be called {version}: it is the newest of {}", name.name);
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .target(name.to_string())
+            .hint("leave out what stands behind the @, and give it an alias: dlfs catalog tag"));
+    }
+    let catalog = Catalog::open(&name.catalog)?;
+    let sites = crate::catalog::resolve(image)?.sites;
+    let options = OpenOptions { connect: connect.clone(), ..OpenOptions::default() };
+    let opened = Image::open(&sites[0], &options)?;
+    let number = catalog.add(&name.name, &opened.record(&sites, origin)?)?;
+    // An index that is lost or damaged is made anew.
+    let known = catalog.index(&name.name).unwrap_or_default();
+    catalog.set_index(&name.name, &opened.chunk_index(known.as_ref())?)?;
+    Ok(number)
+}
+
+/// Tells the catalogue of a generation that was just committed, if `image` is a name there. What it had said about
+/// labels stays. The commit is done in any case: a failure here is a warning that says what to do.
+pub fn committed(
+    image: &[Address],
+    generation: Generation,
+    connect: &ConnectOptions,
+    made_by: &str,
+) {
+    let [Address::Named(name)] = image else { return };
+    let newest = name.with_version(None);
+    let tell = || -> Result<()> {
+        let (_, before) = Catalog::open(&name.catalog)?.find(&name.name, None)?;
+        if before.generation == generation.0 {
+            return Ok(()); // a purge that found nothing to do
+        }
+        let sites = before.addresses()?;
+        // The other sites have older copies now.
+        let origin =
+            Origin { made_by: made_by.to_owned(), labels: before.labels, ..Origin::default() };
+        add(&newest, &sites[0], connect, origin).map(drop)
+    };
+    if let Err(error) = tell() {
+        tracing::warn!(
+            "generation {generation} is committed, but {newest} in the catalogue does not know it ({error}): run dlfs \
+             catalog add"
+        );
+    }
+}
+
+/// The text of the addresses, with absolute paths.
+fn absolute(site: &[Address]) -> Result<String> {
+    let absolute = |address: &Address| match address {
+        Address::Path(path) => {
+            let found = std::path::absolute(path);
+            found.map(Address::Path).map_err(|error| Error::from(error).path(path))
+        }
+        other => Ok(other.clone()),
+    };
+    let addresses: Vec<Address> = site.iter().map(absolute).collect::<Result<_>>()?;
+    Ok(Address::list_to_string(&addresses))
+}

@@ -1,0 +1,260 @@
+//! Catalogues: names, versions and aliases in a folder.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlfs::catalog::{Catalog, Expect, FolderStore, Index, Log, Record, Store, resolve};
+use dlfs::nvme::{Address, CatalogPlace, CatalogVersion};
+use dlfs::units::Generation;
+use dlfs::{ErrorKind, Result};
+
+fn record(image: u8, generation: u64) -> Record {
+    Record {
+        image: format!("{image:02x}000000-0000-4000-8000-000000000000"),
+        generation,
+        sites: vec![format!("/images/{image}.dlfs")],
+        samples: 10 * generation,
+        bytes: 1000 * generation,
+        chunks: generation,
+        snapshot: "crc32c:00000000,4096 bytes".to_owned(),
+        fields: Vec::new(),
+        parent: None,
+        sources: Vec::new(),
+        made_by: String::new(),
+        dlfs: "0.1.0".to_owned(),
+        committed_s: 1_795_000_000 + generation,
+        labels: Default::default(),
+    }
+}
+
+fn open(folder: &Path) -> Catalog {
+    Catalog::open(&CatalogPlace::Folder(folder.to_owned())).unwrap()
+}
+
+/// Generations of one image, each with the number of its version.
+fn add_all(catalog: &Catalog, generations: std::ops::RangeInclusive<u64>) {
+    for number in generations {
+        assert_eq!(catalog.add("train", &record(1, number)).unwrap(), number);
+    }
+}
+
+fn generation(number: u64) -> CatalogVersion {
+    CatalogVersion::Generation(Generation(number))
+}
+
+fn alias(name: &str) -> CatalogVersion {
+    CatalogVersion::Alias(name.to_owned())
+}
+
+#[test]
+fn a_name_stands_for_the_newest_version_a_generation_or_what_an_alias_points_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    assert_eq!(catalog.names().unwrap_err().kind(), ErrorKind::NotFound, "there is no catalogue");
+    for number in 1..=3 {
+        assert_eq!(catalog.add("train", &record(1, number)).unwrap(), number);
+    }
+    assert_eq!(catalog.add("train", &record(1, 3)).unwrap(), 3, "it is there already");
+    assert_eq!(catalog.add("other", &record(2, 1)).unwrap(), 1);
+    assert_eq!(catalog.names().unwrap(), ["other", "train"]);
+    assert_eq!(catalog.find("train", None).unwrap(), (3, record(1, 3)));
+    assert_eq!(catalog.find("train", Some(&generation(2))).unwrap(), (2, record(1, 2)));
+    assert_eq!(catalog.tag("train", "stable", &generation(2), Expect::Nothing).unwrap(), 1);
+    assert_eq!(catalog.find("train", Some(&alias("stable"))).unwrap(), (2, record(1, 2)));
+    assert_eq!(catalog.tag("train", "stable", &generation(3), Expect::Anything).unwrap(), 2);
+    let aliases = catalog.aliases("train").unwrap();
+    assert_eq!((&*aliases[0].name, aliases[0].version, aliases[0].moves), ("stable", 3, 2));
+    assert_eq!(
+        catalog.history("train", "stable").unwrap(),
+        [Some(Generation(2)), Some(Generation(3))]
+    );
+    for (version, word) in [(generation(9), "generation 9"), (alias("nobody"), "alias nobody")] {
+        let error = catalog.find("train", Some(&version)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert_eq!(catalog.find("nobody", None).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn what_is_removed_is_not_found_and_what_an_alias_points_to_is_not_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    add_all(&catalog, 1..=3);
+    catalog.tag("train", "stable", &generation(3), Expect::Anything).unwrap();
+    assert_eq!(catalog.remove("train", Some(Generation(3))).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(catalog.remove("train", Some(Generation(2))).unwrap(), 1);
+    assert_eq!(
+        catalog.find("train", Some(&generation(2))).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+    assert_eq!(catalog.find("train", None).unwrap().1, record(1, 3));
+    catalog.remove_alias("train", "stable").unwrap();
+    assert_eq!(catalog.remove_alias("train", "stable").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(catalog.aliases("train").unwrap(), []);
+    assert_eq!(catalog.remove("train", None).unwrap(), 2);
+    assert_eq!(catalog.names().unwrap(), Vec::<String>::new());
+    // Numbers go on, so a reader that knows an old one never sees another record there.
+    assert_eq!(catalog.add("train", &record(1, 4)).unwrap(), 6);
+    assert_eq!(catalog.find("train", None).unwrap(), (6, record(1, 4)));
+}
+
+#[test]
+fn two_images_of_one_name_are_told_apart_and_an_older_generation_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    catalog.add("train", &record(1, 1)).unwrap();
+    catalog.add("train", &record(1, 2)).unwrap();
+    assert_eq!(catalog.add("train", &record(1, 1)).unwrap_err().kind(), ErrorKind::Refused);
+    catalog.add("train", &record(2, 1)).unwrap();
+    let error = catalog.find("train", Some(&generation(1))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert_eq!(catalog.find("train", Some(&generation(2))).unwrap().1, record(1, 2));
+    assert_eq!(catalog.find("train", None).unwrap().1, record(2, 1));
+}
+
+#[test]
+fn a_thousand_moves_at_once_leave_one_history_without_gap_or_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    add_all(&catalog, 1..=8);
+    const MOVES: u64 = 125;
+    std::thread::scope(|scope| {
+        for to in 1..=8 {
+            let catalog = open(folder.path());
+            scope.spawn(move || {
+                for _ in 0..MOVES {
+                    catalog.tag("train", "stable", &generation(to), Expect::Anything).unwrap();
+                }
+            });
+        }
+    });
+    let history = catalog.history("train", "stable").unwrap();
+    assert_eq!(history.len() as u64, 8 * MOVES);
+    for to in 1..=8 {
+        let moves = history.iter().filter(|at| **at == Some(Generation(to))).count() as u64;
+        assert_eq!(moves, MOVES, "to generation {to}");
+    }
+    assert_eq!(catalog.aliases("train").unwrap()[0].moves, 8 * MOVES);
+}
+
+#[test]
+fn of_many_who_expect_an_alias_where_it_is_one_moves_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    add_all(&catalog, 1..=9);
+    catalog.tag("train", "stable", &generation(1), Expect::Nothing).unwrap();
+    let expect = Expect::Generation(Generation(1));
+    let moved: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (2..=9)
+            .map(|to| {
+                let catalog = open(folder.path());
+                scope.spawn(move || match catalog.tag("train", "stable", &generation(to), expect) {
+                    Ok(_) => 1,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                        0
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(moved, 1);
+    assert_eq!(catalog.history("train", "stable").unwrap().len(), 2);
+}
+
+#[test]
+fn names_do_not_climb_out_of_their_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(&folder.path().join("catalog"));
+    for name in ["..", ".", "", "a/b", "/etc", "a\0b", ".hidden", "x y", &"x".repeat(101)] {
+        let error = catalog.add(name, &record(1, 1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name:?}");
+        let error = catalog.tag("train", name, &generation(1), Expect::Anything).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name:?}");
+    }
+    let error = catalog.tag("train", "7", &generation(1), Expect::Anything).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "an alias of digits");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn a_folder_with_other_files_is_not_made_a_catalogue() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("letter"), "dear").unwrap();
+    let error = open(folder.path()).add("train", &record(1, 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn damaged_later_and_hostile_entries_are_named_and_half_written_ones_are_not_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    catalog.add("train", &record(1, 1)).unwrap();
+    let versions = folder.path().join("train/versions");
+    // What a writer leaves that is killed before it links its draft.
+    fs::write(versions.join(".0123456789abcdef"), "{\"image\"").unwrap();
+    fs::write(versions.join("README"), "dear").unwrap();
+    assert_eq!(catalog.find("train", None).unwrap().0, 1);
+    let kind = |text: &str| {
+        fs::write(versions.join("2.json"), text).unwrap();
+        catalog.find("train", None).unwrap_err().kind()
+    };
+    assert_eq!(kind("{\"image\""), ErrorKind::Corrupt);
+    assert_eq!(kind("[]"), ErrorKind::Corrupt);
+    assert_eq!(kind("{\"format\": 7}"), ErrorKind::Unsupported);
+    assert_eq!(kind(&" ".repeat((1 << 20) + 1)), ErrorKind::Corrupt);
+    // A record that leads to a name would lead round and round.
+    let hostile = Record { sites: vec!["dlfs://site/train".to_owned()], ..record(1, 2) };
+    fs::write(versions.join("2.json"), serde_json::to_vec(&hostile).unwrap()).unwrap();
+    let name: Address = format!("dlfs://{}/train", folder.path().display()).parse().unwrap();
+    assert_eq!(resolve(std::slice::from_ref(&name)).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(catalog.add("train", &hostile).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let both = [name, Address::from_path("/images/1.dlfs")];
+    assert_eq!(resolve(&both).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+/// A folder whose file system hangs when something is read.
+struct Hangs(FolderStore);
+
+impl Store for Hangs {
+    fn create(&self) -> Result<()> {
+        self.0.create()
+    }
+    fn names(&self) -> Result<Vec<String>> {
+        self.0.names()
+    }
+    fn aliases(&self, name: &str) -> Result<Vec<String>> {
+        self.0.aliases(name)
+    }
+    fn numbers(&self, log: &Log) -> Result<Vec<u64>> {
+        self.0.numbers(log)
+    }
+    fn read(&self, log: &Log, number: u64) -> Result<Option<Vec<u8>>> {
+        std::thread::sleep(Duration::from_secs(600));
+        self.0.read(log, number)
+    }
+    fn append(&self, log: &Log, number: u64, bytes: &[u8]) -> Result<bool> {
+        self.0.append(log, number, bytes)
+    }
+    fn read_index(&self, name: &str) -> Result<Option<Index>> {
+        self.0.read_index(name)
+    }
+    fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()> {
+        self.0.write_index(name, index)
+    }
+}
+
+#[test]
+fn a_store_that_hangs_is_an_error_by_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path()).add("train", &record(1, 1)).unwrap();
+    let store = Arc::new(Hangs(FolderStore::new(folder.path())));
+    let catalog = Catalog::of_store(CatalogPlace::Folder(folder.path().to_owned()), store);
+    let error = catalog.with_deadline(Duration::from_millis(50)).find("train", None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+}
