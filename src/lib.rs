@@ -10,8 +10,8 @@
 //! ```text
 //!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import -> catalog    target    store -> cache, peers    what runs
-//!  2  qpair (engines)   |  plan -> order, tier, posix -> directory left: moves blocks; right: pure, knows samples
-//!  1  tcp    auth  tls  |  format                         left: how bytes travel; right: how bytes lie
+//!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
+//!  1  tcp    auth  tls  |  format                  left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
 //! ```
 //!
@@ -28,6 +28,7 @@
 //! | know which sample comes next, on any rank | [`order`] |
 //! | show samples as files | [`posix`] |
 //! | find a data set by its name | [`catalog`] |
+//! | take some of the samples | [`view`] |
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
@@ -68,6 +69,7 @@ mod threads;
 pub mod tier;
 pub mod tls;
 pub mod units;
+pub mod view;
 
 pub use error::{Error, ErrorKind, Result};
 

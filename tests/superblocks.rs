@@ -371,7 +371,8 @@ fn a_state_and_a_saved_snapshot_of_the_lost_generation_say_so() {
     let uuid = whole.directory().uuid().0;
     let state = State::start(uuid, whole.directory().generation(), order);
     let len = older.directory().num_live();
-    let refusal = state.check(uuid, older.directory().generation(), &order, 1, len).unwrap_err();
+    let refusal =
+        state.check((uuid, None), older.directory().generation(), &order, 1, len).unwrap_err();
     for error in [stale, Error::from(refusal)] {
         assert_eq!(error.kind(), ErrorKind::Stale, "{error:?}");
         let report = error.report();

@@ -39,6 +39,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("qpair", "auth buf error nvme process random spdk sync tcp threads tls units"),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
+    ("view", "checksum directory format permutation units"),
     ("order", "error permutation units"),
     ("tier", "directory format sync units"),
     ("plan", "directory error order permutation tier units"),
@@ -60,7 +61,7 @@ const LAYERS: &[(&str, &str)] = &[
     (
         "dataset",
         "buf cache catalog directory error format nvme order peers plan posix prefetch process qpair reader \
-         replace_file store threads tier units",
+         replace_file store threads tier units view",
     ),
 ];
 
@@ -76,7 +77,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 
 /// Modules that only compute: bytes, time and seeds are arguments.
 const PURE: &str =
-    "units checksum permutation nvme auth tcp format directory order plan posix tier";
+    "units checksum permutation nvme auth tcp format directory view order plan posix tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/qpair/session/";

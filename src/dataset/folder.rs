@@ -34,11 +34,13 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         num_live: directory.num_live(),
         features_to_write: 0,
     };
+    let directory = Arc::new(directory);
     Ok(Image {
         devices: vec![folder],
         superblocks: vec![superblock],
         bad_copies: Vec::new(),
-        directory: Arc::new(directory),
+        whole: Arc::clone(&directory),
+        directory,
         snapshot: None,
         cache: None,
         peers: None,

@@ -31,6 +31,8 @@ pub struct Image {
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
     pub(super) directory: Arc<Directory>,
+    /// That of all samples; equal to `directory` unless this is a view. Tiers and peers serve all.
+    pub(super) whole: Arc<Directory>,
     /// What the directory was decoded from; `None` for a plain folder.
     pub(super) snapshot: Option<Arc<SharedSnapshot>>,
     /// The cache that the devices are read through, if there are tiers.

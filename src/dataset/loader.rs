@@ -177,7 +177,8 @@ impl Loader {
         let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
         let (image, len) = (directory.uuid().0, directory.num_live());
-        state.check(image, directory.generation(), order, *world_size, len)?;
+        let view = directory.view().map(|mark| mark.hash);
+        state.check((image, view), directory.generation(), order, *world_size, len)?;
         self.go_to(state.clone())
     }
 

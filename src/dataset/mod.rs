@@ -51,6 +51,7 @@ mod stats;
 mod store;
 mod tiers;
 mod verify;
+mod views;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -80,6 +81,7 @@ pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
 pub use verify::{Damage, VerifyOptions, VerifyReport};
+pub use views::{ViewSource, save_views};
 
 /// Options to open a [`Dataset`] and to read it by id.
 #[derive(Debug, Clone, Default)]

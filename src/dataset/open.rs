@@ -23,6 +23,7 @@ use crate::reader::read_superblocks;
 
 use super::directory::{REBUILD, read_directory};
 use super::shared_snapshot::SharedSnapshot;
+use super::views::ViewSource;
 use super::{Image, folder};
 
 /// Options to open an image.
@@ -37,6 +38,8 @@ pub struct OpenOptions {
     pub shared_snapshot: Option<SealedLocation>,
     /// The tiers in front of the namespaces.
     pub tiers: TierOptions,
+    /// The view to open, instead of all samples.
+    pub view: Option<ViewSource>,
 }
 
 impl Image {
@@ -48,8 +51,9 @@ impl Image {
     /// # Errors
     /// Those of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not
     /// one whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is
-    /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot is
-    /// of another generation, or a name in a catalogue stands for another generation.
+    /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot or
+    /// the view is of another generation, or a name in a catalogue stands for another generation. Those of
+    /// [`ViewSource`].
     pub fn open(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         let Resolved { sites, named } = catalog::resolve(addresses)?;
         let mut failed = None;
@@ -79,7 +83,7 @@ impl Image {
             && path.is_dir()
         {
             let folder = Arc::new(FolderNamespace::open(path)?);
-            return folder::image_of(folder)?.with_tiers(&options.tiers);
+            return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;
         let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
@@ -127,9 +131,14 @@ impl Image {
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
         let (directory, snapshot) = (Arc::new(directory), Some(Arc::new(snapshot)));
-        let (cache, peers, store) = (None, None, None);
-        Image { devices, superblocks, bad_copies, directory, snapshot, cache, peers, store }
-            .with_tiers(&options.tiers)
+        let (cache, peers, store, whole) = (None, None, None, Arc::clone(&directory));
+        Image { devices, superblocks, bad_copies, directory, whole, snapshot, cache, peers, store }
+            .with_tiers(&options.tiers)?
+            .in_view(&options.view)
+    }
+
+    fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {
+        view.as_ref().map_or_else(|| Ok(self.clone()), |source| source.open(&self))
     }
 }
 

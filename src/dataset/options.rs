@@ -141,6 +141,12 @@ pub const OPENING: &[SharedOption] = &[
         "A directory saved by `dlfs snapshot save`, used instead of the image's own",
     ),
     row(
+        "view",
+        ["view", "view", "view"],
+        Open,
+        "A view saved by `dlfs select`: its samples are the data set",
+    ),
+    row(
         "window",
         ["", "window_bytes", "window_bytes"],
         Bytes(64 << 20),

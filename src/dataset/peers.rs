@@ -9,7 +9,7 @@ use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::Cache;
-use crate::directory::Intact;
+use crate::directory::{Intact, ViewMark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::Sharding;
 use crate::peers::rendezvous::Rendezvous;
@@ -166,13 +166,13 @@ impl Image {
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint("add --tier ram:SIZE"));
         };
         Ok(Served {
-            directory: &self.directory,
-            intact: Arc::new(Intact::new(Arc::clone(&self.directory))),
+            directory: &self.whole,
+            intact: Arc::new(Intact::new(Arc::clone(&self.whole))),
             cache: cache.devices(),
             views: cache.views(serving.is_copies_only()),
             tiers: cache.shared_id(),
             room_pages: cache.capacities(),
-            order: hash_of(run, serving),
+            order: hash_of(run, self.directory.view().filter(|_| run.is_some()), serving),
         })
     }
 
@@ -396,12 +396,17 @@ const LOCAL_BY_PLAN: &str =
 const LOCAL_BY_PLAN_HINT: &str = "take strided shares, or the mode read-through or copies";
 
 /// A hash of what the ranks of a job must have in common.
-pub(super) fn hash_of(run: Option<&LoaderOptions>, serving: Serving) -> u64 {
+pub(super) fn hash_of(
+    run: Option<&LoaderOptions>,
+    view: Option<ViewMark>,
+    serving: Serving,
+) -> u64 {
     let common = run.map(|run| {
         let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
         (order.started(run.world_size), batch_size, sharding, tail, drop_short)
     });
-    let json = serde_json::to_vec(&(common, serving)).expect("they always become JSON");
+    let mut json = serde_json::to_vec(&(common, serving)).expect("they always become JSON");
+    json.extend(view.iter().flat_map(|mark| mark.hash));
     xxh3_64(&json)
 }
 

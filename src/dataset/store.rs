@@ -40,7 +40,7 @@ impl Image {
             rank: run.rank,
             epochs: run.epochs.clone(),
         };
-        let order = hash_of(Some(run), Serving::CopiesOnly);
+        let order = hash_of(Some(run), self.directory.view(), Serving::CopiesOnly);
         let meet = peers.map(|(options, rendezvous)| Meet { options, rendezvous, order });
         let (store, peers) = Store::open(owner, options, meet)?;
         (self.store, self.peers) = (Some(Arc::new(store)), peers);

@@ -21,8 +21,8 @@ impl Image {
     pub fn with_tiers(mut self, options: &TierOptions) -> Result<Image> {
         if options.is_active() {
             let identity =
-                Identity { uuid: self.directory.uuid(), generation: self.directory.generation() };
-            let units = Units::of(&self.directory);
+                Identity { uuid: self.whole.uuid(), generation: self.whole.generation() };
+            let units = Units::of(&self.whole);
             let cache = Cache::new(&self.devices, units, identity, options)?;
             self.devices = cache.devices().to_vec();
             self.cache = Some(Arc::new(cache));
@@ -38,7 +38,7 @@ impl Image {
     /// Compares samples with the directory's checksums before the tiers keep them: for a process that keeps copies
     /// on which other nodes rely, and has no peers itself.
     pub fn check_copies(&self) {
-        let intact = Arc::new(Intact::new(Arc::clone(&self.directory)));
+        let intact = Arc::new(Intact::new(Arc::clone(&self.whole)));
         self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));
     }
 

@@ -1,5 +1,7 @@
 //! Builds a directory from chunk headers: for an import as it writes them, for a rebuild as it finds them.
 
+use std::sync::Arc;
+
 use zerocopy::IntoBytes;
 
 use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
@@ -364,9 +366,10 @@ impl DirectoryBuilder {
             deleted_slots,
             labels,
             learned: None,
-            names: names.into(),
+            names: Arc::new(names.into()),
             names_on_media: Vec::new(),
             head_crc32c: None,
+            view: None,
             placements,
         };
         directory.check()?;

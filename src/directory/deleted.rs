@@ -122,6 +122,15 @@ impl DeletedSet {
         self.bits.as_ref()
     }
 
+    /// The numbers of this set and of `other`, all below `len`.
+    pub(crate) fn joined(&self, other: &DeletedSet, len: u64) -> DeletedSet {
+        let mut bits = self.to_bits(len);
+        if let Some(more) = &other.bits {
+            bits.words.iter_mut().zip(more.iter()).for_each(|(byte, more)| *byte |= more);
+        }
+        bits.finish()
+    }
+
     pub(crate) fn memory_bytes(&self) -> u64 {
         let ranks = self.ranks.len() as u64 * 8;
         self.bits.as_ref().map_or(0, |bits| bits.len() as u64) + ranks
@@ -142,6 +151,19 @@ impl Bits {
     /// Adds `number`, which must be below the length.
     pub(crate) fn set(&mut self, number: u64) {
         self.words[(number / 8) as usize] |= 1 << (number % 8);
+    }
+
+    /// Removes `number`, which must be below the length.
+    pub(crate) fn clear(&mut self, number: u64) {
+        self.words[(number / 8) as usize] &= !(1 << (number % 8));
+    }
+
+    /// Adds all numbers below `len`, which is the length.
+    pub(crate) fn fill(&mut self, len: u64) {
+        self.words[..(len / 8) as usize].fill(0xff);
+        if !len.is_multiple_of(8) {
+            self.words[(len / 8) as usize] = !(0xff << (len % 8));
+        }
     }
 
     pub(crate) fn finish(self) -> DeletedSet {

@@ -51,6 +51,7 @@ mod rewritten;
 mod snapshot;
 mod tree;
 mod used_len;
+mod viewed;
 
 use std::sync::{Arc, OnceLock};
 
@@ -63,6 +64,7 @@ pub use learned::Learned;
 pub use listing::{Entry, EntryKind};
 pub use rewritten::Rewrite;
 pub use snapshot::SnapshotWriter;
+pub use viewed::ViewMark;
 
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
@@ -91,11 +93,14 @@ pub struct Directory {
     labels: Option<Labels>,
     /// Checksums computed at first read, if none are on media.
     learned: Option<Arc<Learned>>,
-    names: OnceLock<Names>,
+    /// Shared by all generations and views of it that have the same names.
+    names: Arc<OnceLock<Names>>,
     /// The sections of the names in the snapshot, while they are not loaded.
     names_on_media: Vec<crate::format::snapshot::Section>,
     /// The CRC32C at the end of the snapshot's head, if it was read from one.
     head_crc32c: Option<u32>,
+    /// The view, if other samples of the generation are left out.
+    view: Option<ViewMark>,
 }
 
 /// Metadata of the whole image.
@@ -127,6 +132,11 @@ impl Directory {
     /// Time of that generation, in ns since 1970.
     pub fn time_ns(&self) -> u64 {
         self.time_ns
+    }
+
+    /// The view, if this directory leaves other samples of the generation out.
+    pub fn view(&self) -> Option<ViewMark> {
+        self.view
     }
 
     /// Ids assigned so far, deleted samples included: all ids are below this.

@@ -3,6 +3,8 @@
 //! Ids and slots stay, so columns are copied, and only what was dropped changes in them. The result is that
 //! of adding every chunk again, at the cost of a few passes over flat columns.
 
+use std::sync::Arc;
+
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
@@ -81,7 +83,7 @@ impl Directory {
     /// Drops names, labels and entries of the tree.
     fn drop_names(&mut self, dropped: &DeletedSet) -> Result<(), FormatError> {
         let num_samples = self.num_samples();
-        self.names = self.names()?.without(dropped)?.into();
+        self.names = Arc::new(self.names()?.without(dropped)?.into());
         self.tree = self.tree.without(num_samples, |id| dropped.contains(id));
         let Some(labels) = &self.labels else { return Ok(()) };
         let label = |id| match dropped.contains(id) {

@@ -1,6 +1,6 @@
 //! Encodes a directory as a snapshot, and decodes it.
 
-use std::sync::OnceLock;
+use std::sync::Arc;
 
 use crate::directory::columns::Columns;
 use crate::directory::deleted::DeletedSet;
@@ -77,9 +77,10 @@ impl Directory {
             deleted_ids,
             deleted_slots,
             labels,
-            names: OnceLock::new(),
+            names: Arc::default(),
             names_on_media: head.sections.iter().filter(is_name).copied().collect(),
             head_crc32c: bytes.first_chunk().map(head_crc32c),
+            view: None,
         };
         directory.check()?;
         if whole {

@@ -44,7 +44,7 @@ pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
 pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderError, OrderKind, OrderSpec, SequentialBy};
-pub use state::{ImageId, Refusal, State};
+pub use state::{ImageId, Refusal, State, ViewId};
 
 use chunked::{Chunked, Dealing};
 use partial::Partial;

@@ -20,6 +20,9 @@ pub struct State {
     pub image: ImageId,
     /// The generation of the image: positions count its live samples.
     pub generation: Generation,
+    /// The hash of the view, if positions count the samples of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<ViewId>,
     /// The order, with its seed.
     pub order: OrderSpec,
     /// The epoch that is being read.
@@ -29,16 +32,24 @@ pub struct State {
 }
 
 impl State {
-    /// The start of a run.
+    /// The start of a run over a whole generation.
     pub fn start(image: [u8; 16], generation: Generation, order: OrderSpec) -> State {
         State {
             version: VERSION,
             image: ImageId(image),
             generation,
+            view: None,
             order,
             epoch: Epoch(0),
             consumed: 0,
         }
+    }
+
+    /// The same state of a run over the view with this hash.
+    #[must_use]
+    pub fn of_view(self, view: Option<[u8; 16]>) -> State {
+        let version = if view.is_some() { VERSION_OF_VIEWS } else { VERSION };
+        State { version, view: view.map(ViewId), ..self }
     }
 
     /// Reads a state from JSON.
@@ -49,10 +60,10 @@ impl State {
         let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let state: State = serde_json::from_str(text)
             .map_err(|error| refuse("this is not a reading state".into()).source(error))?;
-        if state.version != VERSION {
+        if !(VERSION..=VERSION_OF_VIEWS).contains(&state.version) {
             let found = state.version;
             return Err(refuse(format!(
-                "a reading state of version {found}; this build knows {VERSION}"
+                "a reading state of version {found}; this build knows up to {VERSION_OF_VIEWS}"
             )));
         }
         state.order.check()?;
@@ -65,16 +76,16 @@ impl State {
         serde_json::to_string(self).expect("numbers, strings and finite shares always become JSON")
     }
 
-    /// Checks that a run on `image` at `generation` with `order`, with `world_size` ranks over `len` samples,
-    /// can resume from this state. It resumes in the order of the state, which may be an earlier version of
-    /// the requested one, or have a number of lanes if none was requested. An order with a share for each rank
-    /// names the number of shares; several processes may divide each.
+    /// Checks that a run on `image` at `generation`, or on a `view` of it, with `order` and `world_size` ranks
+    /// over `len` samples can resume from this state. It resumes in the order of the state, which may be an
+    /// earlier version of the requested one, or have a number of lanes if none was requested. An order with a
+    /// share for each rank names the number of shares; several processes may divide each.
     ///
     /// # Errors
     /// The first reason why it cannot.
     pub fn check(
         &self,
-        image: [u8; 16],
+        (image, view): ([u8; 16], Option<[u8; 16]>),
         generation: Generation,
         order: &OrderSpec,
         world_size: u32,
@@ -86,6 +97,10 @@ impl State {
         }
         if self.generation != generation {
             return Err(Refusal::Generation { state: self.generation, open: generation });
+        }
+        let view = view.map(ViewId);
+        if self.view != view {
+            return Err(Refusal::View { state: self.view, open: view });
         }
         if let (Some(state), Some(asked)) = (self.order.kind.world_size(), order.kind.world_size())
             && (state != asked || !world_size.is_multiple_of(state))
@@ -156,6 +171,14 @@ pub enum Refusal {
         /// That of the open image.
         open: Generation,
     },
+    /// Another view, or one of both is the whole data set.
+    #[error("the state counts samples of {}, and this is {}", of_view(*state), of_view(*open))]
+    View {
+        /// That of the state.
+        state: Option<ViewId>,
+        /// That which is open.
+        open: Option<ViewId>,
+    },
     /// Another order.
     #[error("the state's order is {state:?}, and {asked:?} was asked for")]
     Order {
@@ -224,6 +247,10 @@ impl From<Refusal> for Error {
                 "start as many ranks as before; or, between epochs, begin new shares with --restart-shares \
                  (restart_shares in Python)"
             }
+            Refusal::View { state: Some(_), .. } => {
+                "open the view that the run began with: a view of the same samples has the same hash"
+            }
+            Refusal::View { state: None, .. } => "open the whole data set, or start anew",
             Refusal::WithinEpoch { .. } => "end the epoch with as many ranks as it began with",
             _ => "start anew, without the state file",
         };
@@ -240,6 +267,36 @@ fn of_another_generation(state: Generation, open: Generation) -> String {
         false => format!(
             "the state counts samples of generation {state}, and the image is at generation {open}"
         ),
+    }
+}
+
+fn of_view(view: Option<ViewId>) -> String {
+    view.map_or("the whole data set".into(), |view| format!("view {view}"))
+}
+
+/// A view's hash: 32 hexadecimal digits in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ViewId(pub [u8; 16]);
+
+impl fmt::Display for ViewId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ImageId(self.0).fmt(f)
+    }
+}
+
+impl From<ViewId> for String {
+    fn from(id: ViewId) -> String {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ViewId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ViewId, &'static str> {
+        let id = ImageId::try_from(text).map_err(|_| "a view's hash has 32 hexadecimal digits")?;
+        Ok(ViewId(id.0))
     }
 }
 
@@ -274,6 +331,9 @@ impl TryFrom<String> for ImageId {
 
 const VERSION: u32 = 1;
 
+/// A release that does not know views would read the whole data set, so it has to refuse the state.
+const VERSION_OF_VIEWS: u32 = 2;
+
 #[cfg(test)]
 mod tests {
     use super::super::SequentialBy;
@@ -304,6 +364,32 @@ mod tests {
     }
 
     #[test]
+    fn a_state_of_a_view_names_its_hash_and_goes_on_in_that_view_only() {
+        let whole = state(OrderKind::Global, 5);
+        let view = whole.clone().of_view(Some([0xab; 16]));
+        let json = view.to_json();
+        assert!(json.starts_with(r#"{"version":2,"image":"0001"#), "{json}");
+        assert!(
+            json.contains(&format!(r#""generation":3,"view":"{}","#, "ab".repeat(16))),
+            "{json}"
+        );
+        assert_eq!(State::from_json(&json).unwrap(), view);
+        let check = |state: &State, open| {
+            state.check((IMAGE, open), Generation(3), &spec(OrderKind::Global), 1, 1000)
+        };
+        assert_eq!(check(&view, Some([0xab; 16])), Ok(()));
+        let why = |state, open| check(state, open).unwrap_err().to_string();
+        assert!(
+            why(&view, None).contains("of view abab") && why(&view, None).contains("is the whole")
+        );
+        assert!(why(&view, Some([1; 16])).contains("is view 0101"));
+        assert!(why(&whole, Some([1; 16])).contains("of the whole data set"));
+        assert_eq!(view.of_view(None), whole);
+        let bad = json.replace("abab", "+bab");
+        assert!(State::from_json(&bad).unwrap_err().report().contains("a view's hash"));
+    }
+
+    #[test]
     fn a_state_of_an_impossible_epoch_is_refused() {
         for kind in [OrderKind::Global, OrderKind::Partial { q: 0.5, world_size: 2 }] {
             let state = State { epoch: Epoch(u64::MAX), ..state(kind, 5) };
@@ -320,7 +406,7 @@ mod tests {
         assert!(refused("").contains("not a reading state"));
         assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
         assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
-        assert!(refused(&json.replace("\"version\":1", "\"version\":2")).contains("version 2"));
+        assert!(refused(&json.replace("\"version\":1", "\"version\":3")).contains("version 3"));
         assert!(refused(&json.replace("\"seed\":7", "\"seed\":-7")).contains("-7"));
         assert!(
             refused(&json.replace("\"global\"", "\"grouped\",\"lanes\":0,\"group\":1"))
@@ -332,8 +418,13 @@ mod tests {
     fn a_state_resumes_with_any_world_size_if_the_order_does_not_depend_on_it() {
         for kind in [OrderKind::Global, OrderKind::Sequential { by: SequentialBy::Slot }] {
             for world_size in [1, 3, 64] {
-                let check =
-                    state(kind, 100).check(IMAGE, Generation(3), &spec(kind), world_size, 1000);
+                let check = state(kind, 100).check(
+                    (IMAGE, None),
+                    Generation(3),
+                    &spec(kind),
+                    world_size,
+                    1000,
+                );
                 assert_eq!(check, Ok(()));
             }
         }
@@ -344,7 +435,10 @@ mod tests {
         let kind = OrderKind::Grouped { lanes: 8, group: 4 };
         let state = state(kind, 100);
         let check = |image, generation, order: OrderSpec, len| {
-            state.check(image, Generation(generation), &order, 2, len).unwrap_err().to_string()
+            state
+                .check((image, None), Generation(generation), &order, 2, len)
+                .unwrap_err()
+                .to_string()
         };
         assert!(check([9; 16], 3, spec(kind), 1000).contains("image 0909"));
         assert!(check(IMAGE, 4, spec(kind), 1000).contains("generation 4"));
@@ -361,7 +455,7 @@ mod tests {
         let kind = |world_size| OrderKind::Partial { q: 0.25, world_size };
         let check = |consumed, asked, world_size| {
             state(kind(4), consumed).check(
-                IMAGE,
+                (IMAGE, None),
                 Generation(3),
                 &spec(kind(asked)),
                 world_size,

@@ -60,6 +60,8 @@ impl LoaderOptions {
         let dear = || {
             let shared = working_set::shared_reads(directory, self);
             shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
+                // Of a view, or where most samples are deleted, whole chunks are mostly other bytes.
+                || working_set::samples_for_a_live_one(directory) > cost.max(working_set::SPARSE)
                 || working_set::shares_chunks_on_node(self)
                 || passes.is_some_and(|passes| passes.max(WORTH_NO_COPY) > cost)
         };

@@ -78,12 +78,13 @@ impl Stream {
     /// options.
     pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
         let (image, generation) = (directory.uuid().0, directory.generation());
+        let view = directory.view().map(|mark| mark.hash);
         let Some(state) = &options.resume else {
             let start = State::start(image, generation, options.order.started(options.world_size));
-            return Ok(State { epoch: Epoch(options.epochs.start), ..start });
+            return Ok(State { epoch: Epoch(options.epochs.start), ..start }.of_view(view));
         };
         let len = directory.num_live();
-        state.check(image, generation, &options.order, options.world_size, len)?;
+        state.check((image, view), generation, &options.order, options.world_size, len)?;
         Ok(state.clone())
     }
 

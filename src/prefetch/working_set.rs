@@ -52,7 +52,9 @@ pub(super) fn global_pass_lengths(
     }
     let (sample, num_samples) = (mean_sample_bytes(directory), directory.num_samples());
     let data = sample * num_samples;
-    if !(1..=TINY_SAMPLE_BYTES).contains(&sample) || data < WORTH_PASSES_BYTES {
+    // A pass reads all blocks, so it is for data sets whose blocks hold live samples.
+    let is_sparse = samples_for_a_live_one(directory) > SPARSE;
+    if !(1..=TINY_SAMPLE_BYTES).contains(&sample) || data < WORTH_PASSES_BYTES || is_sparse {
         return None;
     }
     let (window, chunk) = (window_bytes(directory, options), chunk_len(directory) as usize);
@@ -69,6 +71,11 @@ pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOpt
     let awaited = open_bytes(directory, options);
     let room = (window_bytes(directory, options) as u64).saturating_sub(awaited);
     awaited >= FIRST_BATCH_FROM_BYTES && room >= FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory)
+}
+
+/// How many samples, deleted ones and those outside a view included, whole chunks hold for each live one.
+pub(super) fn samples_for_a_live_one(directory: &Directory) -> f64 {
+    directory.num_samples() as f64 / directory.num_live().max(1) as f64
 }
 
 /// Warns if the window is smaller than the working set of the order.
@@ -203,6 +210,9 @@ const MAX_DEFAULT_WINDOW: usize = 1 << 30;
 
 /// The read amplification above which a warning is logged.
 const WORTH_A_WARNING: f64 = 1.1;
+
+/// From so many samples for each live one on, reading whole chunks costs more than it saves commands.
+pub(super) const SPARSE: f64 = 2.0;
 
 /// The least that devices read.
 const BLOCK_BYTES: f64 = 4096.0;

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::buf::SharedWords;
 use crate::cache::{TierKind, TierSpec};
+use crate::directory::{Directory, ViewMark};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Uuid;
 use crate::process::NotInherited;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
 use crate::qpair::{Device, Direct};
 use crate::tier::PAGE_BYTES;
-use crate::units::Generation;
 
 /// The pages of all namespaces, one namespace after the other.
 pub(super) struct Media {
@@ -228,8 +227,12 @@ impl Media {
 }
 
 /// The name of the file of a rank's store.
-pub(super) fn file_name(image: Uuid, generation: Generation, rank: u32) -> String {
-    format!("dlfs-share-{image}-g{generation}-r{rank}.store")
+pub(super) fn file_name(directory: &Directory, rank: u32) -> String {
+    let (image, generation) = (directory.uuid(), directory.generation());
+    let view = directory.view().map_or(String::new(), |ViewMark { hash, .. }| {
+        format!("-v{:032x}", u128::from_be_bytes(hash))
+    });
+    format!("dlfs-share-{image}-g{generation}{view}-r{rank}.store")
 }
 
 fn in_file(

@@ -175,7 +175,7 @@ impl Store {
         let lens = used_lens(directory);
         let intact = Arc::new(Intact::new(Arc::clone(directory)));
         let most_pages = exchange::most_pages(directory, &shares);
-        let name = media::file_name(directory.uuid(), directory.generation(), rank);
+        let name = media::file_name(directory, rank);
         let media = Media::open(&options.spec, &name, &lens, most_pages)?;
         let shared = Arc::new(Shared {
             media,

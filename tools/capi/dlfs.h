@@ -222,6 +222,15 @@
 // The id of a folder in dlfs_list.
 #define DLFS_FOLDER UINT64_MAX
 
+// The part follows from the id, which stays when samples are appended, deleted and purged.
+#define DLFS_SPLIT_BY_ID 0
+
+// The part follows from the name, which also stays in a new import.
+#define DLFS_SPLIT_BY_NAME 1
+
+// The part follows from the folder of the name: all samples of a folder are in one part.
+#define DLFS_SPLIT_BY_FOLDER 2
+
 // The label of a sample without a label, in every function and struct. Python uses None, and
 // dlfs.NO_LABEL, the same number, in arrays of labels.
 #define DLFS_NO_LABEL INT64_MIN
@@ -356,6 +365,9 @@ typedef struct {
     // 1: go on inside TLS with a key that the authentication generates (secure channel
     // concatenation). Needs dhchap_secret and a build with TLS.
     uint32_t concat;
+    // A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
+    // name of one of several views in it; or NULL.
+    const char *view;
 } dlfs_mount_options;
 
 // Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -790,6 +802,35 @@ int dlfs_name(const dlfs_fs *fs, uint64_t id, char *name, size_t len, size_t *ne
 // folder; 1: all samples below the folder, by their full names. Reads the names at first use. Any
 // thread.
 int dlfs_list(const dlfs_fs *fs, const char *folder, int recursive, dlfs_visit visit, void *user);
+
+// Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
+// label, len and name, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
+// data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
+// may be unmounted before. Reads the names first if it compares them. Any thread.
+//
+// DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
+// sample fits.
+int dlfs_select(const dlfs_fs *fs, const char *expression, dlfs_fs **view);
+
+// As dlfs_select, for the samples with the `count` ids at `ids`, in any order.
+//
+// DLFS_E_NOT_FOUND: one of them is no sample of `fs`. DLFS_E_INVALID: there are none.
+int dlfs_select_ids(const dlfs_fs *fs, const uint64_t *ids, size_t count, dlfs_fs **view);
+
+// As dlfs_select, for the samples in `part` of a keyed split into `shares`: "train=0.9,val=0.1". A
+// sample stays in its part when others are appended or deleted. `by`: DLFS_SPLIT_BY_...
+//
+// DLFS_E_INVALID: the shares do not sum to 1, or there is no such part, or it has no sample.
+int dlfs_split(const dlfs_fs *fs,
+               const char *shares,
+               uint64_t seed,
+               uint32_t by,
+               const char *part,
+               dlfs_fs **view);
+
+// Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
+// `view` of dlfs_mount opens it. Any thread.
+int dlfs_save_view(const dlfs_fs *fs, const char *file, const char *name);
 
 // Opens the sample called `name`, and stores its handle in `*file`. Reads nothing, except the
 // names at first use. Any thread.

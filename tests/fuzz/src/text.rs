@@ -98,7 +98,10 @@ fn states() -> Vec<Vec<u8>> {
         state(r#""kind":"global""#, 7, u64::MAX),
         state(r#""kind":"local","world_size":3"#, 7, 3),
     ];
-    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+    let of_view = r#"{"version":2,"image":"000102030405060708090a0b0c0d0eff","generation":3,
+        "view":"0f0e0d0c0b0a09080706050403020100","order":{"kind":"global","seed":7},"epoch":1,"consumed":9}"#;
+    let texts = texts.iter().map(String::as_str).chain([of_view]);
+    texts.map(|text| text.as_bytes().to_vec()).collect()
 }
 
 fn state(input: &[u8]) {
@@ -113,17 +116,19 @@ fn state(input: &[u8]) {
     assert_eq!(loaded.expect("a file is believed as its text"), state);
     assert_eq!(State::from_json(&state.to_json()).unwrap(), state);
     let world_size = state.order.kind.world_size().unwrap_or(2);
+    let view = state.view.map(|view| view.0);
     for len in [0, 1, 1000, u64::MAX] {
         let image = state.image.0;
-        if state.check(image, state.generation, &state.order, world_size, len).is_ok() {
+        if state.check((image, view), state.generation, &state.order, world_size, len).is_ok() {
             assert!(state.consumed <= len, "a run goes on within its epoch");
             let _ = state.at(state.epoch, state.consumed, len);
         }
-        let _ = state.check(image, Generation(1), &state.order, 1, len);
+        let _ = state.check((image, view), Generation(1), &state.order, 1, len);
         let _ = state.at(Epoch(1), state.consumed, len);
     }
     let (image, len) = (state.image.0, Few.num_live());
-    let goes_on = state.check(image, state.generation, &state.order, world_size, len).is_ok();
+    let checked = state.check((image, view), state.generation, &state.order, world_size, len);
+    let goes_on = checked.is_ok();
     // A late epoch of a partial order is expensive, and is computed like an early one.
     if goes_on && state.epoch.0 < 1000 {
         go_on(&state, world_size);

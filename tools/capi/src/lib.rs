@@ -31,3 +31,4 @@ pub mod read_batch;
 pub mod sequence;
 pub mod stats;
 mod structs;
+pub mod view;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlfs::auth::Derivation;
 use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
-use dlfs::dataset::{OnError, Options, Watch};
+use dlfs::dataset::{OnError, Options, ViewSource, Watch};
 use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
@@ -209,6 +209,9 @@ pub struct MountOptions {
     /// 1: go on inside TLS with a key that the authentication generates (secure channel
     /// concatenation). Needs dhchap_secret and a build with TLS.
     pub concat: u32,
+    /// A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
+    /// name of one of several views in it; or NULL.
+    pub view: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -218,6 +221,7 @@ unsafe impl Struct for MountOptions {
         std::mem::offset_of!(MountOptions, dhchap_secret),
         std::mem::offset_of!(MountOptions, node),
         std::mem::offset_of!(MountOptions, tls_key),
+        std::mem::offset_of!(MountOptions, view),
     ];
 }
 
@@ -390,6 +394,9 @@ impl MountOptions {
             if !self.snapshot.is_null() {
                 options.open.snapshot = Some(PathBuf::from(path(self.snapshot)?));
             }
+            if !self.view.is_null() {
+                options.open.view = Some(ViewSource::of_text(path(self.view)?));
+            }
         }
         let tiers = &mut options.open.tiers;
         tiers.policy = match self.tier_policy {
@@ -467,6 +474,7 @@ impl Default for MountOptions {
             tls_key: std::ptr::null(),
             tls_compat: 0,
             concat: 0,
+            view: std::ptr::null(),
         }
     }
 }

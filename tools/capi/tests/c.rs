@@ -295,6 +295,17 @@ fn samples_are_deleted_and_their_space_is_freed() {
 }
 
 #[test]
+fn parts_of_a_data_set_are_data_sets() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/view.c"), how);
+        program.run(&[&source.address(), source.temp.path().to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn the_examples_do_what_they_say() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "error",
     "options",
     "mount",
     "names",
+    "view",
     "file",
     "read_batch",
     "sequence",

@@ -7,7 +7,7 @@ use clap::Args;
 
 use dlfs::Error;
 use dlfs::cache::TierOptions;
-use dlfs::dataset::{Image, OpenOptions};
+use dlfs::dataset::{Image, OpenOptions, ViewSource};
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::help::opening;
@@ -21,6 +21,9 @@ pub(crate) struct ImageArgs {
     #[arg(long, value_name = "FILE")]
     #[arg(help = opening("snapshot", "; one of another generation is refused"))]
     pub(crate) snapshot: Option<PathBuf>,
+    #[arg(long, value_name = "FILE[:NAME]")]
+    #[arg(help = opening("view", "; NAME: which of several views in FILE"))]
+    pub(crate) view: Option<PathBuf>,
 }
 
 impl ImageArgs {
@@ -42,10 +45,9 @@ impl ImageArgs {
         tiers: TierOptions,
     ) -> Result<Image, Error> {
         let (connect, snapshot) = (connection.options(false)?, self.snapshot.clone());
-        Image::open(
-            &self.image.0,
-            &OpenOptions { connect, snapshot, tiers, ..OpenOptions::default() },
-        )
+        let view = self.view.as_deref().map(ViewSource::of_text);
+        let options = OpenOptions { connect, snapshot, tiers, view, ..OpenOptions::default() };
+        Image::open(&self.image.0, &options)
     }
 
     /// Opens the image for reading, and reads the samples' names, too.

@@ -12,6 +12,7 @@ use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
+use dlfs::view::{NamedView, Split, SplitBy};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
@@ -298,6 +299,87 @@ impl Dataset {
         Ok(self.dataset(py)?.directory().generation().0)
     }
 
+    /// The hash of the view that this is, 32 hexadecimal digits; None for a whole data set.
+    #[getter]
+    fn view(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let mark = self.dataset(py)?.directory().view();
+        Ok(mark.map(|mark| mark.hash.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// A part of the samples as a data set of its own, a view: those that fit `expression`, over the
+    /// columns id, label, len and name, such as "label in (3, 7) and len < 4096" or "name glob '*.jpg'";
+    /// or those with these `ids` (any iterable of integers, or an array). Of both: those that are in both.
+    ///
+    /// It shares connections, tiers and peers with this data set, and takes no I/O, unless the expression
+    /// compares names. Loaders, samplers, workers and pickles treat it as any data set; the states of its
+    /// loaders name its hash. ids stay those of the image; indices count the samples of the view.
+    ///
+    /// Raises InvalidArgument if the expression is wrong, and says at which character, or if nothing fits;
+    /// NotFound for an id that is no sample of this data set.
+    #[pyo3(signature = (expression = None, *, ids = None))]
+    fn select(
+        &self,
+        py: Python<'_>,
+        expression: Option<&str>,
+        ids: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Dataset> {
+        if expression.is_none() && ids.is_none() {
+            return Err(PyTypeError::new_err("select() takes an expression, or ids, or both"));
+        }
+        let mut selected = self.dataset(py)?;
+        if let Some(ids) = ids {
+            let Keys::Ids(ids) = Keys::of(ids)? else {
+                return Err(PyTypeError::new_err("ids are integers; id_of returns that of a name"));
+            };
+            selected = detached(py, |_| selected.select_ids(ids))?;
+        }
+        if let Some(expression) = expression {
+            selected = detached(py, |watch| selected.select(expression, watch))?;
+        }
+        self.viewed(py, selected)
+    }
+
+    /// Divides the samples by a keyed hash: {"train": 0.9, "val": 0.1} gives a dict of views with these
+    /// names. The shares sum to 1; of a single one, the others are called "rest".
+    ///
+    /// A sample stays in its part when others are appended or deleted. by: "id"; "name", which also stays
+    /// in a new import; or "folder": all samples of a folder come into one part. A split of a view is
+    /// independent of the one that made the view, also with the same seed.
+    ///
+    /// Raises InvalidArgument if the shares do not sum to 1, or if a part gets no sample.
+    #[pyo3(signature = (shares, *, seed = 0, by = "id"))]
+    fn split<'py>(
+        &self,
+        py: Python<'py>,
+        shares: &Bound<'py, PyDict>,
+        seed: u64,
+        by: &str,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let by = match by {
+            "id" => SplitBy::Id,
+            "name" => SplitBy::Name,
+            "folder" => SplitBy::Folder,
+            other => {
+                let text = format!("by is \"id\", \"name\" or \"folder\", not {other:?}");
+                return Err(raise_invalid(py, text));
+            }
+        };
+        let shares = shares.iter().map(|(name, share)| Ok((name.extract()?, share.extract()?)));
+        let split = Split::new(shares.collect::<PyResult<_>>()?, seed, by);
+        let split = split.map_err(|error| raise_invalid(py, error.to_string()))?;
+        let dataset = self.dataset(py)?;
+        let views = detached(py, |watch| {
+            let views = dataset.split(&split, watch)?;
+            let viewed = |named: NamedView| Ok((named.name, dataset.viewed(&named.view)?));
+            views.into_iter().map(viewed).collect::<dlfs::Result<Vec<_>>>()
+        })?;
+        let dict = PyDict::new(py);
+        for (name, view) in views {
+            dict.set_item(name, Bound::new(py, self.viewed(py, view)?)?)?;
+        }
+        Ok(dict)
+    }
+
     /// Counters of reads by index, id or name: commands, bytes, repeated, verified. With tiers, also
     /// theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -436,6 +518,27 @@ fn share_snapshot(py: Python<'_>, dataset: &dataset::Dataset) -> Option<(u32, u3
 }
 
 impl Dataset {
+    /// The view `dataset` of this one. Its pickles hold the view.
+    fn viewed(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<Dataset> {
+        let options = self.options.bind(py).copy()?;
+        let bytes = detached(py, |_| {
+            let view =
+                NamedView { name: "view".into(), made: String::new(), view: dataset.as_view()? };
+            dlfs::view::ViewFile::new(vec![view])
+                .map(|file| file.to_bytes())
+                .map_err(|error| dlfs::Error::new(dlfs::ErrorKind::Internal, error.to_string()))
+        })?;
+        options.set_item("view", PyBytes::new(py, &bytes))?;
+        Ok(Dataset {
+            dataset: RwLock::new(Some(dataset)),
+            fields: Arc::clone(&self.fields),
+            address: self.address.clone_ref(py),
+            options: options.unbind(),
+            connect: self.connect.clone(),
+            joining: Mutex::new(None),
+        })
+    }
+
     /// Reads samples by their ids, all of which exist.
     fn read_ids<'py>(
         &self,

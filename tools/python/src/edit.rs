@@ -1,14 +1,17 @@
-//! Changes of an image: samples are deleted, and their space is freed.
+//! Changes of an image: samples are deleted, and their space is freed. And files of views.
 
-use dlfs::dataset::cataloging;
+use std::path::Path;
+
+use dlfs::dataset::{self, cataloging};
 use dlfs::import::{self, EditOptions, Progress, Stage};
 use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
+use dlfs::view::NamedView;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::dataset::{Keys, addresses};
+use crate::dataset::{Dataset, Keys, addresses};
 use crate::options::{given_or, open_options};
 use crate::watch::{Signals, detached};
 
@@ -50,6 +53,22 @@ pub(crate) fn purge(
         Ok(report)
     })?;
     Ok(report.freed_bytes)
+}
+
+/// Saves data sets, by name, as views in the file at `path`.
+pub(crate) fn save_views(path: &Path, views: &Bound<'_, PyDict>) -> PyResult<()> {
+    let py = views.py();
+    let named = views.iter().map(|(name, dataset)| {
+        let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
+        Ok((name.extract::<String>()?, dataset))
+    });
+    let named = named.collect::<PyResult<Vec<_>>>()?;
+    detached(py, |_| {
+        let views = named.into_iter().map(|(name, dataset)| {
+            Ok(NamedView { name, made: "from Python".to_owned(), view: dataset.as_view()? })
+        });
+        dataset::save_views(path, views.collect::<dlfs::Result<_>>()?)
+    })
 }
 
 /// The image, and how to edit and to reach it.

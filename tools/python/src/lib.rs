@@ -75,6 +75,12 @@ mod _dlfs {
         super::edit::purge(address, options)
     }
 
+    /// Saves data sets as named views; see `dlfs.save_views`.
+    #[pyfunction]
+    fn save_views(path: std::path::PathBuf, views: &Bound<'_, PyDict>) -> PyResult<()> {
+        super::edit::save_views(&path, views)
+    }
+
     /// Unpickles a Batch, as a copy.
     #[pyfunction]
     #[pyo3(signature = (*parts))]

@@ -8,7 +8,7 @@ use dlfs::auth::Derivation;
 use dlfs::buf::SealedLocation;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
-use dlfs::dataset::{OnError, Options};
+use dlfs::dataset::{OnError, Options, ViewSource};
 use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
@@ -17,7 +17,7 @@ use dlfs::tier::{Policy, Stop};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
@@ -108,6 +108,12 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
             let (pid, fd, dev, ino) = value.extract()?;
             options.open.shared_snapshot = Some(SealedLocation { pid, fd, dev, ino });
         }
+        "view" if value.is_none() => {}
+        // The bytes of a view: what `Dataset.__reduce__` gives of one that was selected.
+        "view" if value.is_instance_of::<PyBytes>() => {
+            options.open.view = Some(ViewSource::Bytes(value.extract()?));
+        }
+        "view" => options.open.view = Some(ViewSource::of_text(&value.extract::<PathBuf>()?)),
         "snapshot" if value.is_none() => {}
         "snapshot" => options.open.snapshot = Some(value.extract()?),
         _ => return Ok(false),

@@ -19,6 +19,7 @@ mod probe;
 mod purge;
 mod read;
 mod rebuild;
+mod select;
 mod serve;
 mod shuffle_report;
 mod snapshot;
@@ -63,6 +64,7 @@ enum Command {
     Mount(mount::MountArgs),
     Verify(verify::VerifyArgs),
     Read(Box<read::ReadArgs>),
+    Select(select::SelectArgs),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
     Delete(delete::DeleteArgs),
     Probe(probe::ProbeArgs),
@@ -99,6 +101,7 @@ impl Cli {
             Command::Mount(args) => mount::run(args),
             Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
+            Command::Select(args) => select::run(args),
             Command::ShuffleReport(args) => shuffle_report::run(args),
             Command::Delete(args) => delete::run(args),
             Command::Probe(args) => probe::run(args),

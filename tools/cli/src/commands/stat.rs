@@ -59,6 +59,9 @@ struct ImageFacts {
     generation: u64,
     /// Seconds since 1970.
     written: u64,
+    /// The hash of the view that was opened, of which the numbers of samples and bytes are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    view: Option<String>,
     samples: u64,
     deleted: u64,
     sample_bytes: u64,
@@ -133,7 +136,8 @@ impl ImageFacts {
             generation: directory.generation().0,
             written: directory.time_ns() / 1_000_000_000,
             samples: directory.num_live(),
-            deleted: directory.num_samples() - directory.num_live(),
+            view: directory.view().map(|mark| format!("{:032x}", u128::from_be_bytes(mark.hash))),
+            deleted: directory.num_samples() - image.unviewed().directory().num_live(),
             sample_bytes: lens.map(u64::from).sum(),
             chunks: directory.num_chunks(),
             chunk_size: directory.layout().chunk_size_bytes.into(),
@@ -177,6 +181,9 @@ impl ImageFacts {
             out.line(format!("superblock   {place}: {what}{lost}"))?;
         }
         out.line(format!("written      {}", text::utc(self.written)))?;
+        if let Some(view) = &self.view {
+            out.line(format!("view         {view}"))?;
+        }
         let deleted = match self.deleted {
             0 => String::new(),
             deleted => format!(", and {} deleted", text::count(deleted)),

@@ -12,6 +12,7 @@ Contents:
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
   Batch               samples that were read together: views, numpy arrays, DLPack
   delete, purge       samples leave an image, and their space is freed
+  save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
   Sample              one sample of several fields: a mapping of names to views
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
@@ -32,6 +33,7 @@ from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __commit__, __version__
 from ._dlfs import Loader as _Loader
 from ._dlfs import delete as _delete
 from ._dlfs import purge as _purge
+from ._dlfs import save_views as _save_views
 from ._errors import (
     Busy,
     Corrupt,
@@ -78,6 +80,7 @@ __all__ = [
     "delete",
     "open",
     "purge",
+    "save_views",
 ]
 
 Address: TypeAlias = str | os.PathLike[str]
@@ -119,6 +122,17 @@ def purge(address: Addresses, *, accept_older_generation: bool = False, **option
     return _purge(address, accept_older_generation=accept_older_generation, **options)
 
 
+def save_views(path: Address, views: Mapping[str, Dataset]) -> None:
+    """Saves data sets as named views in the file `path`: dlfs.open(address, view="PATH:NAME") opens one.
+
+    views            names and data sets of one image and generation, such as what Dataset.split returns
+
+    The file is replaced as a whole: a crash leaves the old one or the new one. A view belongs to its image and
+    generation. Raises InvalidArgument if the data sets differ in these, or if a name is empty or has a colon.
+    """
+    _save_views(path, dict(views))
+
+
 def open(
     address: Addresses,
     *,
@@ -143,6 +157,7 @@ def open(
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
     snapshot: Address | None = None,
+    view: Address | None = None,
     tiers: Sequence[str] | Address = (),
     policy: Literal["first-touch", "clairvoyant", "none"] | None = None,
     copy_bandwidth: int | None = None,
@@ -187,6 +202,8 @@ def open(
     paths            more addresses of the same namespaces, used while the first is down
     direct           whether to bypass the page cache for image files and block devices
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
+    view             a view saved by `dlfs select`: its samples are the data set. The path of a file, and behind a
+                     colon the name of one of several views in it; also of dlfs.save_views
     tiers            where to keep copies of samples after the first read, fastest first: "ram:4G",
                      "file:/fast/cache:20G", which the processes of a node share; one such text, or several
                      in a list. Or a file that describes them, as written by `dlfs probe` or for NoPFS
@@ -229,6 +246,7 @@ def open(
         "paths": list(paths),
         "direct": direct,
         "snapshot": snapshot,
+        "view": view,
         "tiers_file": tiers_file,
         "tiers": specs,
         "policy": policy,

@@ -1,0 +1,224 @@
+//! Views of an open data set: selected, split, saved in a file and opened from one.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::reader::Watch;
+use crate::replace_file::replace_file;
+use crate::units::SampleId;
+use crate::view::{
+    Filter, NamedView, Split, SplitBy, Text, VIEW_HEADER_BYTES, View, ViewError, ViewFile,
+};
+
+use super::{Dataset, Image};
+
+/// A view in a file: `PATH`, or `PATH:NAME` if the file has several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ViewSource {
+    /// A file and the name of a view in it; no name stands for the only one.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The name of the view.
+        name: Option<String>,
+    },
+    /// The bytes of a file with one view.
+    Bytes(Vec<u8>),
+}
+
+impl ViewSource {
+    /// The view that `text` names: a path, and behind a colon the name of one of its views. A file whose
+    /// whole path is `text` comes first.
+    pub fn of_text(text: &Path) -> ViewSource {
+        let split = || {
+            let (path, name) = text.to_str()?.rsplit_once(':')?;
+            Some((PathBuf::from(path), Some(name.to_owned())))
+        };
+        let whole = || (text.to_owned(), None);
+        let (path, name) = if text.exists() { whole() } else { split().unwrap_or_else(whole) };
+        ViewSource::File { path, name }
+    }
+
+    /// The view of `image`, which is opened whole.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such file. `InvalidArgument`: it has no such view, or one of another image.
+    /// `Stale`: its views are of another generation. `Corrupt`: it is damaged. `Unsupported`: a later release
+    /// wrote it.
+    pub(super) fn open(&self, image: &Image) -> Result<Image> {
+        let view = |bytes: &[u8], name: Option<&str>| {
+            let file = ViewFile::from_bytes(bytes, image.directory()).map_err(error_of)?;
+            image.viewed(&file.view(name).map_err(error_of)?.view)
+        };
+        match self {
+            ViewSource::Bytes(bytes) => view(bytes, None),
+            ViewSource::File { path, name } => {
+                view(&read_file(path)?, name.as_deref()).map_err(|error| error.path(path))
+            }
+        }
+    }
+}
+
+impl FromStr for ViewSource {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> std::result::Result<ViewSource, Self::Err> {
+        Ok(ViewSource::of_text(Path::new(text)))
+    }
+}
+
+impl fmt::Display for ViewSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ViewSource::Bytes(bytes) => write!(f, "a view of {} bytes", bytes.len()),
+            ViewSource::File { path, name: None } => path.display().fmt(f),
+            ViewSource::File { path, name: Some(name) } => write!(f, "{}:{name}", path.display()),
+        }
+    }
+}
+
+/// Writes `views` to a file, atomically: a crash leaves the old file or the new one.
+///
+/// # Errors
+/// `InvalidArgument`: they differ in image or generation, or names are no names; `path` is no regular file.
+/// Those of the file system.
+pub fn save_views(path: &Path, views: Vec<NamedView>) -> Result<()> {
+    let file = ViewFile::new(views).map_err(|error| error_of(error).path(path))?;
+    replace_file(path, &file.to_bytes())
+}
+
+impl Image {
+    /// The samples of `view` alone. Namespaces, tiers and peers are shared with this image, which may be a view
+    /// itself; a store is not, since it holds the share of other samples.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the view is of another image, or has samples that this one lacks. `Stale`: it is of
+    /// another generation.
+    pub fn viewed(&self, view: &View) -> Result<Image> {
+        let directory = Arc::new(view.directory(&self.directory).map_err(error_of)?);
+        Ok(Image { directory, store: None, ..self.clone() })
+    }
+
+    /// The image of all samples, if this is a view.
+    #[must_use]
+    pub fn unviewed(&self) -> Image {
+        if self.directory.view().is_none() {
+            return self.clone();
+        }
+        Image { directory: Arc::clone(&self.whole), store: None, ..self.clone() }
+    }
+}
+
+impl Dataset {
+    /// The samples for which `text` holds, as a data set that shares connections, tiers and peers with this
+    /// one. [`crate::view`] has the language. Loads the names if it compares them.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is no expression over the columns of this data set, and the message says at which
+    /// character; or no sample fits. As [`Dataset::load_names`].
+    pub fn select(&self, text: &str, watch: &mut dyn Watch) -> Result<Dataset> {
+        self.viewed(&self.view_of(text, watch)?)
+    }
+
+    /// The view of the samples for which `text` holds.
+    ///
+    /// # Errors
+    /// As [`Dataset::select`].
+    pub fn view_of(&self, text: &str, watch: &mut dyn Watch) -> Result<View> {
+        let filter = Text::parse(text).and_then(|text| Filter::new(&text, self.directory()));
+        let filter = filter.map_err(|problem| error_of(problem.into()))?;
+        if filter.needs_names() {
+            self.load_names(watch)?;
+        }
+        View::select(self.directory(), &filter).map_err(|error| match error {
+            ViewError::Empty { .. } => {
+                error_of(error).hint(format!("no sample fits the expression `{text}`"))
+            }
+            error => error_of(error),
+        })
+    }
+
+    /// The samples with these ids; ids may come in any order and repeat.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there are none. `NotFound`: one of them is no sample of this data set.
+    pub fn select_ids(&self, ids: impl IntoIterator<Item = SampleId>) -> Result<Dataset> {
+        self.viewed(&View::of_ids(self.directory(), ids).map_err(error_of)?)
+    }
+
+    /// The parts of a keyed split, in the order of its shares. Loads the names if it goes by them.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a part has no sample. As [`Dataset::load_names`].
+    pub fn split(&self, split: &Split, watch: &mut dyn Watch) -> Result<Vec<NamedView>> {
+        if split.by() != SplitBy::Id {
+            self.load_names(watch)?;
+        }
+        let views = View::split(self.directory(), split).map_err(error_of)?;
+        let named = views.into_iter().zip(split.shares()).map(|(view, (name, _))| NamedView {
+            name: name.clone(),
+            made: split.describe(name),
+            view,
+        });
+        Ok(named.collect())
+    }
+
+    /// The samples of `view`, as a data set that shares connections, tiers and peers with this one.
+    ///
+    /// # Errors
+    /// As [`Image::viewed`].
+    pub fn viewed(&self, view: &View) -> Result<Dataset> {
+        Ok(Dataset::from_image(self.image().viewed(view)?, self.0.options.clone()))
+    }
+
+    /// All samples of this data set as a view, which may be saved.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there are none.
+    pub fn as_view(&self) -> Result<View> {
+        View::whole(self.directory()).map_err(error_of)
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let about = |error: std::io::Error| {
+        let kind = Error::from(std::io::Error::from(error.kind())).kind();
+        Error::new(kind, "cannot read the views").path(path).source(error)
+    };
+    // Checked before opening, since opening a FIFO waits for its other end.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let text = "views lie in a regular file, and this is not one";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+    }
+    let mut file = File::open(path).map_err(about)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(VIEW_HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(about)?;
+    // The first bytes tell a large file, named by mistake, from views.
+    let len = ViewFile::len_of(&bytes).map_err(|error| error_of(error).path(path))?;
+    file.take(len.saturating_add(1) - bytes.len() as u64).read_to_end(&mut bytes).map_err(about)?;
+    Ok(bytes)
+}
+
+/// The error of the library for one of views.
+pub(super) fn error_of(error: ViewError) -> Error {
+    let kind = match &error {
+        ViewError::Generation { .. } => ErrorKind::Stale,
+        ViewError::Absent { .. } => ErrorKind::NotFound,
+        _ => ErrorKind::InvalidArgument,
+    };
+    let hint = match &error {
+        ViewError::File(error) => return Error::from(error.clone()),
+        ViewError::Generation { .. } => {
+            "select or split again at this generation: ids keep their samples, and each stays in its part"
+        }
+        ViewError::Shares(_) => "write the shares as in train=0.9,val=0.1",
+        ViewError::EmptyPart { .. } => "take a larger share, or another seed",
+        _ => return Error::new(kind, error.to_string()),
+    };
+    Error::new(kind, error.to_string()).hint(hint)
+}

@@ -1,0 +1,620 @@
+//! The text of an expression, parsed: which columns it compares with what. [`Filter`](super::Filter) looks
+//! the columns up.
+//!
+//! ```text
+//! any      = all ("or" all)*                            also ||
+//! all      = not ("and" not)*                           also &&
+//! not      = "not" not | "(" any ")" | test             also !
+//! test     = operand (compare operand)+                 pairs of a column and a value: 10 <= len < 4K
+//!          | column ["not"] "in" "(" value ("," value)* ")"
+//!          | column ["not"] "glob" string
+//! compare  = "==" | "=" | "!=" | "<" | "<=" | ">" | ">="
+//! column   = letter (letter | digit | "_" | ".")*
+//! value    = integer ["K" | "M" | "G" | "T"] | string | "none"
+//! string   = '...' or "...", with \\ \' \" \n \t \xHH
+//! ```
+//!
+//! Words are lower or upper case. Everything is bounded: text by [`MAX_LEN`], nesting by [`MAX_DEPTH`].
+
+use std::fmt;
+
+/// A parsed expression.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text {
+    pub(super) text: String,
+    pub(super) root: Expr,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Expr {
+    All(Vec<Expr>),
+    Any(Vec<Expr>),
+    Not(Box<Expr>),
+    Test(Test),
+}
+
+/// One comparison of a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Test {
+    pub(super) column: String,
+    /// Where it stands, in bytes.
+    pub(super) at: usize,
+    pub(super) compare: Compare,
+    /// One, unless the comparison is `In`.
+    pub(super) values: Vec<(Value, usize)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compare {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    In,
+    Glob,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Value {
+    Number(i64),
+    Bytes(Vec<u8>),
+    None,
+}
+
+/// What is wrong with an expression, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    text: String,
+    /// In bytes.
+    at: usize,
+    what: String,
+}
+
+impl Problem {
+    pub(super) fn new(text: &str, at: usize, what: impl Into<String>) -> Problem {
+        Problem { text: text.to_owned(), at, what: what.into() }
+    }
+
+    /// The character at which it is, from 1.
+    pub fn column(&self) -> usize {
+        let before = self.text.char_indices().take_while(|(at, _)| *at < self.at);
+        before.count() + 1
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shown, column) = (shown(&self.text), self.column());
+        write!(f, "{}, at character {column} of the expression `{shown}`", self.what)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// The text without control characters, and not endless.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX_SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown.replace("\\'", "'").replace("\\\"", "\"")
+}
+
+impl Text {
+    /// Parses `text`.
+    ///
+    /// # Errors
+    /// What is wrong with it, and at which character.
+    pub fn parse(text: &str) -> Result<Text, Problem> {
+        if text.len() > MAX_LEN {
+            let what =
+                format!("an expression has at most {MAX_LEN} bytes, and this has {}", text.len());
+            return Err(Problem::new(text, 0, what));
+        }
+        let tokens = tokens(text)?;
+        let mut parser = Parser { text, tokens, next: 0, depth: 0 };
+        let root = parser.any()?;
+        match parser.peek() {
+            (Token::End, _) => Ok(Text { text: text.to_owned(), root }),
+            (token, at) => Err(Problem::new(
+                text,
+                at,
+                format!("expected `and`, `or` or the end, found {token}"),
+            )),
+        }
+    }
+
+    /// The text that it was parsed from.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    Column(String),
+    Word(Word),
+    Value(Value),
+    Compare(Compare),
+    Open,
+    Close,
+    Comma,
+    End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    And,
+    Or,
+    Not,
+    In,
+    Glob,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Token::Column(name) => write!(f, "the column `{name}`"),
+            Token::Word(word) => write!(f, "`{}`", format!("{word:?}").to_lowercase()),
+            Token::Value(Value::Number(number)) => write!(f, "the number {number}"),
+            Token::Value(Value::Bytes(bytes)) => write!(f, "the string '{}'", bytes.escape_ascii()),
+            Token::Value(Value::None) => f.write_str("`none`"),
+            Token::Compare(_) => f.write_str("a comparison"),
+            Token::Open => f.write_str("`(`"),
+            Token::Close => f.write_str("`)`"),
+            Token::Comma => f.write_str("`,`"),
+            Token::End => f.write_str("the end"),
+        }
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    /// With where each begins, in bytes. The last one is the end.
+    tokens: Vec<(Token, usize)>,
+    next: usize,
+    depth: usize,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> (&Token, usize) {
+        let (token, at) = &self.tokens[self.next.min(self.tokens.len() - 1)];
+        (token, *at)
+    }
+
+    fn take(&mut self) -> (Token, usize) {
+        let (token, at) = self.peek();
+        let taken = (token.clone(), at);
+        self.next += 1;
+        taken
+    }
+
+    fn take_if(&mut self, token: &Token) -> bool {
+        let is_it = self.peek().0 == token;
+        self.next += usize::from(is_it);
+        is_it
+    }
+
+    fn expected<T>(&self, what: &str) -> Result<T, Problem> {
+        let (found, at) = self.peek();
+        Err(Problem::new(self.text, at, format!("expected {what}, found {found}")))
+    }
+
+    fn any(&mut self) -> Result<Expr, Problem> {
+        let mut list = vec![self.all()?];
+        while self.take_if(&Token::Word(Word::Or)) {
+            list.push(self.all()?);
+        }
+        Ok(if list.len() == 1 { list.remove(0) } else { Expr::Any(list) })
+    }
+
+    fn all(&mut self) -> Result<Expr, Problem> {
+        let mut list = vec![self.not()?];
+        while self.take_if(&Token::Word(Word::And)) {
+            list.push(self.not()?);
+        }
+        Ok(if list.len() == 1 { list.remove(0) } else { Expr::All(list) })
+    }
+
+    fn not(&mut self) -> Result<Expr, Problem> {
+        let at = self.peek().1;
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            let what = format!("more than {MAX_DEPTH} levels of parentheses and `not`");
+            return Err(Problem::new(self.text, at, what));
+        }
+        let expr = if self.take_if(&Token::Word(Word::Not)) {
+            Expr::Not(Box::new(self.not()?))
+        } else if self.take_if(&Token::Open) {
+            let inner = self.any()?;
+            if !self.take_if(&Token::Close) {
+                return self.expected("`)`, `and` or `or`");
+            }
+            inner
+        } else {
+            self.test()?
+        };
+        self.depth -= 1;
+        Ok(expr)
+    }
+
+    fn test(&mut self) -> Result<Expr, Problem> {
+        let (mut left, mut at) = self.operand()?;
+        let mut tests = Vec::new();
+        loop {
+            let is_negated =
+                matches!(left, Operand::Column(_)) && self.take_if(&Token::Word(Word::Not));
+            let test = match (self.peek().0.clone(), &left) {
+                (Token::Word(Word::In), Operand::Column(column)) => {
+                    self.next += 1;
+                    let values = self.list()?;
+                    Test { column: column.clone(), at, compare: Compare::In, values }
+                }
+                (Token::Word(Word::Glob), Operand::Column(column)) => {
+                    self.next += 1;
+                    let Token::Value(value @ Value::Bytes(_)) = self.peek().0.clone() else {
+                        return self.expected("a pattern in quotes");
+                    };
+                    let values = vec![(value, self.take().1)];
+                    Test { column: column.clone(), at, compare: Compare::Glob, values }
+                }
+                (Token::Compare(compare), _) if !is_negated => {
+                    self.next += 1;
+                    let (right, right_at) = self.operand()?;
+                    tests.push(Expr::Test(self.compared(
+                        (&left, at),
+                        compare,
+                        (&right, right_at),
+                    )?));
+                    (left, at) = (right, right_at);
+                    if matches!(self.peek().0, Token::Compare(_)) {
+                        continue;
+                    }
+                    break;
+                }
+                (_, _) if is_negated => return self.expected("`in` or `glob`"),
+                (_, Operand::Column(_)) => return self.expected("a comparison, `in` or `glob`"),
+                (_, Operand::Value(_)) => return self.expected("a comparison with a column"),
+            };
+            let test = Expr::Test(test);
+            tests.push(if is_negated { Expr::Not(Box::new(test)) } else { test });
+            break;
+        }
+        Ok(if tests.len() == 1 { tests.remove(0) } else { Expr::All(tests) })
+    }
+
+    fn compared(
+        &self,
+        (left, left_at): (&Operand, usize),
+        compare: Compare,
+        (right, right_at): (&Operand, usize),
+    ) -> Result<Test, Problem> {
+        let (column, at, compare, value) = match (left, right) {
+            (Operand::Column(column), Operand::Value(value)) => {
+                (column, left_at, compare, (value.clone(), right_at))
+            }
+            (Operand::Value(value), Operand::Column(column)) => {
+                (column, right_at, compare.turned(), (value.clone(), left_at))
+            }
+            (Operand::Column(_), Operand::Column(_)) => {
+                let what = "a column is compared with a value, not with another column";
+                return Err(Problem::new(self.text, right_at, what));
+            }
+            (Operand::Value(_), Operand::Value(_)) => {
+                let what = "one side of a comparison is a column; strings stand in quotes";
+                return Err(Problem::new(self.text, left_at, what));
+            }
+        };
+        Ok(Test { column: column.clone(), at, compare, values: vec![value] })
+    }
+
+    fn operand(&mut self) -> Result<(Operand, usize), Problem> {
+        let operand = match self.peek().0.clone() {
+            Token::Column(name) => Operand::Column(name),
+            Token::Value(value) => Operand::Value(value),
+            _ => return self.expected("a column, such as `label`, or a value"),
+        };
+        Ok((operand, self.take().1))
+    }
+
+    fn list(&mut self) -> Result<Vec<(Value, usize)>, Problem> {
+        if !self.take_if(&Token::Open) {
+            return self.expected("`(` and a list of values");
+        }
+        let mut values = Vec::new();
+        loop {
+            let Token::Value(value) = self.peek().0.clone() else {
+                return self.expected("a number, or a string in quotes");
+            };
+            values.push((value, self.take().1));
+            if self.take_if(&Token::Close) {
+                return Ok(values);
+            }
+            if !self.take_if(&Token::Comma) {
+                return self.expected("`,` or `)`");
+            }
+        }
+    }
+}
+
+enum Operand {
+    Column(String),
+    Value(Value),
+}
+
+impl Compare {
+    /// The same with its sides exchanged.
+    fn turned(self) -> Compare {
+        match self {
+            Compare::Less => Compare::Greater,
+            Compare::LessOrEqual => Compare::GreaterOrEqual,
+            Compare::Greater => Compare::Less,
+            Compare::GreaterOrEqual => Compare::LessOrEqual,
+            same => same,
+        }
+    }
+}
+
+fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
+    let (mut tokens, mut at) = (Vec::new(), 0);
+    while let Some(first) = text[at..].chars().next() {
+        let rest = &text[at..];
+        if first.is_whitespace() {
+            at += first.len_utf8();
+            continue;
+        }
+        let (token, len) = match first {
+            '(' => (Token::Open, 1),
+            ')' => (Token::Close, 1),
+            ',' => (Token::Comma, 1),
+            '\'' | '"' => string(text, at)?,
+            '0'..='9' | '-' | '+' => number(text, at)?,
+            'a'..='z' | 'A'..='Z' | '_' => word(rest),
+            _ => match SIGNS.iter().find(|(sign, _)| rest.starts_with(sign)) {
+                Some((sign, token)) => (token.clone(), sign.len()),
+                None => {
+                    let what = format!("`{}` has no meaning here", first.escape_debug());
+                    return Err(Problem::new(text, at, what));
+                }
+            },
+        };
+        tokens.push((token, at));
+        at += len;
+    }
+    tokens.push((Token::End, text.len()));
+    Ok(tokens)
+}
+
+/// Longer ones first.
+const SIGNS: [(&str, Token); 10] = [
+    ("==", Token::Compare(Compare::Equal)),
+    ("!=", Token::Compare(Compare::NotEqual)),
+    ("<=", Token::Compare(Compare::LessOrEqual)),
+    (">=", Token::Compare(Compare::GreaterOrEqual)),
+    ("&&", Token::Word(Word::And)),
+    ("||", Token::Word(Word::Or)),
+    ("=", Token::Compare(Compare::Equal)),
+    ("<", Token::Compare(Compare::Less)),
+    (">", Token::Compare(Compare::Greater)),
+    ("!", Token::Word(Word::Not)),
+];
+
+fn word(rest: &str) -> (Token, usize) {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+    let name = &rest[..len];
+    let token = match name {
+        "and" | "AND" => Token::Word(Word::And),
+        "or" | "OR" => Token::Word(Word::Or),
+        "not" | "NOT" => Token::Word(Word::Not),
+        "in" | "IN" => Token::Word(Word::In),
+        "glob" | "GLOB" => Token::Word(Word::Glob),
+        "none" | "NONE" => Token::Value(Value::None),
+        name => Token::Column(name.to_owned()),
+    };
+    (token, len)
+}
+
+fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
+    let rest = &text[at..];
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '+');
+    let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+    let written = &rest[..len];
+    let (digits, unit) = match written.as_bytes().last() {
+        Some(b'K' | b'k') => (&written[..len - 1], 1 << 10),
+        Some(b'M') => (&written[..len - 1], 1 << 20),
+        Some(b'G') => (&written[..len - 1], 1 << 30),
+        Some(b'T') => (&written[..len - 1], 1 << 40),
+        _ => (written, 1i64),
+    };
+    let number = digits.replace('_', "").parse::<i64>().ok();
+    match number.and_then(|number| number.checked_mul(unit)) {
+        Some(number) => Ok((Token::Value(Value::Number(number)), len)),
+        None => {
+            let what = format!(
+                "`{}` is no integer of 64 bits, with or without K, M, G or T (powers of 1,024)",
+                shown(written)
+            );
+            Err(Problem::new(text, at, what))
+        }
+    }
+}
+
+fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
+    let bytes = text.as_bytes();
+    let (quote, mut next, mut value) = (bytes[at], at + 1, Vec::new());
+    loop {
+        let Some(&byte) = bytes.get(next) else {
+            return Err(Problem::new(text, at, "this string has no end"));
+        };
+        next += 1;
+        if byte == quote {
+            return Ok((Token::Value(Value::Bytes(value)), next - at));
+        }
+        if byte != b'\\' {
+            value.push(byte);
+            continue;
+        }
+        let escape = bytes.get(next).copied();
+        next += 1;
+        let byte = match escape {
+            Some(b'n') => b'\n',
+            Some(b't') => b'\t',
+            Some(byte @ (b'\\' | b'\'' | b'"')) => byte,
+            Some(b'x') => {
+                let byte =
+                    text.get(next..next + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                next += 2;
+                byte.ok_or_else(|| {
+                    Problem::new(text, next - 4, "`\\x` has two hexadecimal digits")
+                })?
+            }
+            // What a pattern escapes stays escaped.
+            Some(byte @ (b'*' | b'?' | b'[' | b']' | b'-' | b'!')) => {
+                value.push(b'\\');
+                byte
+            }
+            _ => {
+                let what =
+                    "a backslash in a string stands before \\ ' \" n t xHH, or a sign of a pattern";
+                return Err(Problem::new(text, next - 2, what));
+            }
+        };
+        value.push(byte);
+    }
+}
+
+/// The longest text.
+pub(super) const MAX_LEN: usize = 1 << 16;
+
+/// Each level takes some stack of the parser.
+const MAX_DEPTH: usize = 100;
+
+const MAX_SHOWN: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn test(text: &str) -> Test {
+        match Text::parse(text).unwrap().root {
+            Expr::Test(test) => test,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn problem(text: &str) -> (usize, String) {
+        let problem = Text::parse(text).unwrap_err();
+        (problem.column(), problem.to_string())
+    }
+
+    #[test]
+    fn comparisons_have_a_column_and_values() {
+        for text in ["len < 4096", "len<4K", "4096 > len", "len < 4_096"] {
+            let test = test(text);
+            assert_eq!((&*test.column, test.compare), ("len", Compare::Less), "{text}");
+            assert_eq!(test.values[0].0, Value::Number(4096), "{text}");
+        }
+        assert_eq!(test("label IN (3, -7,'x')").values.len(), 3);
+        assert_eq!(test("label = none").values[0].0, Value::None);
+        assert_eq!(test(r#"name == 'a\x2fb\\\''"#).values[0].0, Value::Bytes(b"a/b\\'".to_vec()));
+    }
+
+    #[test]
+    fn not_binds_tighter_than_and_and_that_tighter_than_or() {
+        let parsed = |text: &str| Text::parse(text).unwrap().root;
+        assert_eq!(parsed("a=1 or b=2 and not c=3").to_text(), "(a=1|(b=2&!c=3))");
+        assert_eq!(parsed("(a=1 || b=2) && !(c=3)").to_text(), "((a=1|b=2)&!c=3)");
+        assert_eq!(parsed("1 < len <= 5").to_text(), "(len>1&len<=5)");
+        assert_eq!(parsed("a not in (1)").to_text(), "!a in 1");
+        assert_eq!(parsed("not a glob 'x*'").to_text(), "!a~x*");
+    }
+
+    #[test]
+    fn problems_name_their_place() {
+        for (text, column, what) in [
+            ("", 1, "expected a column"),
+            ("label inn (3)", 7, "expected a comparison, `in` or `glob`, found the column `inn`"),
+            ("label in (3, 7", 15, "expected `,` or `)`, found the end"),
+            ("label in ()", 11, "expected a number"),
+            ("(label == 3", 12, "expected `)`"),
+            ("label == 3)", 11, "expected `and`, `or` or the end"),
+            ("label == cat", 10, "not with another column"),
+            ("3 < 4", 1, "one side of a comparison is a column"),
+            ("name == 'cat", 9, "no end"),
+            ("len < 4X", 7, "`4X` is no integer"),
+            ("len < 99999999999T", 7, "no integer of 64 bits"),
+            ("len < 1.5", 7, "no integer"),
+            ("näme == 1", 2, "`ä` has no meaning"),
+            ("label == 3 & len < 4", 12, "`&`"),
+            ("label not 3", 11, "`in` or `glob`"),
+            ("name glob 3", 11, "a pattern in quotes"),
+            (r"name == 'a\q'", 11, "a backslash"),
+            ("'ä' == näme", 9, "`ä`"),
+        ] {
+            let (found, message) = problem(text);
+            assert!(message.contains(what), "{text}: {message}");
+            assert_eq!(found, column, "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn nesting_and_length_are_bounded() {
+        let deep = format!("{}a=1{}", "(".repeat(100_000 / 4), ")".repeat(100_000 / 4));
+        assert!(problem(&deep).1.contains("levels"));
+        assert!(problem(&"not ".repeat(10_000)).1.contains("levels"));
+        assert!(problem(&" ".repeat(MAX_LEN + 1)).1.contains("at most 65536 bytes"));
+        let wide = vec!["a=1"; 10_000].join(" or ");
+        assert!(Text::parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
+    }
+
+    impl Expr {
+        fn to_text(&self) -> String {
+            let joined = |list: &[Expr], sign| {
+                format!("({})", list.iter().map(Expr::to_text).collect::<Vec<_>>().join(sign))
+            };
+            match self {
+                Expr::All(list) => joined(list, "&"),
+                Expr::Any(list) => joined(list, "|"),
+                Expr::Not(inner) => format!("!{}", inner.to_text()),
+                Expr::Test(Test { column, compare, values, .. }) => {
+                    let sign = ["=", "!=", "<", "<=", ">", ">=", " in ", "~"][*compare as usize];
+                    let Value::Number(number) = values[0].0 else {
+                        let Value::Bytes(bytes) = &values[0].0 else { return "none".into() };
+                        return format!("{column}{sign}{}", bytes.escape_ascii());
+                    };
+                    format!("{column}{sign}{number}")
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_expression_or_is_refused_at_a_character_of_it(text in any::<String>()) {
+            if let Err(problem) = Text::parse(&text) {
+                prop_assert!(problem.column() <= text.chars().count() + 1);
+            }
+        }
+
+        #[test]
+        fn any_words_are_an_expression_or_are_refused(
+            words in prop::collection::vec(
+                prop::sample::select(vec![
+                    "label", "len", "(", ")", "and", "or", "not", "in", "glob", "==", "<", "3", "'x'", ",", "none",
+                    "\\", "'",
+                ]),
+                0..30,
+            )
+        ) {
+            let text = words.join(" ");
+            if let Err(problem) = Text::parse(&text) {
+                prop_assert!(problem.column() <= text.chars().count() + 1);
+                prop_assert!(!problem.to_string().is_empty());
+            }
+        }
+    }
+}

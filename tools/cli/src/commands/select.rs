@@ -1,0 +1,197 @@
+//! `dlfs select`: chooses samples by an expression, by ids and by keyed splits, and saves them as views.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use dlfs::dataset::{Dataset, save_views};
+use dlfs::reader::ReaderOptions;
+use dlfs::units::SampleId;
+use dlfs::view::{NamedView, Split, SplitBy};
+
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome, about_file};
+use crate::open::ImageArgs;
+use crate::out::Out;
+use crate::text;
+
+/// Choose samples, and save them as a view
+///
+/// A view is a part of one generation of an image: `dlfs read --view FILE` reads it as a data set of its
+/// own, as do ls, cat, export, mount and others, Python and C. Only the directory is read.
+///
+/// EXPR compares the columns id, label, len (in bytes) and name, such as 'label in (3, 7) and len < 4K'
+/// or 'name glob "train/*.jpg"'; a label is a number or, in quotes, the name of a class. With and, or,
+/// not, parentheses; == != < <= > >= in glob. Without EXPR and --ids: all samples.
+///
+/// --split divides the samples by a keyed hash of each, so that a sample stays in its part when others
+/// are appended or deleted.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct SelectArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// The samples to select: an expression over id, label, len and name
+    #[arg(value_name = "EXPR")]
+    expression: Option<String>,
+    /// A file with ids to select, one on each line, or - for standard input; those that fit EXPR
+    #[arg(long, value_name = "FILE")]
+    ids: Option<PathBuf>,
+    /// Divide the selected samples: NAME=SHARE,... with shares that sum to 1; of a single one, the others
+    /// are called rest
+    #[arg(long, value_name = "SHARES")]
+    split: Option<String>,
+    /// The same seed splits in the same way
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "split")]
+    seed: u64,
+    /// What is hashed
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = ByArg::Id, requires = "split")]
+    by: ByArg,
+    /// Save the views in FILE
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The name of the view in FILE
+    #[arg(long, value_name = "NAME", default_value = "selected", conflicts_with = "split")]
+    name: String,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ByArg {
+    /// The id: it stays when samples are appended, deleted and purged
+    Id,
+    /// The name: it also stays in a new import
+    Name,
+    /// The folder of the name: all samples of a folder are in one part
+    Folder,
+}
+
+#[derive(Serialize)]
+struct Report {
+    uuid: String,
+    generation: u64,
+    /// Samples that there were to select from.
+    samples: u64,
+    views: Vec<ViewFacts>,
+}
+
+#[derive(Serialize)]
+struct ViewFacts {
+    name: String,
+    samples: u64,
+    hash: String,
+    made: String,
+}
+
+pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
+    let split = args.split()?;
+    let image = args.image.open(&args.connection)?;
+    let whole = Dataset::from_image(image, ReaderOptions::default());
+    let mut selected = whole.clone();
+    let mut made = Vec::new();
+    if let Some(from) = &args.ids {
+        selected = selected.select_ids(listed(from)?)?;
+        made.push("listed ids".to_owned());
+    }
+    if let Some(expression) = &args.expression {
+        selected = selected.select(expression, &mut ())?;
+        made.push(expression.clone());
+    }
+    let made = made.join(" and ");
+    let views = match &split {
+        None => vec![NamedView { name: args.name.clone(), made, view: selected.as_view()? }],
+        Some(split) => {
+            let parts = selected.split(split, &mut ())?.into_iter();
+            let with_filter = |part: NamedView| match made.is_empty() {
+                true => part,
+                false => NamedView { made: format!("{made}; {}", part.made), ..part },
+            };
+            parts.map(with_filter).collect()
+        }
+    };
+    let report = Report::new(&whole, &views);
+    if let Some(path) = &args.out {
+        save_views(path, views)?;
+    }
+    report.print(&args)?;
+    Ok(Outcome::Done)
+}
+
+impl SelectArgs {
+    fn split(&self) -> Result<Option<Split>, Failure> {
+        let by = match self.by {
+            ByArg::Id => SplitBy::Id,
+            ByArg::Name => SplitBy::Name,
+            ByArg::Folder => SplitBy::Folder,
+        };
+        let split = self.split.as_deref().map(|text| Split::parse(text, self.seed, by));
+        split.transpose().map_err(|error| Failure::Usage(format!("--split: {error}")))
+    }
+}
+
+impl Report {
+    fn new(dataset: &Dataset, views: &[NamedView]) -> Report {
+        let facts = |named: &NamedView| ViewFacts {
+            name: named.name.clone(),
+            samples: named.view.len(),
+            hash: format!("{:032x}", u128::from_be_bytes(named.view.hash())),
+            made: text::safe_name(named.made.as_bytes()),
+        };
+        Report {
+            uuid: dataset.directory().uuid().to_string(),
+            generation: dataset.directory().generation().0,
+            samples: dataset.len(),
+            views: views.iter().map(facts).collect(),
+        }
+    }
+
+    fn print(&self, args: &SelectArgs) -> Result<(), Failure> {
+        let mut out = Out::new();
+        if args.json {
+            out.json(self)?;
+        } else {
+            let all = text::counted(self.samples, "sample");
+            for view in &self.views {
+                let (samples, name) = (text::count(view.samples), out.bold(&view.name));
+                out.line(format!("{name}: {samples} of {all}, view {}", view.hash))?;
+            }
+            match &args.out {
+                Some(path) => out.line(format!("saved in {}", path.display()))?,
+                None => out.line("not saved: --out FILE saves them")?,
+            }
+        }
+        out.flush()
+    }
+}
+
+/// The ids in a file.
+fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
+    let mut text = String::new();
+    let read = match from == Path::new("-") {
+        true => io::stdin().lock().read_to_string(&mut text),
+        false => File::open(from).and_then(|mut file| file.read_to_string(&mut text)),
+    };
+    read.map_err(|error| about_file("cannot read the ids in", from, error))?;
+    let id = |(at, line): (usize, &str)| {
+        let wrong = || {
+            let (line, from) = (text::safe_name(line.as_bytes()), from.display());
+            Failure::Usage(format!("{from}, line {}: {line:?} is not an id", at + 1))
+        };
+        line.trim().parse().map(SampleId).map_err(|_| wrong())
+    };
+    text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(id).collect()
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dlfs select train.dlfs 'label in (3, 7) and len < 4096' --out few.view
+  dlfs select train.dlfs --split train=0.9,val=0.1 --seed 1 --out parts.view
+  dlfs read train.dlfs --view parts.view:train --order global
+  dlfs select train.dlfs 'name glob \"n01*\"' --view parts.view:val --out some.view";
