@@ -19,6 +19,12 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     digest.finalize() as u32 // the algorithm has 32 bits
 }
 
+/// CRC32C of data whose first part has the CRC32C `first` and whose second part, of `len` bytes, has `second`.
+pub fn crc32c_combine(first: u32, second: u32, len: u64) -> u32 {
+    let (first, second) = (u64::from(first), u64::from(second));
+    crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, len) as u32 // 32 bits
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,6 +48,8 @@ mod tests {
             prop_assert_eq!(crc32c(&bytes), ::crc32c::crc32c(&bytes));
             prop_assert_eq!(crc32c(tail), ::crc32c::crc32c(tail));
             prop_assert_eq!(crc32c_append(crc32c(head), tail), ::crc32c::crc32c(&bytes));
+            let combined = crc32c_combine(crc32c(head), crc32c(tail), tail.len() as u64);
+            prop_assert_eq!(combined, ::crc32c::crc32c(&bytes));
         }
     }
 }

@@ -24,6 +24,13 @@ fn source() -> Vec<Sample> {
     ]
 }
 
+/// The chunk of this sample has checksums of its pieces, which no other golden image has.
+fn image_of_a_large_sample() -> Image {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.add(&[mostly_zero("large", None, (1 << 20) + 5)], 0, 0, &[]);
+    image
+}
+
 /// A long sample, mostly zeroes, so that it takes few rows below.
 fn mostly_zero(name: &str, label: Option<i64>, len: usize) -> Sample {
     let mut long = sample(name, label, 16);
@@ -82,6 +89,24 @@ fn the_images_written_today_equal_the_golden_images() {
             panic!("the format has changed: compare tests/golden/{name} with {path}");
         }
     }
+}
+
+#[test]
+fn a_large_sample_has_the_checksums_of_its_pieces_as_in_the_golden_image() {
+    let image = image_of_a_large_sample();
+    let written = hex(&image.namespaces[0]);
+    if written != include_str!("golden/image-2-pieces.hex") {
+        let path = format!("{}/image-2-pieces.hex", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(&path, &written).unwrap();
+        panic!("the format has changed: compare tests/golden/image-2-pieces.hex with {path}");
+    }
+    let record = image.sample(&image.open().0, 0);
+    let expected: Vec<u32> = record.chunks(256 << 10).map(dlfs::format::checksum::crc32c).collect();
+    let (directory, _) = image.open();
+    let chunk = directory.chunk(0);
+    let header = ChunkHeader::parse(image.read(0, chunk.offset_bytes, chunk.len_bytes)).unwrap();
+    assert_eq!(header.samples().next().unwrap().pieces, expected);
+    assert_eq!((expected.len(), expected[4]), (5, 0x4572_7635));
 }
 
 #[test]

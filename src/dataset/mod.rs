@@ -44,6 +44,7 @@ mod loader;
 mod open;
 pub mod options;
 mod peers;
+mod sample_file;
 mod sampler;
 mod shared_snapshot;
 mod state_file;
@@ -65,18 +66,19 @@ use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
 use crate::process::Forked;
-use crate::reader::{Batch, ReadStats, Reader, ReaderOptions};
+use crate::reader::{Batch, PieceTables, ReadStats, Reader, ReaderOptions};
 use crate::threads::caught;
 use crate::units::SampleId;
 
 use background::in_background;
 
-pub use crate::reader::{OnError, Watch};
+pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use files::{FileBytes, Files};
 pub use image::Image;
 pub use loader::Loader;
 pub use open::OpenOptions;
 pub use peers::{Place, PlaceKind, Places};
+pub use sample_file::SampleFile;
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
@@ -107,6 +109,7 @@ struct Inner {
 struct Readers {
     idle: Mutex<Vec<Reader>>,
     stats: Mutex<ReadStats>,
+    pieces: Arc<PieceTables>,
 }
 
 /// Which samples to read, by id or by name.
@@ -291,6 +294,40 @@ impl Dataset {
         Ok(Read { batch, failures })
     }
 
+    /// Reads ranges of samples on the calling thread, which polls until all have arrived: of a sample of more
+    /// than 1 MiB only the pieces that a range touches. Returns the positions in the request that failed,
+    /// ascending, with their errors.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` interrupted the call; `Stale`: the image has a newer generation; `TimedOut`: the
+    /// call's deadline passed; `OutOfMemory`.
+    pub fn read_ranges(
+        &self,
+        ranges: &[SampleRange],
+        watch: &mut dyn Watch,
+    ) -> Result<(Ranges, Vec<(usize, Error)>)> {
+        let mut out = Ranges::default();
+        let failures = self.with_reader(watch, |reader, watch| {
+            reader.read_ranges_watched(ranges, &mut out, watch)
+        })?;
+        Ok((out, failures))
+    }
+
+    /// As [`Dataset::read_ranges`], of one range.
+    ///
+    /// # Errors
+    /// Also that of the range: `NotFound`, `Corrupt`, `Disconnected`.
+    pub fn read_range(
+        &self,
+        id: SampleId,
+        bytes: std::ops::Range<u64>,
+        watch: &mut dyn Watch,
+    ) -> Result<Ranges> {
+        let range = SampleRange { id, start: bytes.start, end: bytes.end };
+        let (read, mut failures) = self.read_ranges(&[range], watch)?;
+        failures.pop().map_or(Ok(read), |(_, error)| Err(error))
+    }
+
     /// Counters of reads by id in this process so far.
     pub fn stats(&self) -> ReadStats {
         *self.0.readers.get_or_init(Readers::default).stats.lock()
@@ -349,7 +386,9 @@ impl Dataset {
             None => {
                 let (image, options) = (self.0.image.clone(), self.0.options.clone());
                 let deadline = Some(options.deadline);
-                in_background(watch, deadline, move || image.reader(options))?
+                let mut reader = in_background(watch, deadline, move || image.reader(options))?;
+                reader.share_pieces(&readers.pieces);
+                reader
             }
         };
         let before = reader.stats();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::buf::IoBuf;
 use crate::directory::{ChunkInfo, Directory};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::pieces::whole;
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
 use crate::reader::{
@@ -220,6 +221,12 @@ fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Resul
             "it has {} samples from slot {}, the directory {} from slot {}",
             head.num_samples, head.first_slot, chunk.num_slots, chunk.first_slot
         ));
+    }
+    let differs = |entry: &SampleEntry<'_>| {
+        !entry.pieces.is_empty() && whole(entry.pieces, entry.len_bytes) != Some(entry.crc32c)
+    };
+    if let Some(entry) = header.samples().find(differs) {
+        return Err(format!("its checksums of the pieces of sample {} are wrong", entry.id));
     }
     match header.samples().find(|entry| !agrees(entry, directory)) {
         Some(entry) => Err(format!("it contradicts the directory on sample {}", entry.id)),

@@ -3,11 +3,14 @@
 use crate::buf::IoBuf;
 use crate::format::FormatError;
 use crate::format::checksum::crc32c;
-use crate::format::chunk::{ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, padded};
+use crate::format::chunk::{
+    ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded,
+};
 use crate::format::error::at_most;
 use crate::format::fill::{Fill, Fit};
 use crate::format::geometry::ImageLayout;
 use crate::format::meta::{SampleMeta, check_name};
+use crate::format::pieces::RecordSums;
 use crate::format::placement::Part;
 use crate::format::table::Table;
 use crate::units::{Generation, SampleId, Slot};
@@ -138,10 +141,12 @@ impl ChunkBuilder {
     pub fn add(&mut self, meta: &SampleMeta<'_>, len: u32) -> Result<u32, FormatError> {
         meta.check()?;
         assert_eq!(self.fit(meta, len), Fit::Here, "asked before it is added");
-        let crc = crc32c(self.space(len));
+        let sums = RecordSums::of(self.space(len));
         let (start, data_at) = (self.fill.next_start(len), self.data_at());
         self.buf[data_at + self.fill.end() as usize..data_at + start as usize].fill(0);
+        let crc = sums.crc32c();
         self.put_entry(meta, len, crc, false);
+        self.table.push_pieces(sums.pieces());
         Ok(crc)
     }
 
@@ -183,7 +188,8 @@ impl ChunkBuilder {
         let (spec, table, fields) = (&self.spec, &self.table, &self.fields);
         self.encoded.get_or_insert_with(|| {
             let mut encoded = fields.clone();
-            table.encode(spec.layout.version, &spec.part(), &mut encoded);
+            let max_len = max_table_bytes(&spec.layout);
+            table.encode(spec.layout.version, &spec.part(), max_len, &mut encoded);
             encoded
         })
     }
@@ -224,8 +230,8 @@ impl ChunkBuilder {
     ///
     /// The chunk takes [`ChunkHead::cell_range`]`().cells` cells. The record goes to
     /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096. The header
-    /// ([`ChunkHeader::encode_into`]) may be written last, when `crc` is known, since its length does not
-    /// depend on it.
+    /// ([`ChunkHeader::encode_into`]) may be written last, when `sums` are known, since its length does not
+    /// depend on their values ([`RecordSums::unknown`]).
     ///
     /// # Errors
     /// `OutOfRange`: a name that is too long or contains NUL, here or among the fields.
@@ -234,13 +240,15 @@ impl ChunkBuilder {
         slot: Slot,
         meta: &SampleMeta<'_>,
         len: u32,
-        crc: u32,
+        sums: &RecordSums,
         location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
         let (mut encoded, mut table) = (encode_fields(&spec.fields)?, Table::default());
-        table.push(meta, len, crc, false);
-        table.encode(spec.layout.version, &spec.part(), &mut encoded);
+        table.push(meta, len, sums.crc32c(), false);
+        table.push_pieces(sums.pieces());
+        let max_len = max_table_bytes(&spec.layout);
+        table.encode(spec.layout.version, &spec.part(), max_len, &mut encoded);
         Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
     }
 

@@ -20,6 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
+use crate::format::pieces::num_pieces;
 use crate::format::placement::Part;
 use crate::format::table::{Table, TableHead};
 use crate::format::{CellRange, FormatError, FormatVersion, ImageLayout, Pack, Uuid};
@@ -316,6 +317,8 @@ pub struct SampleEntry<'a> {
     pub len_bytes: u32,
     /// CRC32C of its record.
     pub crc32c: u32,
+    /// CRC32C of each [piece](crate::format::pieces) of its record; none if they are not known.
+    pub pieces: &'a [u32],
     /// Whether only its slot is left: the sample was deleted, and a purge dropped its bytes.
     pub purged: bool,
 }
@@ -389,10 +392,11 @@ impl ChunkHeader {
     /// Its samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
         let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
-        let mut end = 0;
+        let (mut end, mut pieces) = (0, &self.table.pieces[..]);
         (self.head.first_slot.0..).zip(&self.table.rows).map(move |(slot, row)| {
             let at = pack.next_start(end, row.len);
             end = at + u64::from(row.len);
+            let mine = pieces.split_off(..num_pieces(row.len).min(pieces.len()));
             SampleEntry {
                 id: SampleId(row.id),
                 slot: Slot(slot),
@@ -401,6 +405,7 @@ impl ChunkHeader {
                 offset_bytes: data_start + at,
                 len_bytes: row.len,
                 crc32c: row.crc32c,
+                pieces: mine.unwrap_or_default(),
                 purged: row.purged,
             }
         })
@@ -429,6 +434,11 @@ pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8]
         return Err(FormatError::Checksum { what: "chunk table", expected, found });
     }
     Ok(table)
+}
+
+/// The longest table of a chunk of an image with this layout.
+pub(crate) fn max_table_bytes(layout: &ImageLayout) -> usize {
+    layout.max_header_bytes() as usize - HEAD_BYTES
 }
 
 /// `bytes` rounded up to a multiple of 4,096, for numbers far below 2^63.

@@ -1,8 +1,9 @@
 //! A chunk that is planned before any byte of its samples is read: from their names and lengths.
 
 use crate::format::builder::encode_fields;
-use crate::format::chunk::{HEAD_BYTES, padded};
+use crate::format::chunk::{HEAD_BYTES, max_table_bytes, padded};
 use crate::format::fill::{Fill, Fit};
+use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
 use crate::format::{ChunkHeader, ChunkSpec, FormatError, Pack, SampleMeta};
 
@@ -82,6 +83,7 @@ impl<'a> ChunkDraft<'a> {
         if fit == Fit::Here || fit == Fit::Oversize && self.num_samples() == 0 {
             self.fill.take(meta, len);
             self.table.push(meta, len, 0, false);
+            self.table.push_pieces(std::iter::repeat_n(0, num_pieces(len)));
             self.aligned_end = Pack::Aligned.next_start(self.aligned_end, len) + u64::from(len);
             self.tight_end += u64::from(len);
         }
@@ -92,7 +94,8 @@ impl<'a> ChunkDraft<'a> {
     pub fn finish(&mut self) -> DraftLen {
         self.encoded.clear();
         self.encoded.extend_from_slice(&self.fields);
-        self.table.encode(self.spec.layout.version, &self.spec.part(), &mut self.encoded);
+        let (spec, max_len) = (self.spec, max_table_bytes(&self.spec.layout));
+        self.table.encode(spec.layout.version, &spec.part(), max_len, &mut self.encoded);
         let len = DraftLen {
             header_bytes: (HEAD_BYTES + self.encoded.len()) as u64,
             data_bytes: self.fill.end(),

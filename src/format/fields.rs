@@ -82,25 +82,40 @@ pub fn find(
     num_fields: usize,
     field: usize,
 ) -> Result<Option<Range<usize>>, FormatError> {
+    // The fields together have the length of the record, so each lies in it.
+    let found = field_range(record, num_fields, field, record.len() as u64)?;
+    Ok(found.map(|found| found.start as usize..found.end as usize))
+}
+
+/// The range of field number `field` in a record of `len` bytes, whose first bytes are `table`: the rest need
+/// not be there. `None`: the field is absent.
+///
+/// # Errors
+/// The table does not describe such a record.
+pub fn field_range(
+    table: &[u8],
+    num_fields: usize,
+    field: usize,
+    len: u64,
+) -> Result<Option<Range<u64>>, FormatError> {
     if num_fields <= 1 {
-        return Ok(Some(0..record.len()));
+        return Ok(Some(0..len));
     }
     let mut at = table_len(num_fields);
-    enough("table of fields", at, record.len())?;
+    enough("table of fields", at, table.len())?;
     let mut found = None;
-    for (number, len) in record[..at as usize].as_chunks().0.iter().enumerate() {
-        let len = u32::from_le_bytes(*len);
-        if len == ABSENT {
+    for (number, field_len) in table[..at as usize].as_chunks().0.iter().enumerate() {
+        let field_len = u32::from_le_bytes(*field_len);
+        if field_len == ABSENT {
             continue;
         }
-        let end = at + u64::from(len);
+        let end = at + u64::from(field_len);
         if number == field {
-            enough("field of a sample", end, record.len())?;
-            found = Some(at as usize..end as usize);
+            found = Some(at..end);
         }
         at = end;
     }
-    equal("length of a sample", record.len() as u64, at)?;
+    equal("length of a sample", len, at)?;
     Ok(found)
 }
 

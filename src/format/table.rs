@@ -22,6 +22,7 @@ use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{FormatVersion, ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
 use crate::format::names::{common, compare};
+use crate::format::pieces::{PIECE_BYTES, num_pieces};
 use crate::format::placement::{Part, Placement};
 use crate::units::Slot;
 
@@ -68,9 +69,12 @@ pub mod kind {
     pub const NAME_ORDER: u64 = 6;
     /// The names, front-coded.
     pub const NAMES: u64 = 7;
-    /// Columns of this kind and above may be ignored. 64 is reserved for checksums of the pieces of large
-    /// samples, and 65 for typed columns.
+    /// Columns of this kind and above may be ignored. 65 is reserved for typed columns.
     pub const MAY_BE_IGNORED: u64 = 64;
+    /// The logarithm to base 2 of the bytes of a piece, LEB128, and then, for each record of more than 1 MiB,
+    /// a u32 CRC32C of each of its pieces. Absent if no record is that long, or if an earlier release wrote
+    /// the chunk. A reader ignores it if it has pieces of other lengths.
+    pub const PIECES: u64 = MAY_BE_IGNORED;
 }
 
 /// What a table says of one sample.
@@ -103,6 +107,8 @@ pub(crate) struct TableHead {
 pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     names: Vec<u8>,
+    /// Checksums of the pieces of all large records, one after the other; none if they are not known.
+    pub(crate) pieces: Vec<u32>,
 }
 
 impl Table {
@@ -120,6 +126,13 @@ impl Table {
         self.names.extend_from_slice(meta.name);
     }
 
+    /// Appends the checksums of the pieces of the record that was appended last, if it is large.
+    pub(crate) fn push_pieces(&mut self, sums: impl Iterator<Item = u32>) {
+        if self.rows.last().is_some_and(|row| num_pieces(row.len) > 0) {
+            self.pieces.extend(sums);
+        }
+    }
+
     pub(crate) fn name(&self, row: &Row) -> &[u8] {
         &self.names[row.name_at as usize..][..usize::from(row.name_len)]
     }
@@ -128,13 +141,26 @@ impl Table {
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.names.clear();
+        self.pieces.clear();
     }
 
     /// Appends the encoded table to `out`, which ends with the names of the fields.
-    pub(crate) fn encode(&self, version: FormatVersion, part: &Part, out: &mut Vec<u8>) {
+    ///
+    /// A record may have so many pieces that `out` would have more than `max_len` bytes with their checksums:
+    /// then these are left out.
+    pub(crate) fn encode(
+        &self,
+        version: FormatVersion,
+        part: &Part,
+        max_len: usize,
+        out: &mut Vec<u8>,
+    ) {
         match version {
             FormatVersion::V1 => self.encode_entries(out),
-            FormatVersion::V2 => self.encode_columns(part, out),
+            FormatVersion::V2 => {
+                self.encode_columns(part, out);
+                self.encode_pieces(max_len, out);
+            }
         }
     }
 
@@ -205,7 +231,7 @@ impl Table {
             name_at += u32::from(entry.name_len.get()); // 65,535 times 65,535 at most
         }
         equal("length of the names of a chunk", names.len() as u64, name_at.into())?;
-        Ok(Table { rows, names: names.to_vec() })
+        Ok(Table { rows, names: names.to_vec(), pieces: Vec::new() })
     }
 
     fn encode_columns(&self, part: &Part, out: &mut Vec<u8>) {
@@ -245,6 +271,32 @@ impl Table {
             });
         }
         put(kind::NAMES, &|column| self.put_names(&order, column));
+    }
+
+    /// Appends the column of the pieces, if there is one and `out` then has at most `max_len` bytes.
+    fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
+        let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
+        if expected == 0 || self.pieces.len() != expected {
+            return;
+        }
+        let mut column = Vec::with_capacity(1 + expected * 4);
+        put_number(&mut column, PIECE_BYTES.ilog2().into());
+        self.pieces.iter().for_each(|sum| column.extend_from_slice(&sum.to_le_bytes()));
+        if out.len() + PIECES_HEAD + column.len() <= max_len {
+            put_number(out, kind::PIECES);
+            put_string(out, &column);
+        }
+    }
+
+    fn read_pieces(&mut self, mut from: Cursor<'_>) -> Result<(), FormatError> {
+        if from.number()? != u64::from(PIECE_BYTES.ilog2()) {
+            return Ok(());
+        }
+        let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
+        equal("checksums of pieces of a chunk", expected as u64 * 4, from.len() as u64)?;
+        let sums = from.bytes(expected as u64 * 4)?.as_chunks().0;
+        self.pieces = sums.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
+        Ok(())
     }
 
     /// The order of the names on media, as indexes of the rows, and whether it is that of the ids: unless
@@ -326,6 +378,9 @@ impl Table {
         };
         let names = columns.need(kind::NAMES)?;
         table.read_names(names, &order, head.layout.max_names_bytes())?;
+        if let Some(pieces) = columns.pieces {
+            table.read_pieces(Cursor::new("column of a chunk", pieces))?;
+        }
         Ok(table)
     }
 
@@ -358,18 +413,20 @@ impl Table {
 /// The columns of a table of version 2.
 struct Columns<'a> {
     found: [Option<&'a [u8]>; KNOWN_KINDS],
+    pieces: Option<&'a [u8]>,
 }
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let (mut cursor, mut found) = (Cursor::new("columns of a chunk", bytes), [None; _]);
-        let mut next = 1;
+        let (mut next, mut pieces) = (1, None);
         while cursor.len() > 0 {
             let (kind, column) = (cursor.number()?, cursor.string()?);
             at_most("kind of the column before", next, kind)?;
             next = kind.saturating_add(1);
             match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
                 Some(found) => *found = Some(column),
+                None if kind == kind::PIECES => pieces = Some(column),
                 None if kind >= kind::MAY_BE_IGNORED => {}
                 None => {
                     let (what, limit) = ("kind of a column", KNOWN_KINDS as u64 - 1);
@@ -377,7 +434,7 @@ impl<'a> Columns<'a> {
                 }
             }
         }
-        Ok(Columns { found })
+        Ok(Columns { found, pieces })
     }
 
     fn find(&self, kind: u64) -> Option<Cursor<'a>> {
@@ -511,10 +568,14 @@ impl Bound {
     }
 }
 
-/// Bytes of a sample's length and checksum, and of its label less 1.
+/// Bytes of a sample's length and checksums, and of its label less 1.
 fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     let label = number_len(label_code(meta.label)) - 1;
-    number_len(len.into()) + 4 + label
+    let pieces = match num_pieces(len) {
+        0 => 0,
+        count => PIECES_HEAD + 1 + count * 4,
+    };
+    number_len(len.into()) + 4 + label + pieces
 }
 
 /// Bytes of a LEB128 number.
@@ -537,6 +598,8 @@ const MIN_ENTRY_BYTES: u64 = 7;
 /// Kinds and lengths of all columns, and the number of the part's samples.
 const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
 const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
+/// At most the kind and length of the column of pieces.
+const PIECES_HEAD: usize = 6;
 const FLAG_LABEL: u16 = 1;
 const FLAG_PURGED: u16 = 2;
 

@@ -3,8 +3,10 @@
 use crate::Result;
 use crate::buf::IoBuf;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
-use crate::format::checksum::{crc32c, crc32c_append};
-use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Placement, SampleMeta, fields};
+use crate::format::checksum::crc32c;
+use crate::format::{
+    ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
+};
 use crate::import::media::Channel;
 use crate::import::plan::{ChunkLayout, Rows};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
@@ -124,7 +126,8 @@ impl<'a, T> ChunkWriter<'a, T> {
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
         let (meta, location) = (self.meta(slot, row), self.location(chunk));
-        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, 0, location)?;
+        let unknown = RecordSums::unknown(len);
+        let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
         let data_at = start + draft.head().data_start();
         let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
@@ -138,8 +141,8 @@ impl<'a, T> ChunkWriter<'a, T> {
                 return Ok(Started::Bad(vec![(row, self.bad_entry(row, reason))]));
             }
         }
-        let crc = stream.finish()?;
-        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, crc, location)?;
+        let sums = stream.finish()?;
+        let header = ChunkBuilder::oversize(job.spec, slot, &meta, len, &sums, location)?;
         let mut block = IoBuf::zeroed(header.head().data_start() as usize);
         header.encode_into(&mut block);
         self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
@@ -204,7 +207,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         start: u64,
     ) -> Result<bool> {
         let Some(sample) = header.samples().next() else { return Ok(false) };
-        let (mut crc, mut at) = (0, 0);
+        let (mut sums, mut at) = (RecordSums::default(), 0);
         let len = u64::from(sample.len_bytes);
         let end = header.head().len_bytes() - sample.offset_bytes;
         while at < end {
@@ -212,13 +215,13 @@ impl<'a, T> ChunkWriter<'a, T> {
             let offset = start + sample.offset_bytes + at;
             let bytes = self.writes.channel().read(chunk.cells.namespace, offset, piece)?;
             let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
-            crc = crc32c_append(crc, &bytes[..payload]);
+            sums.push(&bytes[..payload]);
             if bytes[payload..].iter().any(|&byte| byte != 0) {
                 return Ok(false);
             }
             at += piece as u64;
         }
-        Ok(crc == sample.crc32c)
+        Ok(is_right(&sample, &sums))
     }
 
     /// Reads a row's record: the length table if there are several fields, then their payloads.
@@ -305,7 +308,7 @@ struct BlockStream<'a, T> {
     offset: u64,
     piece: Option<IoBuf>,
     filled: usize,
-    crc: u32,
+    sums: RecordSums,
 }
 
 impl<T> PieceSink for BlockStream<'_, T> {
@@ -319,7 +322,7 @@ impl<T> PieceSink for BlockStream<'_, T> {
 
     fn filled(&mut self, len: usize) -> Result<()> {
         let piece = self.piece.as_ref().expect("space was asked for");
-        self.crc = crc32c_append(self.crc, &piece[self.filled..self.filled + len]);
+        self.sums.push(&piece[self.filled..self.filled + len]);
         self.filled += len;
         if self.filled == PIECE_BYTES { self.write() } else { Ok(()) }
     }
@@ -327,7 +330,14 @@ impl<T> PieceSink for BlockStream<'_, T> {
 
 impl<'a, T> BlockStream<'a, T> {
     fn new(writes: &'a mut WriteBehind<T>, namespace: u16, offset: u64) -> BlockStream<'a, T> {
-        BlockStream { writes, namespace, offset, piece: None, filled: 0, crc: 0 }
+        BlockStream {
+            writes,
+            namespace,
+            offset,
+            piece: None,
+            filled: 0,
+            sums: RecordSums::default(),
+        }
     }
 
     fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
@@ -341,15 +351,15 @@ impl<'a, T> BlockStream<'a, T> {
         Ok(())
     }
 
-    /// Writes the rest, padded with zeroes; returns the checksum of all bytes.
-    fn finish(mut self) -> Result<u32> {
+    /// Writes the rest, padded with zeroes; returns the checksums of all bytes.
+    fn finish(mut self) -> Result<RecordSums> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
             piece[self.filled..whole].fill(0);
             piece.truncate(whole);
             self.write()?;
         }
-        Ok(self.crc)
+        Ok(self.sums)
     }
 
     fn write(&mut self) -> Result<()> {
@@ -371,13 +381,23 @@ fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     for sample in header.samples() {
         let start = sample.offset_bytes as usize;
         let end = start + sample.len_bytes as usize;
-        let sound = bytes.get(start..end).is_some_and(|record| crc32c(record) == sample.crc32c);
+        let sound = bytes.get(start..end).is_some_and(|record| match sample.pieces {
+            [] => crc32c(record) == sample.crc32c,
+            _ => is_right(&sample, &RecordSums::of(record)),
+        });
         if !sound || !is_zero(at..start) {
             return false;
         }
         at = end;
     }
     is_zero(at..header.head().len_bytes() as usize)
+}
+
+/// Whether a header has these checksums for the sample. An earlier release wrote none for pieces.
+fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
+    let pieces = sample.pieces;
+    sums.crc32c() == sample.crc32c
+        && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
 }
 
 fn slots(chunk: &ChunkLayout) -> impl Iterator<Item = Slot> + use<> {

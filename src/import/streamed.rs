@@ -8,7 +8,8 @@ use crate::directory::commit::freed_by_next;
 use crate::format::Fit;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::{
-    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, SampleMeta, Space, fields,
+    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, RecordSums, SampleMeta, Space,
+    fields,
 };
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -232,8 +233,8 @@ impl<'a> Writer<'a> {
         self.open = None;
         let spec = self.spec(names);
         let len = record.len() as u32; // `record_len` allows no more
-        let crc = crate::format::checksum::crc32c(record);
-        let header = |location| ChunkBuilder::oversize(&spec, slot, meta, len, crc, location);
+        let sums = RecordSums::of(record);
+        let header = |location| ChunkBuilder::oversize(&spec, slot, meta, len, &sums, location);
         let draft = header(ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
         let cells = self.state.journal.layout.cells_of(draft.head().len_bytes());
         let location = self.next_location(cells)?;

@@ -2,7 +2,8 @@
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
 //! order on a thread of its own. `fetch` plans reads, `pump` submits and polls them, `in_flight` verifies
-//! them, and `batch` holds the location of each sample. No module here depends on an engine.
+//! them, and `batch` holds the location of each sample. `sample_ranges` reads parts of large samples. No module here
+//! depends on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
 //!
@@ -30,8 +31,10 @@ mod batch;
 mod fetch;
 mod gather;
 mod in_flight;
+mod piece_tables;
 mod pump;
 mod range;
+mod sample_ranges;
 mod stale;
 #[cfg(feature = "unverified")]
 pub mod unverified;
@@ -50,12 +53,14 @@ use crate::units::{Epoch, SampleId, Slot, deadline};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
+pub use sample_ranges::{Ranges, SampleRange};
 pub use watch::Watch;
 
 pub(crate) use batch::SampleLocation;
 pub(crate) use fetch::{
     Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_samples, plan_whole_chunk,
 };
+pub(crate) use piece_tables::PieceTables;
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::RangeReader;
 pub(crate) use stale::{read_superblocks, stale_error};
@@ -107,6 +112,7 @@ pub struct Reader {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     pump: Option<Forked<Pump>>,
+    pieces: Arc<PieceTables>,
     pool: Pool,
     geometry: Vec<Geometry>,
     options: ReaderOptions,
@@ -138,6 +144,7 @@ impl Reader {
             directory,
             devices,
             pump: None,
+            pieces: Arc::default(),
             pool,
             geometry: Vec::new(),
             options,
@@ -151,6 +158,11 @@ impl Reader {
         };
         reader.open_pump()?;
         Ok(reader)
+    }
+
+    /// Uses what other readers of the image have learnt of its large samples, and tells them.
+    pub(crate) fn share_pieces(&mut self, pieces: &Arc<PieceTables>) {
+        self.pieces = Arc::clone(pieces);
     }
 
     /// Counters of the I/O so far.

@@ -30,7 +30,7 @@ pub struct ReadStats {
     pub bytes: u64,
     /// Commands that repeated a transfer, or a piece of one, after an error or a wrong checksum.
     pub repeated: u64,
-    /// Samples whose checksum was computed and correct.
+    /// Samples, and pieces of large samples, whose checksum was computed and correct.
     pub verified: u64,
 }
 

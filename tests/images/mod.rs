@@ -14,7 +14,7 @@ use dlfs::format::superblock_set::{
 };
 use dlfs::format::{
     CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, FormatVersion, ImageLayout,
-    Pack, Part, Placement, SampleMeta, Space, Superblock, Uuid,
+    Pack, Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -245,14 +245,14 @@ impl Image {
         builder: &mut DirectoryBuilder,
     ) {
         let meta = SampleMeta { id, name: &sample.name, label: sample.label };
-        let crc = dlfs::format::checksum::crc32c(&sample.record);
+        let sums = RecordSums::of(&sample.record);
         let len = sample.record.len() as u32;
         let mut place =
             ChunkLocation { sequence: *sequence, time_ns: self.time_ns, namespace: 0, cell: 0 };
-        let draft = ChunkBuilder::oversize(spec, slot, &meta, len, crc, place).unwrap();
+        let draft = ChunkBuilder::oversize(spec, slot, &meta, len, &sums, place).unwrap();
         let run = space.allocate(*sequence, draft.head().cell_range().cells).unwrap();
         (place.namespace, place.cell) = (run.namespace, run.cell);
-        let header = ChunkBuilder::oversize(spec, slot, &meta, len, crc, place).unwrap();
+        let header = ChunkBuilder::oversize(spec, slot, &meta, len, &sums, place).unwrap();
         let mut bytes = vec![0; header.head().len_bytes() as usize];
         header.encode_into(&mut bytes);
         let at = header.head().data_start() as usize;

@@ -846,12 +846,18 @@ int dlfs_open_id(const dlfs_fs *fs, uint64_t id, dlfs_file **file);
 // Reads up to `len` bytes from the end of the last dlfs_read of this handle, like read(2): returns
 // their number, 0 at the end, or an error number.
 //
-// The first read fetches and verifies the whole sample; later ones copy from it. A failed call
-// does not move the position. Any thread; threads that read from one handle get different ranges.
+// A sample up to 1 MiB is read and verified whole at first use, and later calls copy from it. Of a
+// larger one, verified pieces of 256 KiB are read, and further ahead the longer it is read in
+// sequence; the handle keeps up to 8 MiB. A failed call does not move the position. Any thread;
+// threads that read from one handle get different ranges.
 int64_t dlfs_read(const dlfs_file *file, void *buf, size_t len);
 
 // Reads up to `len` bytes at `offset`, like pread(2): returns their number, 0 at and after the
 // end, or an error number. Does not move the position of dlfs_read. Any thread.
+//
+// Of a sample of more than 1 MiB it reads and verifies only the pieces of 256 KiB that the range
+// touches. DLFS_E_CORRUPT: one of these is damaged; other parts may be readable. Images of earlier
+// releases have no checksums of pieces: the first call for a sample reads it whole once.
 int64_t dlfs_pread(const dlfs_file *file, void *buf, size_t len, uint64_t offset);
 
 // Closes the handle and releases its memory. Any thread.

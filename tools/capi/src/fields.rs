@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use dlfs::format::fields::{find, split, table_len};
+use dlfs::format::fields::{split, table_len};
 
 use crate::batch::{Field, Item};
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure};
@@ -51,13 +51,9 @@ impl Division {
         Err(Failure::invalid(text))
     }
 
-    /// The bytes that represent the sample of `record`, once [`Division::check_one`] has passed.
-    pub(crate) fn shown(self, record: &[u8]) -> Result<&[u8], Failure> {
-        let Some(chosen) = self.chosen else { return Ok(record) };
-        let range = find(record, self.each, chosen).map_err(dlfs::Error::from)?;
-        range.map(|range| &record[range]).ok_or_else(|| {
-            Failure::new(DLFS_E_NOT_FOUND, "the sample does not have the field that was named")
-        })
+    /// The field that represents the sample; `None`: the whole record does.
+    pub(crate) fn chosen(self) -> Option<usize> {
+        self.chosen
     }
 }
 

@@ -5,8 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use dlfs::dataset::{OnError, Query};
-use dlfs::reader::Batch;
+use dlfs::dataset::SampleFile;
 use dlfs::units::SampleId;
 
 use crate::error::{DLFS_OK, Failure, guard, guard_long};
@@ -17,13 +16,13 @@ use crate::structs::{put, text};
 /// An open sample: an opaque handle.
 pub struct FileHandle(());
 
-/// The object behind a file handle. It has no lock: a fork may happen at any time.
+/// The object behind a file handle. It has no lock that it waits for: a fork may happen at any time.
 pub(crate) struct File {
     /// `None` in tests of the table alone.
     mount: Option<Arc<Mount>>,
     id: SampleId,
-    /// The whole sample in a box of its own, once it was read; NULL before. Never changed once set.
-    batch: AtomicPtr<Batch>,
+    /// The open sample in a box of its own, after the first read; NULL before. Never changed once set.
+    opened: AtomicPtr<SampleFile>,
     position: AtomicU64,
 }
 
@@ -70,8 +69,10 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
 /// Reads up to `len` bytes from the end of the last dlfs_read of this handle, like read(2): returns
 /// their number, 0 at the end, or an error number.
 ///
-/// The first read fetches and verifies the whole sample; later ones copy from it. A failed call
-/// does not move the position. Any thread; threads that read from one handle get different ranges.
+/// A sample up to 1 MiB is read and verified whole at first use, and later calls copy from it. Of a
+/// larger one, verified pieces of 256 KiB are read, and further ahead the longer it is read in
+/// sequence; the handle keeps up to 8 MiB. A failed call does not move the position. Any thread;
+/// threads that read from one handle get different ranges.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
@@ -79,18 +80,27 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
         if buf.is_null() && len > 0 {
             return Err(Failure::invalid("buf is NULL"));
         }
-        let bytes = file.bytes()?;
-        let take = |position: u64| Some(position + part(bytes, position, len).len() as u64);
-        let from = file.position.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
-        let from = from.unwrap_or_default(); // `take` never refuses
-        // SAFETY: by the header `buf` has `len` bytes, and `part` returns at most the `len` bytes
-        // requested.
-        unsafe { copy(part(bytes, from, len), buf) }
+        let mut position = file.position.load(Ordering::Acquire);
+        loop {
+            // SAFETY: by the header `buf` has `len` bytes.
+            let got = unsafe { file.read_at(buf, len, position)? };
+            let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+            let end = position + got.cast_unsigned();
+            // Another thread may have taken these bytes meanwhile: then this one reads those behind.
+            match file.position.compare_exchange(position, end, set, seen) {
+                Ok(_) => return Ok(got),
+                Err(moved) => position = moved,
+            }
+        }
     })
 }
 
 /// Reads up to `len` bytes at `offset`, like pread(2): returns their number, 0 at and after the
 /// end, or an error number. Does not move the position of dlfs_read. Any thread.
+///
+/// Of a sample of more than 1 MiB it reads and verifies only the pieces of 256 KiB that the range
+/// touches. DLFS_E_CORRUPT: one of these is damaged; other parts may be readable. Images of earlier
+/// releases have no checksums of pieces: the first call for a sample reads it whole once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_pread(
     file: *const FileHandle,
@@ -100,9 +110,8 @@ pub unsafe extern "C" fn dlfs_pread(
 ) -> i64 {
     guard_long(|| {
         let file = handles::get::<File>(file.cast())?;
-        // SAFETY: by the header `buf` has `len` bytes, and `part` returns at most the `len` bytes
-        // requested.
-        unsafe { copy(part(file.bytes()?, offset, len), buf) }
+        // SAFETY: by the header `buf` has `len` bytes.
+        unsafe { file.read_at(buf, len, offset) }
     })
 }
 
@@ -114,69 +123,67 @@ pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
 
 fn open(mount: Arc<Mount>, id: SampleId) -> Result<*mut FileHandle, Failure> {
     mount.division.check_one(mount.dataset.fields())?;
-    let batch = AtomicPtr::new(null_mut());
-    let file = File { mount: Some(mount), id, batch, position: AtomicU64::new(0) };
+    let opened = AtomicPtr::new(null_mut());
+    let file = File { mount: Some(mount), id, opened, position: AtomicU64::new(0) };
     Ok(handles::insert(file)?.cast())
 }
 
-fn part(bytes: &[u8], from: u64, len: usize) -> &[u8] {
-    let from = usize::try_from(from).unwrap_or(usize::MAX).min(bytes.len());
-    &bytes[from..from.saturating_add(len).min(bytes.len())]
-}
-
-/// # Safety
-/// `buf` has room for `bytes`, or there are none.
-unsafe fn copy(bytes: &[u8], buf: *mut c_void) -> Result<i64, Failure> {
-    if bytes.is_empty() {
-        return Ok(0);
-    }
-    if buf.is_null() {
-        return Err(Failure::invalid("buf is NULL"));
-    }
-    // SAFETY: not NULL, and the caller promises as many bytes at `buf` as `bytes` has; the source
-    // is the library's own memory, so the two do not overlap.
-    unsafe { buf.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    Ok(bytes.len() as i64)
-}
-
 impl File {
-    /// The sample's bytes, read at first use. If two threads read them at the same time, one copy
-    /// is kept.
-    fn bytes(&self) -> Result<&[u8], Failure> {
+    /// Reads up to `len` bytes at `offset` into `buf`.
+    ///
+    /// # Safety
+    /// `buf` is NULL or has `len` bytes.
+    unsafe fn read_at(&self, buf: *mut c_void, len: usize, offset: u64) -> Result<i64, Failure> {
         let mount = self.mount.as_ref().ok_or_else(|| Failure::invalid("no data set"))?;
-        if let Some(batch) = self.batch() {
-            return mount.division.shown(batch.bytes(0));
+        let opened = self.opened(mount)?;
+        let len = opened.len_bytes().saturating_sub(offset).min(len as u64) as usize;
+        if len == 0 {
+            return Ok(0);
         }
-        let (wanted, stop) = ([self.id], &mut mount.stop.clone());
-        let read = mount.dataset.read(Query::Ids(&wanted), OnError::Raise, stop)?;
-        let mine = Box::into_raw(Box::new(read.batch));
+        if buf.is_null() {
+            return Err(Failure::invalid("buf is NULL"));
+        }
+        // SAFETY: not NULL; the caller promises at least `len` bytes there, which nobody else uses during the
+        // call.
+        let buf = unsafe { std::slice::from_raw_parts_mut(buf.cast::<u8>(), len) };
+        let got = opened.read_at(offset, buf, &mut mount.stop.clone())?;
+        Ok(got as i64)
+    }
+
+    /// The open sample. If two threads open it at the same time, one of them is kept.
+    fn opened(&self, mount: &Mount) -> Result<&SampleFile, Failure> {
+        if let Some(opened) = self.loaded() {
+            return Ok(opened);
+        }
+        let chosen = mount.division.chosen();
+        let opened = mount.dataset.open_sample(self.id, chosen, &mut mount.stop.clone())?;
+        let mine = Box::into_raw(Box::new(opened));
         let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
-        if self.batch.compare_exchange(null_mut(), mine, set, seen).is_err() {
-            // SAFETY: it was allocated above and nobody else has it; the other thread's copy is
-            // equal.
+        if self.opened.compare_exchange(null_mut(), mine, set, seen).is_err() {
+            // SAFETY: it was allocated above and nobody else has it; the other thread's is equal.
             drop(unsafe { Box::from_raw(mine) });
         }
-        self.batch().map_or(Ok(&[]), |batch| mount.division.shown(batch.bytes(0)))
+        Ok(self.loaded().expect("one of the two was set and stays"))
     }
 
-    fn batch(&self) -> Option<&Batch> {
-        // SAFETY: NULL or a box that `bytes` has set and that stays until this is dropped.
-        unsafe { self.batch.load(Ordering::Acquire).as_ref() }
+    fn loaded(&self) -> Option<&SampleFile> {
+        // SAFETY: NULL or a box that `opened` has set and that stays until this is dropped.
+        unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 
     #[cfg(test)]
     pub(crate) fn of_nothing() -> File {
-        let (batch, position) = (AtomicPtr::new(null_mut()), AtomicU64::new(0));
-        File { mount: None, id: SampleId(0), batch, position }
+        let (opened, position) = (AtomicPtr::new(null_mut()), AtomicU64::new(0));
+        File { mount: None, id: SampleId(0), opened, position }
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        let batch = *self.batch.get_mut();
-        if !batch.is_null() {
-            // SAFETY: a box that `bytes` has set, and nobody has a reference to it any more.
-            drop(unsafe { Box::from_raw(batch) });
+        let opened = *self.opened.get_mut();
+        if !opened.is_null() {
+            // SAFETY: a box that `opened` has set, and nobody has a reference to it any more.
+            drop(unsafe { Box::from_raw(opened) });
         }
     }
 }

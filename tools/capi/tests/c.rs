@@ -282,6 +282,29 @@ fn fields_of_a_sample_are_told_apart() {
 }
 
 #[test]
+fn a_part_of_a_large_sample_costs_its_pieces() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    fs::create_dir(source.path("large")).unwrap();
+    let bytes: Vec<u8> = (0..(6u64 << 20) + 5).map(|i| ((i >> 12) * 31 + i) as u8).collect();
+    fs::write(source.path("large/one"), bytes).unwrap();
+    source.import("large", "large.dlfs");
+    let image = source.path("large.dlfs");
+    let device = qpair::open(&Address::from_path(&image), &ConnectOptions::default()).unwrap();
+    let nqn = "nqn.2026-11.io.dlfs:large".parse().unwrap();
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let options = TargetOptions { listen, ..TargetOptions::new(nqn) };
+    let target = Target::bind(options, vec![device]).unwrap();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/ranges.c"), how);
+        for address in [image.to_str().unwrap(), &target.address(Nsid(1)).to_string()] {
+            println!("{how:?} {address}");
+            program.run(&[address]);
+        }
+    }
+}
+
+#[test]
 fn samples_are_deleted_and_their_space_is_freed() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

@@ -1,0 +1,195 @@
+//! A sample as an open file: reads at offsets, of large samples in verified pieces.
+
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::fields::{field_range, table_len};
+use crate::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
+use crate::reader::{Ranges, SampleRange, Watch};
+use crate::units::SampleId;
+
+use super::Dataset;
+
+/// An open sample, or one field of it. Reads may come from any thread, and never wait for each other.
+///
+/// It keeps the bytes that it read last: a sample up to 1 MiB whole, of a larger one at most 8 MiB. Reads that
+/// follow one another read ahead, twice as far each time; others take only the pieces that they touch.
+#[derive(Debug)]
+pub struct SampleFile {
+    dataset: Dataset,
+    id: SampleId,
+    /// Where the file lies in the record.
+    span: Range<u64>,
+    record_len: u64,
+    /// Taken out while it is used: a thread that finds none reads for itself. It is only tried, so that a
+    /// lock that was held during a fork does not matter to the child.
+    window: Mutex<Option<Window>>,
+}
+
+/// The bytes that were read last.
+#[derive(Debug)]
+struct Window {
+    /// Which of the record.
+    at: Range<u64>,
+    ranges: Ranges,
+    /// Where the last read ended.
+    next: u64,
+}
+
+impl Dataset {
+    /// Opens a sample: the whole record, or the bytes of `field`, for which the table of its fields is read.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such sample, or it lacks the field. Those of [`Dataset::read_range`].
+    pub fn open_sample(
+        &self,
+        id: SampleId,
+        field: Option<usize>,
+        watch: &mut dyn Watch,
+    ) -> Result<SampleFile> {
+        let record_len = u64::from(self.len_bytes(id)?);
+        let num_fields = self.fields().len();
+        let span = match field {
+            Some(field) if num_fields > 1 => {
+                let read = self.read_range(id, 0..table_len(num_fields), watch)?;
+                let found = field_range(read.bytes(0), num_fields, field, record_len)?;
+                found.ok_or_else(|| without_field(id))?
+            }
+            _ => 0..record_len,
+        };
+        let window = Mutex::new(None);
+        Ok(SampleFile { dataset: self.clone(), id, span, record_len, window })
+    }
+}
+
+impl Dataset {
+    /// As [`Dataset::read_ranges`], of one field of each sample. A sample without the field fails with
+    /// `NotFound`.
+    ///
+    /// # Errors
+    /// As [`Dataset::read_ranges`].
+    pub fn read_field_ranges(
+        &self,
+        ranges: &[SampleRange],
+        field: usize,
+        watch: &mut dyn Watch,
+    ) -> Result<(Ranges, Vec<(usize, Error)>)> {
+        let num_fields = self.fields().len();
+        if num_fields <= 1 {
+            return self.read_ranges(ranges, watch);
+        }
+        let table =
+            |range: &SampleRange| SampleRange { start: 0, end: table_len(num_fields), ..*range };
+        let (tables, mut failures) =
+            self.read_ranges(&ranges.iter().map(table).collect::<Vec<_>>(), watch)?;
+        let (mut wanted, mut places) = (Vec::new(), Vec::new());
+        let mut failed = failures.iter().map(|(index, _)| *index).collect::<Vec<_>>().into_iter();
+        let mut next_failed = failed.next();
+        for (index, range) in ranges.iter().enumerate() {
+            if next_failed == Some(index) {
+                next_failed = failed.next();
+                continue;
+            }
+            let found = self.len_bytes(range.id).and_then(|len| {
+                Ok(field_range(tables.bytes(index), num_fields, field, len.into())?)
+            });
+            match found {
+                Ok(Some(span)) => {
+                    let at = |offset: u64| span.start.saturating_add(offset).min(span.end);
+                    wanted.push(SampleRange {
+                        start: at(range.start),
+                        end: at(range.end),
+                        ..*range
+                    });
+                    places.push(index);
+                }
+                Ok(None) => failures.push((index, without_field(range.id))),
+                Err(error) => failures.push((index, error.sample(range.id))),
+            }
+        }
+        let (read, more) = self.read_ranges(&wanted, watch)?;
+        failures.extend(more.into_iter().map(|(nth, error)| (places[nth], error)));
+        failures.sort_by_key(|(index, _)| *index);
+        Ok((read.spread(&places, ranges.len()), failures))
+    }
+}
+
+fn without_field(id: SampleId) -> Error {
+    Error::new(ErrorKind::NotFound, "the sample does not have the field").sample(id)
+}
+
+impl SampleFile {
+    /// The sample.
+    pub fn id(&self) -> SampleId {
+        self.id
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.span.end - self.span.start
+    }
+
+    /// Reads at `offset` into `buf`, as `pread`: returns how many bytes there are, 0 at and after the end.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::read_range`]; `buf` then has no meaning.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8], watch: &mut dyn Watch) -> Result<usize> {
+        let left = self.len_bytes().saturating_sub(offset);
+        let len = left.min(buf.len() as u64) as usize;
+        if len == 0 {
+            return Ok(0);
+        }
+        let start = self.span.start + offset;
+        let mut window = self.window.try_lock().and_then(|mut window| window.take());
+        let mut done = 0;
+        while done < len {
+            let at = start + done as u64;
+            let kept = match window.take() {
+                Some(window) if window.at.contains(&at) => window,
+                other => self.read_window(at..start + len as u64, other.as_ref(), watch)?,
+            };
+            let from = (at - kept.at.start) as usize;
+            let bytes = kept.ranges.bytes(0).get(from..).unwrap_or_default();
+            let taken = bytes.len().min(len - done);
+            if taken == 0 {
+                let text = "a read of the sample returned fewer bytes than it has";
+                return Err(Error::new(ErrorKind::Internal, text).sample(self.id));
+            }
+            buf[done..done + taken].copy_from_slice(&bytes[..taken]);
+            done += taken;
+            window = Some(Window { next: start + done as u64, ..kept });
+        }
+        if let Some(mut place) = self.window.try_lock() {
+            *place = window;
+        }
+        Ok(len)
+    }
+
+    /// Reads what is `wanted` of the record and, if that continues the last read, more.
+    fn read_window(
+        &self,
+        wanted: Range<u64>,
+        last: Option<&Window>,
+        watch: &mut dyn Watch,
+    ) -> Result<Window> {
+        let at = if self.record_len <= PIECED_ABOVE_BYTES.into() {
+            0..self.record_len
+        } else {
+            let piece = u64::from(PIECE_BYTES);
+            let ahead = match last {
+                Some(last) if last.next == wanted.start => 2 * (last.at.end - last.at.start),
+                _ => 0,
+            };
+            let start = wanted.start - wanted.start % piece;
+            let end = wanted.end.max(start + ahead).min(start + MAX_WINDOW_BYTES);
+            start..end.next_multiple_of(piece).min(self.record_len)
+        };
+        let ranges = self.dataset.read_range(self.id, at.clone(), watch)?;
+        Ok(Window { at, ranges, next: wanted.start })
+    }
+}
+
+/// The most that one file keeps, and reads at once.
+const MAX_WINDOW_BYTES: u64 = 8 << 20;

@@ -1,0 +1,104 @@
+//! Checksums of the pieces of large samples, kept after the first range of a sample was read.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::units::SampleId;
+
+/// What readers of one process know. At most [`MAX_SUMS`] checksums are kept; the oldest tables go first.
+#[derive(Default)]
+pub(crate) struct PieceTables {
+    known: Mutex<Known>,
+    learned: Condvar,
+}
+
+#[derive(Default)]
+struct Known {
+    tables: HashMap<SampleId, Arc<[u32]>>,
+    /// In the order in which they came.
+    order: VecDeque<SampleId>,
+    num_sums: usize,
+    /// Samples that a thread is reading whole, since their chunks have no checksums of pieces.
+    learning: HashSet<SampleId>,
+}
+
+/// The duty to learn the pieces of a sample; others wait for it until it is dropped.
+pub(crate) struct Lesson<'a> {
+    tables: &'a PieceTables,
+    id: SampleId,
+}
+
+impl PieceTables {
+    pub(crate) fn get(&self, id: SampleId) -> Option<Arc<[u32]>> {
+        self.known.lock().tables.get(&id).cloned()
+    }
+
+    pub(crate) fn insert(&self, id: SampleId, table: Arc<[u32]>) {
+        let mut known = self.known.lock();
+        known.num_sums += table.len();
+        match known.tables.insert(id, table) {
+            Some(before) => known.num_sums -= before.len(),
+            None => known.order.push_back(id),
+        }
+        while known.num_sums > MAX_SUMS && known.order.len() > 1 {
+            let oldest = known.order.pop_front().expect("there are two");
+            let table = known.tables.remove(&oldest).expect("it is listed once, while it is there");
+            known.num_sums -= table.len();
+        }
+    }
+
+    /// The duty to learn the pieces of a sample, unless another thread has it.
+    pub(crate) fn begin(&self, id: SampleId) -> Option<Lesson<'_>> {
+        // Not in one statement: a lesson that is dropped takes the lock.
+        let begins = self.known.lock().learning.insert(id);
+        begins.then(|| Lesson { tables: self, id })
+    }
+
+    /// Waits until a lesson ends, or `until` has come.
+    pub(crate) fn wait(&self, id: SampleId, until: Instant) {
+        let mut known = self.known.lock();
+        if known.learning.contains(&id) {
+            self.learned.wait_until(&mut known, until);
+        }
+    }
+}
+
+impl Drop for Lesson<'_> {
+    fn drop(&mut self) {
+        self.tables.known.lock().learning.remove(&self.id);
+        self.tables.learned.notify_all();
+    }
+}
+
+/// 4 MiB of checksums: those of 256 GiB of samples.
+const MAX_SUMS: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_tables_go_when_there_are_too_many_checksums() {
+        let tables = PieceTables::default();
+        for id in 0..3 {
+            tables.insert(SampleId(id), vec![id as u32; MAX_SUMS / 2].into());
+            tables.insert(SampleId(id), vec![id as u32; MAX_SUMS / 2].into());
+        }
+        let is_there = |id| tables.get(SampleId(id)).is_some();
+        assert_eq!([0, 1, 2].map(is_there), [false, true, true]);
+        tables.insert(SampleId(9), vec![0; 2 * MAX_SUMS].into());
+        assert!(is_there(9), "the newest one stays, however long it is");
+    }
+
+    #[test]
+    fn one_thread_learns_a_sample_and_a_lesson_that_fails_goes_to_another() {
+        let tables = PieceTables::default();
+        let lesson = tables.begin(SampleId(1)).expect("nobody has begun");
+        assert!(tables.begin(SampleId(1)).is_none() && tables.begin(SampleId(2)).is_some());
+        drop(lesson);
+        assert!(tables.begin(SampleId(1)).is_some());
+    }
+}

@@ -1,0 +1,502 @@
+//! Reads ranges of samples: of a large one only the pieces that a range touches, each verified by itself.
+//!
+//! A sample up to 1 MiB is read whole. Of a larger one, the chunk's header has checksums of pieces of 256 KiB
+//! ([`crate::format::pieces`]). It is read when the first range of the sample is, and what it says must give
+//! the checksum in the directory. Pieces then go through the pump as samples do: neighbours share commands,
+//! and a piece whose checksum differs is read again.
+//!
+//! Where the header has none (earlier releases, version 1 of the format) or is damaged, the sample is read
+//! whole once, through a few megabytes of memory: its checksum is compared, and those of its pieces are kept.
+//! Threads that want the same sample meanwhile wait for that.
+//!
+//! A plain folder has no checksums before a file was read whole. A part of a large file is read as it is.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::buf::SharedBuf;
+use crate::checksum::crc32c;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::pieces::{PIECE_BYTES, num_pieces, piece_len, whole};
+use crate::format::{ChunkHeader, Extent};
+use crate::units::{SampleId, deadline};
+
+use super::fetch::{Fetch, plan_chunk};
+use super::pump::Fetched;
+use super::watch::{TICK, Watch, interrupted, timed_out};
+use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
+
+/// A range of a sample's record, in bytes. What goes beyond the record's end is left out, as by `pread`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleRange {
+    /// The sample.
+    pub id: SampleId,
+    /// First byte.
+    pub start: u64,
+    /// The byte after the last one.
+    pub end: u64,
+}
+
+/// The verified bytes of ranges, in the order of the request. They share the buffers that they were read into.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    bufs: Vec<SharedBuf>,
+    places: Vec<Place>,
+}
+
+/// Where the bytes of one range are.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    buf: usize,
+    offset: usize,
+    len: usize,
+}
+
+impl Ranges {
+    /// How many ranges there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// `count` ranges of which these are at `places`; the others have no bytes.
+    pub(crate) fn spread(mut self, places: &[usize], count: usize) -> Ranges {
+        let mut spread = vec![Place::default(); count];
+        for (&place, &found) in places.iter().zip(&self.places) {
+            spread[place] = found;
+        }
+        self.places = spread;
+        self
+    }
+
+    /// The bytes of the range at `index`: shorter than requested where the sample ends, and none if it failed.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Ranges::len`], as a slice does.
+    pub fn bytes(&self, index: usize) -> &[u8] {
+        let place = self.places[index];
+        if place.len == 0 {
+            return &[];
+        }
+        &self.bufs[place.buf][place.offset..place.offset + place.len]
+    }
+}
+
+/// One range, clamped to its sample.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// Position in the request.
+    index: usize,
+    id: SampleId,
+    extent: Extent,
+    start: u32,
+    end: u32,
+}
+
+/// How the bytes of a group of ranges are verified.
+enum Unit {
+    /// By the checksum of the record.
+    Whole,
+    /// By those of its pieces.
+    Pieces(Arc<[u32]>),
+    /// Nothing is known of them.
+    Unknown,
+}
+
+/// Ranges of one sample that share one fetch.
+struct Group {
+    wanted: Vec<Wanted>,
+    unit: Unit,
+    /// Bytes of the record that are read.
+    span: Range<u32>,
+    /// Where the span begins in the buffer.
+    buf_offset: usize,
+}
+
+/// What a call waits with.
+struct Call<'a> {
+    deadline: Instant,
+    next_tick: Instant,
+    watch: &'a mut dyn Watch,
+}
+
+impl Reader {
+    /// Reads `ranges` into `out`, in their order. Of a sample of more than 1 MiB only the pieces of 256 KiB
+    /// that a range touches are read.
+    ///
+    /// Polls on the calling thread until all have arrived.
+    ///
+    /// # Errors
+    /// Those of [`Reader::read_batch`], of the first range that failed. `Corrupt`: a piece that the range
+    /// touches is damaged; the error names the bytes. The other pieces of that sample can still be read, if
+    /// its chunk has their checksums.
+    pub fn read_ranges(&mut self, ranges: &[SampleRange], out: &mut Ranges) -> Result<()> {
+        let mut failures = self.read_ranges_watched(ranges, out, &mut ())?;
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(failures.swap_remove(0).1),
+        }
+    }
+
+    /// As [`Reader::read_ranges`], but a range that cannot be read does not fail the call, and `watch` may
+    /// interrupt it. Returns the positions in `ranges` that failed, ascending, with their errors.
+    ///
+    /// # Errors
+    /// `Interrupted`: `watch` interrupted it. `TimedOut`, `Stale`, `OutOfMemory`: the whole call failed.
+    pub fn read_ranges_watched(
+        &mut self,
+        ranges: &[SampleRange],
+        out: &mut Ranges,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<(usize, Error)>> {
+        self.notice_fork()?;
+        out.bufs.clear();
+        out.places.clear();
+        out.places.resize(ranges.len(), Place::default());
+        let now = Instant::now();
+        let deadline = deadline(now, self.options.deadline);
+        let mut call = Call { deadline, next_tick: now + TICK, watch };
+        let (mut wanted, mut failures) = (Vec::with_capacity(ranges.len()), Vec::new());
+        for (index, &SampleRange { id, start, end }) in ranges.iter().enumerate() {
+            let Some(extent) = self.directory.extent(id) else {
+                failures.push((index, not_in_directory(&self.directory, id)));
+                continue;
+            };
+            let len = u64::from(extent.len_bytes);
+            let (start, end) = (start.min(len) as u32, end.min(len) as u32);
+            if start < end {
+                wanted.push(Wanted { index, id, extent, start, end });
+            }
+        }
+        wanted.sort_by_key(|wanted| (wanted.id, wanted.start, wanted.end));
+        self.load_tables(&wanted, &mut call)?;
+        let mut groups: Vec<Group> = Vec::new();
+        for wanted in wanted {
+            match self.unit_of(&wanted, &mut call) {
+                Ok(unit) => add_to_groups(&mut groups, wanted, unit),
+                Err(error) if ends_call(&error) => return Err(error),
+                Err(error) => failures.push((wanted.index, error)),
+            }
+        }
+        self.read_groups(&mut groups, out, &mut failures, &mut call)?;
+        self.judge(failures, deadline)
+    }
+
+    /// Reads the headers of the chunks whose samples are large and not known yet, all at the same time.
+    fn load_tables(&mut self, wanted: &[Wanted], call: &mut Call<'_>) -> Result<()> {
+        let mut chunks: Vec<u32> = Vec::new();
+        for (nth, wanted) in wanted.iter().enumerate() {
+            if self.is_partial(wanted)
+                && self.directory.learned().is_none()
+                && self.pieces.get(wanted.id).is_none()
+            {
+                let chunk = self.directory.chunk_of(wanted.id).expect("a sample lies in a chunk");
+                if nth == 0 || chunks.last() != Some(&chunk) {
+                    chunks.push(chunk);
+                }
+            }
+        }
+        chunks.sort_unstable();
+        chunks.dedup();
+        // Headers that lie in the same burst need memory together.
+        for burst in chunks.chunks(HEADERS_AT_ONCE) {
+            let fetches = burst.iter().map(|&chunk| {
+                let info = self.directory.chunk(chunk);
+                self.plan_raw(info.namespace, info.offset_bytes, info.header_bytes as u32).0
+            });
+            let fetches: Vec<Fetch> = fetches.collect();
+            let mut headers = Vec::with_capacity(burst.len());
+            self.run(fetches, call, &mut |nth, fetched| headers.push((nth, fetched.into_buf())))?;
+            for (nth, header) in headers {
+                // One that cannot be read or used is as one without checksums of pieces.
+                let kept = header.and_then(|bytes| self.keep_tables(burst[nth], &bytes));
+                if let Err(error) = kept {
+                    let chunk = burst[nth];
+                    tracing::warn!(
+                        "the header of chunk {chunk} is not used, so the first range of each of its \
+                         samples takes a read of the whole sample: {error}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the checksums of pieces that a chunk's header has.
+    fn keep_tables(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
+        let info = self.directory.chunk(chunk);
+        let header = ChunkHeader::parse(bytes)?;
+        let cell = info.offset_bytes / self.directory.layout().cell_bytes();
+        header.head().check_location(self.directory.layout(), info.namespace, cell)?;
+        for sample in header.samples().filter(|sample| !sample.pieces.is_empty()) {
+            let Some(extent) = self.directory.extent(sample.id) else { continue };
+            // The checksum in the directory decides, so nothing of the header has to be believed.
+            if whole(sample.pieces, extent.len_bytes) == Some(extent.crc32c) {
+                self.pieces.insert(sample.id, sample.pieces.into());
+            } else {
+                let text = "the checksums of its pieces are not those of the sample";
+                return Err(Error::new(ErrorKind::Corrupt, text).sample(sample.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a range of a large sample leaves out at least one of its pieces.
+    fn is_partial(&self, wanted: &Wanted) -> bool {
+        let span = pieces_around(wanted.start..wanted.end, wanted.extent.len_bytes);
+        num_pieces(wanted.extent.len_bytes) > 0 && span != (0..wanted.extent.len_bytes)
+    }
+
+    /// How the range is verified. Learns the checksums of pieces that no header has.
+    fn unit_of(&mut self, wanted: &Wanted, call: &mut Call<'_>) -> Result<Unit> {
+        if num_pieces(wanted.extent.len_bytes) == 0 {
+            return Ok(Unit::Whole);
+        }
+        if self.directory.learned().is_some() {
+            return Ok(if self.is_partial(wanted) { Unit::Unknown } else { Unit::Whole });
+        }
+        let tables = Arc::clone(&self.pieces);
+        loop {
+            if let Some(table) = tables.get(wanted.id) {
+                return Ok(Unit::Pieces(table));
+            }
+            if !self.is_partial(wanted) {
+                return Ok(Unit::Whole);
+            }
+            if let Some(lesson) = tables.begin(wanted.id) {
+                // Another thread may have ended its lesson just before this one began.
+                if tables.get(wanted.id).is_none() {
+                    let table = self.learn(wanted.id, wanted.extent, call)?;
+                    tables.insert(wanted.id, table);
+                }
+                drop(lesson);
+            } else {
+                tables.wait(wanted.id, call.deadline.min(call.next_tick));
+                self.check(call)?;
+            }
+        }
+    }
+
+    /// Computes the checksums of the pieces of a sample from all its bytes, and compares that of the whole.
+    fn learn(&mut self, id: SampleId, extent: Extent, call: &mut Call<'_>) -> Result<Arc<[u32]>> {
+        let len = extent.len_bytes;
+        let mut sums = vec![0; num_pieces(len)];
+        let mut unread = false;
+        let starts: Vec<u32> = (0..len).step_by(FETCH_LEN_BYTES).collect();
+        for burst in starts.chunks(LESSONS_AT_ONCE) {
+            let mut begins = Vec::with_capacity(burst.len());
+            let mut fetches = Vec::with_capacity(burst.len());
+            for &start in burst {
+                let part = (len - start).min(FETCH_LEN_BYTES as u32);
+                let at = extent.offset_bytes + u64::from(start);
+                let (fetch, begin) = self.plan_raw(extent.namespace, at, part);
+                fetches.push(fetch);
+                begins.push((begin, start, part));
+            }
+            self.run(fetches, call, &mut |nth, fetched| {
+                let (begin, start, part) = begins[nth];
+                unread |= !fetched.unread.is_empty();
+                let bytes = fetched.buf.get(begin..begin + part as usize).unwrap_or_default();
+                let first = (start / PIECE_BYTES) as usize;
+                for (piece, bytes) in bytes.chunks(PIECE_BYTES as usize).enumerate() {
+                    sums[first + piece] = crc32c(bytes);
+                }
+            })?;
+        }
+        if !unread && whole(&sums, len) == Some(extent.crc32c) {
+            return Ok(sums.into());
+        }
+        // Damaged, or changed on the way: as any sample it is read again, and named if that does not help.
+        let mut batch = Batch::new();
+        let failures = self.read_batch_watched(&[id], &mut batch, call.watch)?;
+        match failures.into_iter().next() {
+            Some((_, error)) => Err(error),
+            None => Ok(batch.bytes(0).chunks(PIECE_BYTES as usize).map(crc32c).collect()),
+        }
+    }
+
+    /// Reads the pieces of the groups and puts the ranges in `out`.
+    fn read_groups(
+        &mut self,
+        groups: &mut [Group],
+        out: &mut Ranges,
+        failures: &mut Vec<(usize, Error)>,
+        call: &mut Call<'_>,
+    ) -> Result<()> {
+        let mut fetches = Vec::with_capacity(groups.len());
+        for group in groups.iter_mut() {
+            fetches.push(self.plan_group(group));
+        }
+        self.run(fetches, call, &mut |nth, fetched| {
+            let group = &groups[nth];
+            let Fetched { fetch, buf, failures: of_pieces, unread, .. } = fetched;
+            let mut failed: Vec<(Range<u32>, Error)> = Vec::new();
+            for (piece, error) in of_pieces {
+                let sample = fetch.samples[piece];
+                let start = group.span.start + (sample.buf_offset - group.buf_offset) as u32;
+                failed.push((start..start + sample.len_bytes, error));
+            }
+            if matches!(group.unit, Unit::Unknown) {
+                failed.extend(unread.into_iter().map(|(_, error)| (group.span.clone(), error)));
+            }
+            for wanted in &group.wanted {
+                let touches = |(bytes, _): &&(Range<u32>, Error)| {
+                    bytes.start < wanted.end && wanted.start < bytes.end
+                };
+                if let Some((bytes, error)) = failed.iter().find(touches) {
+                    failures.push((wanted.index, of_bytes(error, bytes, wanted)));
+                    continue;
+                }
+                let offset = group.buf_offset + (wanted.start - group.span.start) as usize;
+                let len = (wanted.end - wanted.start) as usize;
+                out.places[wanted.index] = Place { buf: out.bufs.len(), offset, len };
+            }
+            out.bufs.push(buf);
+        })
+    }
+
+    /// The fetch of a group's pieces, as one contiguous range.
+    fn plan_group(&self, group: &mut Group) -> Fetch {
+        let Wanted { id, extent, .. } = group.wanted[0];
+        let mut fetch = Fetch::default();
+        match &group.unit {
+            Unit::Whole => plan_chunk([(id, extent)].into_iter(), &self.geometry, &mut fetch),
+            Unit::Unknown => {
+                let (start, len) = (group.span.start, group.span.end - group.span.start);
+                let at = extent.offset_bytes + u64::from(start);
+                (fetch, group.buf_offset) = self.plan_raw(extent.namespace, at, len);
+                return fetch;
+            }
+            Unit::Pieces(table) => {
+                let first = (group.span.start / PIECE_BYTES) as usize;
+                let end = group.span.end.div_ceil(PIECE_BYTES) as usize;
+                let pieces = (first..end).map(|piece| {
+                    let skip = piece as u64 * u64::from(PIECE_BYTES);
+                    let (offset_bytes, crc32c) = (extent.offset_bytes + skip, table[piece]);
+                    let len_bytes = piece_len(extent.len_bytes, piece);
+                    (id, Extent { offset_bytes, len_bytes, crc32c, ..extent })
+                });
+                plan_chunk(pieces, &self.geometry, &mut fetch);
+            }
+        }
+        group.buf_offset = fetch.samples[0].buf_offset;
+        fetch
+    }
+
+    /// The fetch of `len` bytes at `offset_bytes` that the pump does not verify, and where they begin in its
+    /// buffer.
+    fn plan_raw(&self, namespace: u16, offset_bytes: u64, len: u32) -> (Fetch, usize) {
+        let extent = Extent { namespace, offset_bytes, len_bytes: len, crc32c: 0 };
+        let mut fetch = Fetch::default();
+        plan_chunk([(SampleId(0), extent)].into_iter(), &self.geometry, &mut fetch);
+        let at = fetch.samples[0].buf_offset;
+        fetch.samples.clear();
+        (fetch, at)
+    }
+
+    /// Starts `fetches` and polls until all have finished; `take` gets each of them with its number.
+    fn run(
+        &mut self,
+        fetches: Vec<Fetch>,
+        call: &mut Call<'_>,
+        take: &mut dyn FnMut(usize, Fetched),
+    ) -> Result<()> {
+        let first_token = self.next_token + 1;
+        for fetch in fetches {
+            let buf = self.allocate(fetch.len_bytes)?;
+            self.next_token += 1;
+            let token = self.next_token;
+            self.pump()?.start(token, fetch, buf);
+        }
+        while self.pump()?.in_flight() > 0 {
+            let now = Instant::now();
+            let has_progressed = self.pump()?.poll(now);
+            while let Some(fetched) = self.pump()?.next_finished() {
+                take((fetched.token - first_token) as usize, fetched);
+            }
+            if self.pump()?.in_flight() == 0 {
+                break;
+            }
+            if let Err(error) = self.check(call) {
+                self.abandon_since(first_token - 1);
+                return Err(error);
+            }
+            if !has_progressed {
+                let until = call.deadline.min(call.next_tick);
+                self.pump()?.wait(until);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the watch when it is time; an error if the call must end.
+    fn check(&self, call: &mut Call<'_>) -> Result<()> {
+        let now = Instant::now();
+        if now >= call.next_tick {
+            call.next_tick = now + TICK;
+            if !call.watch.goes_on() {
+                return Err(interrupted());
+            }
+        }
+        match now >= call.deadline {
+            true => Err(timed_out(self.options.deadline, &self.devices)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Adds a range to the last group if they share a piece or are neighbours, or begins another group. Ranges
+/// come in the order of samples and their first bytes.
+fn add_to_groups(groups: &mut Vec<Group>, wanted: Wanted, unit: Unit) {
+    let len = wanted.extent.len_bytes;
+    let span = match unit {
+        Unit::Whole => 0..len,
+        Unit::Pieces(_) => pieces_around(wanted.start..wanted.end, len),
+        Unit::Unknown => wanted.start..wanted.end,
+    };
+    if let Some(last) = groups.last_mut()
+        && last.wanted[0].id == wanted.id
+        && span.start <= last.span.end
+        && std::mem::discriminant(&last.unit) == std::mem::discriminant(&unit)
+    {
+        last.span.end = last.span.end.max(span.end);
+        last.wanted.push(wanted);
+        return;
+    }
+    groups.push(Group { wanted: vec![wanted], unit, span, buf_offset: 0 });
+}
+
+/// The bytes of all pieces that `bytes` touch.
+fn pieces_around(bytes: Range<u32>, len: u32) -> Range<u32> {
+    let end = u64::from(bytes.end).next_multiple_of(PIECE_BYTES.into()).min(len.into());
+    bytes.start - bytes.start % PIECE_BYTES..end as u32
+}
+
+fn ends_call(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Interrupted | ErrorKind::TimedOut | ErrorKind::Stale | ErrorKind::OutOfMemory
+    )
+}
+
+/// The error of a range that touches `bytes` of its sample, which cannot be used.
+fn of_bytes(error: &Error, bytes: &Range<u32>, wanted: &Wanted) -> Error {
+    if *bytes == (0..wanted.extent.len_bytes) {
+        return error.to_others();
+    }
+    let Range { start, end } = bytes;
+    let text = format!("bytes {start} to {end} of the sample cannot be used: {error}");
+    let hint = "other parts of the sample may be readable; dlfs verify lists what is damaged";
+    Error::new(error.kind(), text).sample(wanted.id).hint(hint)
+}
+
+/// Headers read together: 4 KiB each, and rarely more.
+const HEADERS_AT_ONCE: usize = 1024;
+
+/// Fetches of 4 MiB in flight while a sample is read whole.
+const LESSONS_AT_ONCE: usize = 4;
