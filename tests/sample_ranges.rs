@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::dataset::{Dataset, Image, OpenOptions, Options, SampleRange};
+use dlfs::format::checksum::crc32c;
 use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
-use dlfs::format::{FormatVersion, Pack};
+use dlfs::format::{ChunkHeader, FormatVersion, Pack};
 use dlfs::import::{
-    EditOptions, ImportOptions, Onto, Progress, Stage, delete_ids, import, purge, rebuild,
+    EditOptions, ImportOptions, Onto, Progress, Stage, add_pieces_on, delete_ids, import, purge,
+    rebuild,
 };
 use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
@@ -433,7 +435,8 @@ fn a_field_of_a_large_sample_is_a_file_of_its_own() {
 }
 
 #[test]
-fn ranges_through_tiers_are_right_and_come_from_copies_afterwards() {
+fn the_first_range_is_served_while_the_whole_sample_is_copied_once_and_later_ones_come_from_the_copy()
+ {
     let mut files = Files::new();
     files.import("a", Onto::Empty);
     let folder = tempfile::tempdir().unwrap();
@@ -442,14 +445,32 @@ fn ranges_through_tiers_are_right_and_come_from_copies_afterwards() {
     options.open.tiers.tiers = vec![tier.parse().unwrap()];
     options.open.tiers.policy = Policy::FirstTouch;
     let reads = Dataset::open(&files.image(), &options, &mut ()).unwrap();
+    let large = &files.samples[8];
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let reads = reads.clone();
+            scope.spawn(move || {
+                let range = thread * PIECE..thread * PIECE + 10;
+                let read = reads.read_range(SampleId(8), range.clone(), &mut ()).unwrap();
+                assert_eq!(read.bytes(0), part(large, range));
+            });
+        }
+    });
+    settle(&reads);
+    let stats = reads.tier_stats().unwrap();
+    let (from_origin, len) = (stats.origin.bytes + stats.origin.copier_bytes, large.len() as u64);
+    // Four threads may each have read the header of the chunk.
+    assert!(stats.tiers[0].fill_bytes >= len, "all was copied: {stats:?}");
+    assert!(from_origin <= len + 16 * 4096, "each byte came once: {stats:?}");
+    let origin_bytes = |reads: &Dataset| reads.tier_stats().unwrap().origin.bytes;
+    let before = origin_bytes(&reads);
+    files.compare(&reads, &[8]);
+    assert!(origin_bytes(&reads) - before <= 2 * 4096, "the rest comes from the copy");
+
     let ids: Vec<u64> = (0..LENS.len() as u64).collect();
     files.compare(&reads, &ids);
     settle(&reads);
-    let before = reads.tier_stats().unwrap();
     files.compare(&reads, &ids);
-    let after = reads.tier_stats().unwrap();
-    let origin = after.origin.bytes - before.origin.bytes;
-    assert!(origin <= 1 << 20, "{origin} bytes from the origin, all were copied");
 }
 
 fn settle(dataset: &Dataset) {
@@ -459,4 +480,92 @@ fn settle(dataset: &Dataset) {
         assert!(Instant::now() < until, "still copying: {:#?}", tiers.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The bytes of an image as a release wrote it that knew no checksums of pieces.
+fn without_pieces(bytes: &[u8]) -> Vec<u8> {
+    let (mut bytes, (_, image)) = (bytes.to_vec(), counted(bytes));
+    for chunk in 0..image.directory().num_chunks() {
+        let info = image.directory().chunk(chunk);
+        let at = info.offset_bytes as usize;
+        let header = ChunkHeader::parse(&bytes[at..]).unwrap();
+        let sums: usize = header.samples().map(|sample| sample.pieces.len()).sum();
+        if sums == 0 {
+            continue;
+        }
+        // The last column: its kind, the length of its content, the size of a piece, and the checksums.
+        let content = 1 + 4 * sums;
+        let column = 1 + if content < 128 { 1 } else { 2 } + content;
+        let end = header.head().header_len as usize;
+        bytes[at + end - column..at + end].fill(0);
+        let table_crc = crc32c(&bytes[at + 128..at + end - column]);
+        bytes[at + 12..at + 16].copy_from_slice(&((end - column) as u32).to_le_bytes());
+        bytes[at + 120..at + 124].copy_from_slice(&table_crc.to_le_bytes());
+        let head_crc = crc32c(&bytes[at..at + 124]);
+        bytes[at + 124..at + 128].copy_from_slice(&head_crc.to_le_bytes());
+    }
+    bytes
+}
+
+/// All bytes of the namespace.
+fn content(device: &Faulty) -> Vec<u8> {
+    let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let len = device.namespace().len_bytes() as usize;
+    let content = blocking.read(0, len).unwrap().to_vec();
+    device.take_seen();
+    content
+}
+
+#[test]
+fn checksums_of_pieces_are_added_in_place_and_a_power_loss_leaves_every_header_valid() {
+    let files = Files::new();
+    files.import("a", Onto::Empty);
+    let old = without_pieces(&fs::read(files.path()).unwrap());
+    let large = LENS.iter().filter(|&&len| len > ABOVE).count() as u64;
+    let (device, image) = counted(&old);
+    let costs = |device: &Faulty, image: Image| {
+        device.take_seen();
+        let read = dataset(image).read_range(SampleId(8), PIECE..PIECE + 9, &mut ()).unwrap();
+        assert_eq!(read.bytes(0), part(&files.samples[8], PIECE..PIECE + 9));
+        bytes_read(device)
+    };
+    let directory = Arc::clone(image.directory());
+    assert!(costs(&device, image) > LENS[8], "the image has none");
+
+    // Without a flush nothing is durable, so the heads are not written yet.
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device.clone())];
+    let before = content(&device);
+    device.add(Rule { op: IoOp::Flush, blocks: 0..u64::MAX, times: 1, fault: Fault::Os(5) });
+    add_pieces_on(&devices, &mut ()).unwrap_err();
+    let tables = content(&device);
+    let report = add_pieces_on(&devices, &mut ()).unwrap();
+    assert_eq!((report.added, report.had, report.no_room, report.damaged), (large, 0, 0, 0));
+    let done = content(&device);
+    for chunk in 0..directory.num_chunks() {
+        let at = directory.chunk(chunk).offset_bytes as usize;
+        for (was, is) in [(&before, &tables), (&tables, &done)] {
+            for subset in 0..1u32 << 8 {
+                let mut torn = was[at..at + 4096].to_vec();
+                for sector in (0..8).filter(|sector| subset >> sector & 1 == 1) {
+                    let range = sector * 512..(sector + 1) * 512;
+                    torn[range.clone()].copy_from_slice(&is[at..][range]);
+                }
+                ChunkHeader::parse(&torn).unwrap_or_else(|error| panic!("{subset:08b}: {error}"));
+            }
+        }
+    }
+    let image = Image::from_devices(devices.clone(), &OpenOptions::default()).unwrap();
+    assert!(image.verify(&Default::default(), &mut |_| ()).unwrap().damages.is_empty());
+    assert!(costs(&device, image) < 2 * PIECE);
+    let again = add_pieces_on(&devices, &mut ()).unwrap();
+    assert_eq!((again.added, again.had), (0, large));
+
+    let mut damaged = old.clone();
+    damaged[directory.extent(SampleId(8)).unwrap().offset_bytes as usize + 5] ^= 1;
+    let (device, _) = counted(&damaged);
+    let report = add_pieces_on(&[Arc::new(device)], &mut ()).unwrap();
+    assert_eq!((report.added, report.damaged), (large - 1, 1));
+    let (device, _) = counted(&old_image(&[sample("a", None, 2 << 20)]));
+    let refused = add_pieces_on(&[Arc::new(device)], &mut ()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
 }

@@ -274,7 +274,7 @@ impl Table {
     }
 
     /// Appends the column of the pieces, if there is one and `out` then has at most `max_len` bytes.
-    fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
+    pub(crate) fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
         let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
         if expected == 0 || self.pieces.len() != expected {
             return;

@@ -30,6 +30,7 @@ mod media;
 mod media_use;
 mod options;
 mod pass;
+mod pieces;
 mod plan;
 mod prepare;
 mod purge;
@@ -50,6 +51,7 @@ pub use options::{
     BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     Stage,
 };
+pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
 pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};

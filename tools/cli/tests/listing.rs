@@ -131,6 +131,27 @@ fn cat_gives_the_bytes_of_samples_by_name_and_by_id() {
 }
 
 #[test]
+fn cat_gives_a_range_of_each_sample() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let files = dir.files("source");
+    let range = |range: &str| run(&["cat", &image, "--id", "150", "151", "--range", range]);
+    for (text, start, end) in
+        [("2..7", 2, 7), ("3..", 3, usize::MAX), ("..1K", 0, 1024), ("7..2", 7, 2)]
+    {
+        let part = |bytes: &[u8]| {
+            let end = end.min(bytes.len());
+            bytes[start.min(end)..end].to_vec()
+        };
+        let expected = [part(&files[150].1), part(&files[151].1)].concat();
+        assert_eq!(range(text).code(0).stdout, expected, "{text}");
+    }
+    for wrong in ["7", "a..b", "1..-2"] {
+        range(wrong).code(2).complains_of(&["--range"]);
+    }
+}
+
+#[test]
 fn a_name_or_folder_that_is_not_there_is_named() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");

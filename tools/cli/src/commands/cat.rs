@@ -1,10 +1,13 @@
 //! `dlfs cat`: writes samples to standard output.
 
+use std::ops::Range;
+
 use clap::Args;
 
+use dlfs::dataset::Dataset;
 use dlfs::directory::Directory;
 use dlfs::reader::{Batch, ReaderOptions};
-use dlfs::units::SampleId;
+use dlfs::units::{SampleId, parse_size};
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, Name};
@@ -24,6 +27,9 @@ pub(crate) struct CatArgs {
     /// The field to write, if samples have several
     #[arg(long, value_name = "FIELD")]
     field: Option<String>,
+    /// Only these bytes of each sample: START..END, where one may be left out, as in 64M..65M
+    #[arg(long, value_name = "RANGE", value_parser = parse_range)]
+    range: Option<(u64, u64)>,
     /// The names are ids, counted from 0
     #[arg(long)]
     id: bool,
@@ -37,6 +43,15 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
     let field = choose_field(directory, args.field.as_deref())?;
     let find = |name: &Name| find(directory, &name.0, args.id);
     let ids = args.names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    if let Some((start, end)) = args.range {
+        let field = (directory.fields().len() > 1).then_some(field);
+        return write_ranges(
+            Dataset::from_image(image, ReaderOptions::default()),
+            &ids,
+            field,
+            start..end,
+        );
+    }
     let mut reader = image.reader(ReaderOptions::default())?;
     let mut batch = Batch::new();
     let mut out = Out::new();
@@ -51,6 +66,43 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
     out.flush()?;
     Ok(Outcome::Done)
 }
+
+/// Writes `range` of each sample, a few pieces at a time.
+fn write_ranges(
+    dataset: Dataset,
+    ids: &[SampleId],
+    field: Option<usize>,
+    range: Range<u64>,
+) -> Result<Outcome, Failure> {
+    let (mut out, mut bytes) = (Out::new(), vec![0; AT_ONCE]);
+    for &id in ids {
+        let file = dataset.open_sample(id, field, &mut ())?;
+        let (mut at, end) = (range.start, range.end.min(file.len_bytes()));
+        while at < end {
+            let len = (end - at).min(AT_ONCE as u64) as usize;
+            let got = file.read_at(at, &mut bytes[..len], &mut ())?;
+            out.bytes(&bytes[..got])?;
+            at += got as u64;
+        }
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// START..END, in bytes or with a unit.
+fn parse_range(text: &str) -> Result<(u64, u64), String> {
+    let Some((start, end)) = text.split_once("..") else {
+        return Err("a range is START..END, START.. or ..END".to_owned());
+    };
+    let side = |text: &str, absent| match text {
+        "" => Ok(absent),
+        text => parse_size(text),
+    };
+    Ok((side(start, 0)?, side(end, u64::MAX)?))
+}
+
+/// How many bytes of a sample are read and written at a time.
+const AT_ONCE: usize = 4 << 20;
 
 /// The number of the selected field.
 fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Failure> {
