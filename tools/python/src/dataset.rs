@@ -25,6 +25,7 @@ use crate::index::{self, position};
 use crate::loader::json;
 use crate::options::{about, open_options, seconds};
 use crate::peers::{Join, KEYWORDS};
+use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
 use crate::{log, names, numpy};
 
@@ -160,6 +161,41 @@ impl Dataset {
             None => Ok(batch.into_any()),
             Some(out) => fill(py, out, batch.get().held()),
         }
+    }
+
+    /// Reads parts of samples at once, each byte verified: `ranges` are (id or name, start, end), with end
+    /// None for the sample's end. Returns a list of bytes, shorter where a sample ends. Of a sample of
+    /// more than 1 MiB only the pieces of 256 KiB that a range touches are read; one that was imported
+    /// by an earlier release is read whole once.
+    ///
+    /// fields: the name of the field that the ranges are parts of, if samples have several. on_error:
+    /// "raise" the first error, or "return" errors in the places of their ranges.
+    ///
+    /// Raises NotFound, also for a field that the sample lacks, NameNotFound, Corrupt (other parts of
+    /// that sample may be readable), Disconnected, TimedOut, Stale.
+    #[pyo3(signature = (ranges, on_error = "raise", *, fields = None))]
+    fn read_ranges<'py>(
+        &self,
+        ranges: &Bound<'py, PyAny>,
+        on_error: &str,
+        fields: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let fields = self.fields_shown(fields)?;
+        ranges::read_ranges(&self.dataset(ranges.py())?, &fields, ranges, on_error)
+    }
+
+    /// Opens a sample, an id or a name, to read parts of it: a SampleFile. fields: the name of the
+    /// field that is the file, if samples have several.
+    ///
+    /// Raises NotFound, NameNotFound.
+    #[pyo3(signature = (sample, *, fields = None))]
+    fn open_sample(
+        &self,
+        sample: &Bound<'_, PyAny>,
+        fields: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<SampleFile> {
+        let fields = self.fields_shown(fields)?;
+        ranges::open_sample(&self.dataset(sample.py())?, &fields, sample)
     }
 
     /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of

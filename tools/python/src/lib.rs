@@ -2,9 +2,10 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `edit.rs` deletes samples. `index.rs`, `names.rs` and `options.rs` parse arguments from Python,
-//! `peers.rs` those that name the other nodes of a job; `error.rs` creates exceptions; `log.rs`
-//! passes warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
+//! `ranges.rs` reads parts of samples, `edit.rs` deletes samples. `index.rs`, `names.rs` and
+//! `options.rs` parse arguments from Python, `peers.rs` those that name the other nodes of a job;
+//! `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The Python half is in
+//! `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
@@ -19,6 +20,7 @@ mod names;
 mod numpy;
 mod options;
 mod peers;
+mod ranges;
 mod sample;
 mod store;
 mod watch;
@@ -41,6 +43,8 @@ mod _dlfs {
     use super::ffi::Memory;
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
+    #[pymodule_export]
+    use super::ranges::SampleFile;
     #[pymodule_export]
     use super::sample::Sample;
 

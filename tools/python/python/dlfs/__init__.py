@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from ._dlfs import NO_LABEL, Batch, Dataset, Sample, __commit__, __version__
+from ._dlfs import NO_LABEL, Batch, Dataset, Sample, SampleFile, __commit__, __version__
 from ._dlfs import Loader as _Loader
 from ._dlfs import delete as _delete
 from ._dlfs import purge as _purge
@@ -72,6 +72,7 @@ __all__ = [
     "OutOfMemory",
     "Refused",
     "Sample",
+    "SampleFile",
     "Stale",
     "TimedOut",
     "Unsupported",

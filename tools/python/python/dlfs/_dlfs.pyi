@@ -92,6 +92,16 @@ class Sample(Memory):
     def nbytes(self) -> int: ...
 
 @final
+class SampleFile:
+    @property
+    def id(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, length: int) -> bytes: ...
+    def readinto(self, offset: int, buffer: Buffer | NDArray[np.uint8]) -> int: ...
+    def __len__(self) -> int: ...
+
+@final
 class Names:
     def __len__(self) -> int: ...
     @overload
@@ -128,6 +138,25 @@ class Dataset:
         *,
         fields: Fields | None = None,
     ) -> NDArray[np.int64]: ...
+    @overload
+    def read_ranges(
+        self,
+        ranges: Iterable[tuple[SupportsIndex | str | bytes, int, int | None]],
+        on_error: Literal["raise"] = "raise",
+        *,
+        fields: str | bytes | None = None,
+    ) -> list[bytes]: ...
+    @overload
+    def read_ranges(
+        self,
+        ranges: Iterable[tuple[SupportsIndex | str | bytes, int, int | None]],
+        on_error: Literal["return"],
+        *,
+        fields: str | bytes | None = None,
+    ) -> list[bytes | Exception]: ...
+    def open_sample(
+        self, sample: SupportsIndex | str | bytes, *, fields: str | bytes | None = None
+    ) -> SampleFile: ...
     @property
     def labels(self) -> NDArray[np.signedinteger[Any]] | None: ...
     @property

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from fsspec import AbstractFileSystem
 
-from . import Dataset, NameNotFound, Refused, open
+from . import Dataset, NameNotFound, NotFound, Refused, SampleFile, open
 
 __all__ = ["DlfsFileSystem"]
 
@@ -28,7 +28,8 @@ __all__ = ["DlfsFileSystem"]
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The samples of a data set as read-only files.
 
-    The first access to a file reads all of it: a sample is one read.
+    A sample up to 1 MiB is one read. Of larger ones, cat_file and cat_ranges with start and end, and what is
+    read of an open file, take only the pieces of 256 KiB that they touch.
     """
 
     protocol = "dlfs"
@@ -64,7 +65,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         try:
             entry = self._entry(name, self._find(name)[0])
             if entry["size"] is None:
-                entry["size"] = len(self._view(path))
+                entry["size"] = self._length(path)
             return entry
         except NameNotFound:
             if name == "" or self.dataset.listdir(name):
@@ -119,7 +120,25 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
         """The bytes of a sample, or start:end of them."""
-        return bytes(self._view(path)[start:end])
+        if start is None and end is None:
+            return bytes(self._view(path))
+        return bytes(self.cat_ranges([path], start, end, on_error="raise")[0])
+
+    def _length(self, path: str) -> int:
+        """The length of a file, also of one field of several."""
+        file = self._opened(path)
+        return 0 if file is None else file.size
+
+    def _opened(self, path: str) -> SampleFile | None:
+        """The file at `path`, to read parts of it; None: the sample lacks the field."""
+        try:
+            id, field = self._find(self._strip_protocol(path))
+        except NameNotFound:
+            raise FileNotFoundError(path) from None
+        try:
+            return self.dataset.open_sample(id, fields=field)
+        except NotFound:
+            return None
 
     def _view(self, path: str) -> memoryview:
         name: str = self._strip_protocol(path)
@@ -156,13 +175,15 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """start:end of each path, read as one batch; each sample is read once, even if it is named repeatedly."""
+        """start:end of each path, in one call; what several of them touch is read once."""
         count = len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * count
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * count
         if len(starts) != count or len(ends) != count:
             raise ValueError(f"{count} paths, {len(starts)} starts and {len(ends)} ends")
         names = [self._strip_protocol(path) for path in paths]
+        if any(start is not None or end is not None for start, end in zip(starts, ends)):
+            return self._parts(paths, names, starts, ends, on_error)
         unique = list(dict.fromkeys(names))
         if not unique:
             return []
@@ -178,6 +199,31 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             if on_error == "raise":
                 raise error
             found.append(error)
+        return found
+
+    def _parts(
+        self, paths: list[str], names: list[str], starts: list[Any], ends: list[Any], on_error: str
+    ) -> list[Any]:
+        """start:end of each name; negative ones count from the end, as in a slice."""
+        found: list[Any] = [None] * len(names)
+        wanted: dict[str | None, list[tuple[int, tuple[int, int, int | None]]]] = {}
+        for at, (name, start, end) in enumerate(zip(names, starts, ends)):
+            try:
+                id, field = self._find(name)
+                if (start or 0) < 0 or (end or 0) < 0:
+                    start, end, _ = slice(start, end).indices(self._length(name))
+                wanted.setdefault(field, []).append((at, (id, start or 0, end)))
+            except (NameNotFound, FileNotFoundError):
+                found[at] = FileNotFoundError(paths[at])
+        for field, parts in wanted.items():
+            read = self.dataset.read_ranges([part for _, part in parts], "return", fields=field)
+            for (at, _), item in zip(parts, read):
+                # The sample is there, so it is the field that it lacks.
+                found[at] = b"" if self.dataset.fields and isinstance(item, NotFound) else item
+        if on_error == "raise":
+            for item in found:
+                if isinstance(item, BaseException):
+                    raise item
         return found
 
     def _whole(self, names: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
@@ -207,9 +253,18 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
                 why[path] = failed[at[id]]
         return {path: fields[field][at[id]] for path, (id, field) in places.items()}, why
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> _File:
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> _File | _LargeFile:
         if mode != "rb":
             raise Refused(f"dlfs:// is read-only: {path} cannot be opened with mode {mode!r}")
+        name = self._strip_protocol(path)
+        try:
+            id = self._find(name)[0]
+        except NameNotFound:
+            raise FileNotFoundError(path) from None
+        if self.dataset.length(id) > _READ_WHOLE:
+            file = self._opened(path)
+            if file is not None and file.size > _READ_WHOLE:
+                return _LargeFile(path, file)
         return _File(path, self._view(path))
 
     def _refuse(self, *what: Any, **_: Any) -> NoReturn:
@@ -232,6 +287,61 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 def _buffer(sample: Any) -> memoryview:
     """The bytes of a file: the sample, or its field. A sample without the field is an empty file."""
     return memoryview(b"" if sample is None else sample)
+
+
+# A larger sample is read in pieces.
+_READ_WHOLE = 1 << 20
+
+
+class _Raw(io.RawIOBase):
+    """A large sample at a position."""
+
+    mode = "rb"
+
+    def __init__(self, path: str, file: SampleFile) -> None:
+        self.name, self._file, self._at = path, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        got = self._file.readinto(self._at, buffer)
+        self._at += got
+        return got
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}.get(whence)
+        if base is None:
+            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
+        if base + offset < 0:
+            raise ValueError(f"the position {base + offset} is before the beginning of {self.name}")
+        self._at = base + offset
+        return self._at
+
+
+class _LargeFile(io.BufferedReader):
+    """A large sample, opened for reading: only the pieces that are read come from the data set."""
+
+    # An attribute that fsspec's block caches use.
+    blocksize = 1 << 20
+
+    def __init__(self, path: str, file: SampleFile) -> None:
+        super().__init__(_Raw(path, file), 128 << 10)
+        self.path, self.size, self._sample = path, file.size, file
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self._sample.read(start, max(end - start, 0))
+
+    def write(self, *_: Any) -> NoReturn:
+        raise io.UnsupportedOperation(f"dlfs:// is read-only: {self.path} was opened for reading")
+
+    writelines = truncate = write
 
 
 class _File(io.BytesIO):
