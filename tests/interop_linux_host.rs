@@ -12,10 +12,11 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dlfs::auth::{Group, Hash, Secret};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::{ConnectOptions, Direct, open};
-use dlfs::target::{Target, TargetOptions, TargetStats};
+use dlfs::target::{HostKeys, Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
 use support::random::Random;
 use tempfile::NamedTempFile;
@@ -181,6 +182,97 @@ fn linux_without_a_keep_alive_is_evicted_only_for_another_host_and_reconnects() 
         assert!(text.contains("RESULT PASS"), "{text}");
     });
     assert!(served.target.stats().read_bytes >= 12 << 20);
+}
+
+/// One guest, which connects to one of our targets for each hash and group: each allows no other.
+#[test]
+fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_ways() {
+    if !linux_is_there() {
+        return;
+    }
+    let hostnqn = Nqn::new("nqn.2026-11.io.dlfs:a-host-with-a-key").unwrap();
+    // A hash makes the key of the one; the other is the key itself.
+    let [host, ctrl] = [(1, Some(Hash::Sha256)), (2, None)]
+        .map(|(byte, transform)| Secret::generate(&[byte; 64], transform));
+    let wrong = Secret::generate(&[3; 64], None).to_text();
+    let keys = HostKeys {
+        secrets: vec![host.clone()],
+        ctrl_secret: Some(ctrl.clone()),
+        ..HostKeys::default()
+    };
+    let mut targets = Vec::new();
+    let mut script = NamedTempFile::new().unwrap();
+    writeln!(script, "{CONNECTS}").unwrap();
+    for hash in Hash::ALL {
+        for group in Group::ALL {
+            let served = serve_with(|options| {
+                options.nqn = Nqn::new(format!("nqn.2026-11.io.dlfs:{hash:?}.{group:?}")).unwrap();
+                options.host_keys.insert(hostnqn.clone(), keys.clone());
+                (options.dhchap_hashes, options.dhchap_groups) = (vec![hash], vec![group]);
+                options.connect_timeout = Duration::from_secs(60);
+            });
+            let to = format!("{} {}", served.target.local_addr().port(), served.target.nqn());
+            let (host, ctrl, sum) = (host.to_text(), ctrl.to_text(), sha256_of(&served, 1 << 20));
+            writeln!(script, "reads {to} {sum} --dhchap-secret={}", *host).unwrap();
+            let both = format!("--dhchap-secret={} --dhchap-ctrl-secret=", *host);
+            writeln!(script, "reads {to} {sum} {both}{}", *ctrl).unwrap();
+            writeln!(script, "refused {to} --dhchap-secret={}", *wrong).unwrap();
+            writeln!(script, "refused {to} {both}{}", *wrong).unwrap();
+            writeln!(script, "refused {to}").unwrap();
+            targets.push(served);
+        }
+    }
+    let (host, script_path) = (host.to_text(), script.path().to_str().unwrap());
+    let arguments = ["--hostnqn", hostnqn.as_str(), "--dhchap-secret", &host, "--read", "1M"];
+    let arguments =
+        [&arguments[..], &["--no-discover", "--timeout", "550", "--script", script_path]].concat();
+    let text = run("linux-nvme-host", &targets[0], &arguments);
+    assert!(text.contains("RESULT PASS"), "{text}");
+    for served in &targets {
+        let stats = served.target.stats();
+        assert!(stats.read_bytes >= 2 << 20, "{}: {stats:?}", served.target.nqn());
+    }
+}
+
+/// Functions of the guest's shell: a connect that reads the right bytes, and one that fails.
+const CONNECTS: &str = r#"
+connects() {
+    port=$1 nqn=$2
+    shift 2
+    nvme connect -t tcp -a "$TRADDR" -s "$port" -n "$nqn" -i 1 --hostnqn "$HOSTNQN" --hostid "$HOSTID" "$@"
+}
+device() {
+    for s in /sys/class/nvme-subsystem/nvme-subsys*; do
+        [ "$(cat "$s/subsysnqn")" = "$1" ] && echo "/dev/nvme${s##*subsys}n1"
+    done
+}
+reads() {
+    port=$1 to=$2 sum=$3
+    shift 3
+    nvme disconnect -n "$to" >/dev/null
+    connects "$port" "$to" "$@" || { echo "no connection to $to: $*"; exit 1; }
+    tries=0
+    until dev=$(device "$to") && [ -b "$dev" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { echo "no device of $to"; exit 1; }
+        usleep 50000
+    done
+    got=$(dd if="$dev" bs=128k count=8 iflag=direct status=none | sha256sum)
+    [ "${got%% *}" = "$sum" ] || { echo "other bytes from $to: $got"; exit 1; }
+    nvme disconnect -n "$to"
+}
+refused() {
+    ! connects "$@" || { echo "a connection without its proof: $*"; exit 1; }
+}
+"#;
+
+/// Of the first bytes.
+fn sha256_of(served: &Served, len: usize) -> String {
+    let bytes = std::fs::read(served.file.path()).unwrap();
+    let mut part = NamedTempFile::new().unwrap();
+    part.write_all(&bytes[..len]).unwrap();
+    let output = Command::new("sha256sum").arg(part.path()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
 #[test]

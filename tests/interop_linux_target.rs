@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use dlfs::auth::{Group, Hash, Secret};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{self, Onto};
 use dlfs::nvme::fabrics::DiscoveryRecord;
@@ -242,4 +243,71 @@ fn an_import_does_with_one_queue_of_each_namespace_if_linux_grants_no_more() {
     };
     let devices: Vec<_> = linux.images.iter().map(device).collect();
     assert!(import_support::contents(&devices).unwrap() == files);
+}
+
+/// One guest; its keys, hash and group are set before each connect.
+#[test]
+fn we_and_linuxs_target_authenticate_with_every_hash_and_group_one_way_and_both_ways() {
+    let hostnqn = "nqn.2026-11.io.dlfs:a-host-with-a-key";
+    let secret = |byte, transform| Secret::generate(&[byte; 64], transform);
+    let first = secret(1, None).to_text();
+    let options =
+        ["--allow-host", hostnqn, "--dhchap-key", &first, "--dhchap-ctrl-key", &first, "--debug"];
+    let Some(mut linux) = Linux::boot_with(1, 1, &options) else { return };
+    let set = |linux: &mut Linux, attribute: &str, value: &str| {
+        linux.command(&format!("sh echo '{value}' >$CFG/hosts/{hostnqn}/dhchap_{attribute}"));
+    };
+    let connect_options = |secret: &Secret, ctrl: Option<&Secret>| ConnectOptions {
+        hostnqn: Some(Nqn::new(hostnqn).unwrap()),
+        dhchap_secret: Some(secret.clone()),
+        dhchap_ctrl_secret: ctrl.cloned(),
+        ..long_timeouts()
+    };
+    // The secret as it is, and those that a hash makes the key of, of each length.
+    for (hash, transform) in
+        Hash::ALL.into_iter().zip([None, Some(Hash::Sha256), Some(Hash::Sha512)])
+    {
+        let (host, ctrl) = (secret(2, transform), secret(3, transform));
+        set(&mut linux, "key", &host.to_text());
+        set(&mut linux, "ctrl_key", &ctrl.to_text());
+        let hash_name = format!("hmac({})", name_of(hash));
+        set(&mut linux, "hash", &hash_name);
+        for group in Group::ALL {
+            let group_name =
+                if group == Group::Null { "null".to_owned() } else { group.to_string() };
+            set(&mut linux, "dhgroup", &group_name);
+            for ctrl in [None, Some(&ctrl)] {
+                linux.command("sh dmesg -c >/dev/null");
+                let mut blocking =
+                    linux.connect(&connect_options(&host, ctrl)).unwrap_or_else(|error| {
+                        panic!(
+                            "{hash_name}, {group_name}, both: {}: {}",
+                            ctrl.is_some(),
+                            error.report()
+                        )
+                    });
+                assert_eq!(blocking.read(0, 4096).unwrap()[..], [0; 4096]);
+                drop(blocking);
+                // It says what it has chosen, so that no other choice passes for this one.
+                linux.command("sh ! dmesg | grep -F 'no usable hash found'");
+                linux.command(&format!("sh dmesg | grep -F 'selected DH group {group_name}'"));
+            }
+        }
+        let wrong = secret(4, transform);
+        for (host, ctrl) in [(&wrong, None), (&host, Some(&wrong))] {
+            let error = linux.connect(&connect_options(host, ctrl)).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Refused, "{hash_name}: {}", error.report());
+        }
+    }
+    let without = ConnectOptions { hostnqn: Some(Nqn::new(hostnqn).unwrap()), ..long_timeouts() };
+    let error = linux.connect(&without).map(drop).unwrap_err();
+    assert!(error.to_string().contains("requires authentication"), "{}", error.report());
+}
+
+fn name_of(hash: Hash) -> &'static str {
+    match hash {
+        Hash::Sha256 => "sha256",
+        Hash::Sha384 => "sha384",
+        Hash::Sha512 => "sha512",
+    }
 }

@@ -284,7 +284,7 @@ impl Controller {
             .filter(|_| sc_c == 1)
             .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
         self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
-        Next::Send(Message::Success1 { tid, response }.encode())
+        Next::Send(Message::Success1 { tid, hl: hash.len_bytes() as u8, response }.encode())
     }
 
     fn fail(&mut self, tid: u16, explanation: Explanation, reason: &'static str) -> Next {

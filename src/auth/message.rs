@@ -66,6 +66,8 @@ pub enum Message {
     Success1 {
         /// Transaction identifier.
         tid: u16,
+        /// Length of the hash's values in bytes. Linux's host wants it also without R2.
+        hl: u8,
         /// R2, if the host asked for it.
         response: Option<Vec<u8>>,
     },
@@ -242,10 +244,14 @@ impl Message {
                 bytes.extend(dh);
                 bytes
             }
-            Message::Success1 { tid, response } => {
+            Message::Success1 { tid, hl, response } => {
                 let mut bytes = head(DH_HMAC_CHAP, 0x03, *tid);
                 let response = response.as_deref().unwrap_or_default();
-                bytes.extend([response.len() as u8, 0, u8::from(!response.is_empty())]);
+                assert!(
+                    response.is_empty() || response.len() == usize::from(*hl),
+                    "R2 is a value of the hash"
+                );
+                bytes.extend([*hl, 0, u8::from(!response.is_empty())]);
                 bytes.resize(HEAD, 0);
                 bytes.extend(response);
                 bytes
@@ -344,7 +350,7 @@ fn success1(tid: u16, mut rest: Fields<'_>) -> Result<Message, MessageError> {
         true => Some(rest.take(hash_len(hl)?)?.to_vec()),
         false => None,
     };
-    Ok(Message::Success1 { tid, response })
+    Ok(Message::Success1 { tid, hl, response })
 }
 
 fn hash_len(hl: u8) -> Result<usize, MessageError> {
@@ -414,8 +420,8 @@ mod tests {
                 challenge: fill(64, 2),
                 dh: fill(384, 3),
             },
-            Message::Success1 { tid, response: Some(fill(32, 5)) },
-            Message::Success1 { tid, response: None },
+            Message::Success1 { tid, hl: 32, response: Some(fill(32, 5)) },
+            Message::Success1 { tid, hl: 48, response: None },
             Message::Success2 { tid },
             Message::Failure1 { tid, explanation },
             Message::Failure2 { tid, explanation: Explanation::Other(0x5A) },
@@ -447,6 +453,12 @@ mod tests {
     fn messages_have_the_lengths_that_targets_check() {
         let lens: Vec<usize> = messages().iter().map(|message| message.encode().len()).collect();
         assert_eq!(lens, [72, 16 + 48 + 256, 16 + 2 * 64 + 384, 16 + 32, 16, 16, 8, 8]);
+    }
+
+    #[test]
+    fn a_success1_without_a_response_names_the_length_of_the_hash_as_linuxs_host_wants_it() {
+        let bytes = Message::Success1 { tid: 1, hl: 64, response: None }.encode();
+        assert_eq!(bytes, [1, 3, 0, 0, 1, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
