@@ -1,5 +1,6 @@
-//! Reads the directory of an image from its snapshot.
+//! Reads the directory of an image from its snapshot: columns at once, lookup tree and names when they are needed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::{Bytes, Directory};
@@ -11,8 +12,8 @@ use crate::qpair::Device;
 use crate::reader::RangeReader;
 use crate::units::ALIGN_BYTES;
 
-/// Reads the directory without its names. They are stored last, and training never needs them. Also returns the
-/// bytes that it is made of.
+/// Reads what reading by id needs: the directory without lookup tree and names, which are most of its snapshot and
+/// which training never needs. Also returns the bytes that it is made of.
 pub(super) fn read_directory(
     opened: &SuperblockSet,
     devices: &[Arc<dyn Device>],
@@ -27,13 +28,16 @@ pub(super) fn read_directory(
         let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
         head.check_committed(superblock).map_err(damaged)?;
-        let core = reader.read(location.offset_bytes, head.core_len().min(location.len_bytes))?;
-        let core = Bytes::from(core);
-        Ok((Directory::from_snapshot(core.clone()).map_err(damaged)?, core))
+        let ranges = head.ranges_by_id().map(|range| {
+            let clip = |at: u64| at.min(location.len_bytes);
+            location.offset_bytes + clip(range.start)..location.offset_bytes + clip(range.end)
+        });
+        let columns = Bytes::from(reader.read_joined(&ranges)?);
+        Ok((Directory::from_ranges_by_id(columns.clone()).map_err(damaged)?, columns))
     })
 }
 
-/// Reads the names of a directory that was opened without them.
+/// Reads lookup tree and names of a directory that was opened without them.
 pub(super) fn read_names(
     directory: &Directory,
     superblock: &Superblock,
@@ -47,11 +51,18 @@ pub(super) fn read_names(
         let mut reader = RangeReader::new(device)?;
         let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let from = head.core_len().min(location.len_bytes);
-        let skip = from % ALIGN_BYTES as u64;
-        let len = location.len_bytes - (from - skip);
-        let names = reader.read(location.offset_bytes + from - skip, len)?;
-        directory.attach_names(names.slice(skip as usize..)).map_err(damaged)
+        head.check_committed(superblock).map_err(damaged)?;
+        let mut read = |range: Range<u64>| {
+            let from = range.start.min(location.len_bytes);
+            let skip = from % ALIGN_BYTES as u64;
+            let len = range.end.min(location.len_bytes) - (from - skip);
+            let bytes = reader.read(location.offset_bytes + from - skip, len)?;
+            Ok::<_, Error>(bytes.slice(skip as usize..))
+        };
+        if !directory.has_tree() {
+            directory.attach_tree(read(head.tree_range())?).map_err(damaged)?;
+        }
+        directory.attach_names(read(head.core_len()..location.len_bytes)?).map_err(damaged)
     })
 }
 

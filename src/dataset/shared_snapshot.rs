@@ -53,8 +53,13 @@ impl SharedSnapshot {
 
 fn decode(bytes: &Bytes, opened: &SuperblockSet) -> Result<Directory, FormatError> {
     let superblock = opened.superblock();
-    SnapshotHead::parse(bytes)?.check_committed(superblock)?;
-    let directory = Directory::from_snapshot(bytes.clone())?;
+    let head = SnapshotHead::parse(bytes)?;
+    head.check_committed(superblock)?;
+    // Whole if it was read from a file, otherwise what reading by id needs.
+    let directory = match bytes.len() as u64 >= head.len_bytes {
+        true => Directory::from_snapshot(bytes.clone())?,
+        false => Directory::from_ranges_by_id(bytes.clone())?,
+    };
     directory.check_current(superblock)?;
     Ok(directory)
 }

@@ -361,13 +361,13 @@ impl DirectoryBuilder {
                 lengths: joined(|base| &base.lengths, self.lengths),
                 checksums: joined(|base| &base.checksums, self.checksums),
             },
-            tree,
+            tree: Arc::new(tree.into()),
             deleted_ids,
             deleted_slots,
             labels,
             learned: None,
             names: Arc::new(names.into()),
-            names_on_media: Vec::new(),
+            lookup_on_media: Vec::new(),
             head_crc32c: None,
             view: None,
             placements,
@@ -525,7 +525,7 @@ impl DirectoryBuilder {
     /// The tree of all named samples, deleted ones included: a delete keeps the tree.
     fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
         let (seed, num_samples) = (self.layout.uuid.hash_seed(), names.num_samples());
-        let mut tree = self.base.as_ref().map(|base| base.tree.clone());
+        let mut tree = self.base.as_ref().map(|base| base.tree().cloned()).transpose()?;
         let (mut start, mut cursor) = (self.first_new(), names.cursor(self.first_new())?);
         loop {
             let end = num_samples.min(start + (1 << 32)); // ids of one step fit into 32 bits

@@ -84,7 +84,8 @@ impl Directory {
     fn drop_names(&mut self, dropped: &DeletedSet) -> Result<(), FormatError> {
         let num_samples = self.num_samples();
         self.names = Arc::new(self.names()?.without(dropped)?.into());
-        self.tree = self.tree.without(num_samples, |id| dropped.contains(id));
+        let tree = self.tree()?.without(num_samples, |id| dropped.contains(id));
+        self.tree = Arc::new(tree.into());
         let Some(labels) = &self.labels else { return Ok(()) };
         let label = |id| match dropped.contains(id) {
             true => NO_LABEL,

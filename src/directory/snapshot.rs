@@ -1,5 +1,6 @@
 //! Encodes a directory as a snapshot, and decodes it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::columns::Columns;
@@ -37,10 +38,40 @@ impl Directory {
         let head = SnapshotHead::parse(&bytes)?;
         let whole = bytes.len() as u64 >= head.len_bytes;
         enough("snapshot", if whole { head.len_bytes } else { head.core_len() }, bytes.len())?;
-        let source = Source { head: &head, bytes: &bytes, base: 0 };
+        let source = Source { head: &head, bytes: &bytes, base: 0, gap: 0..0 };
+        let directory = Directory::decode(&source)?;
+        directory.attach_tree_of(&source)?;
+        if whole {
+            let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
+            directory.attach_names(names.expect("the whole snapshot is there"))?;
+        }
+        Ok(directory)
+    }
 
+    /// As [`from_snapshot`](Self::from_snapshot), of the bytes in [`SnapshotHead::ranges_by_id`] alone, one
+    /// after the other: lookup tree and names stay on media. They are most of a snapshot, and training
+    /// needs neither.
+    ///
+    /// # Errors
+    /// What is wrong with the snapshot.
+    pub fn from_ranges_by_id(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
+        let bytes = bytes.into();
+        let head = SnapshotHead::parse(&bytes)?;
+        let [first, second] = head.ranges_by_id();
+        enough("snapshot", first.end + (second.end - second.start), bytes.len())?;
+        Directory::decode(&Source {
+            head: &head,
+            bytes: &bytes,
+            base: 0,
+            gap: first.end..second.start,
+        })
+    }
+
+    /// Everything but tree and names, which stay to be attached.
+    fn decode(source: &Source<'_>) -> Result<Directory, FormatError> {
+        let head = source.head;
         let n = head.num_samples;
-        let (parts, metadata) = read_metadata(&source)?;
+        let (parts, metadata) = read_metadata(source)?;
         let columns = Columns {
             chunks: source.column(kind::CHUNKS)?,
             checkpoints: source.column(kind::CHECKPOINTS)?,
@@ -48,11 +79,6 @@ impl Directory {
             checksums: source.column(kind::CHECKSUMS)?,
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
-        let tree = {
-            let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
-            let (width, len) = (ids.param, keys.param);
-            Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?
-        };
         let deleted = |kind| match head.section(kind) {
             Some(section) => DeletedSet::from_bits(source.bytes_of(section)?, n),
             None => Ok(DeletedSet::default()),
@@ -63,7 +89,9 @@ impl Directory {
             Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
             None => None,
         };
-        let is_name = |section: &&Section| section.kind >= kind::NAME_BLOCKS;
+        let is_lookup = |section: &&Section| {
+            matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS) || is_name(section)
+        };
         let directory = Directory {
             layout: head.layout,
             generation: head.generation,
@@ -73,43 +101,68 @@ impl Directory {
             record_range: head.record,
             learned: None,
             columns,
-            tree,
+            tree: Arc::default(),
             deleted_ids,
             deleted_slots,
             labels,
             names: Arc::default(),
-            names_on_media: head.sections.iter().filter(is_name).copied().collect(),
-            head_crc32c: bytes.first_chunk().map(head_crc32c),
+            lookup_on_media: head.sections.iter().filter(is_lookup).copied().collect(),
+            head_crc32c: source.bytes.first_chunk().map(head_crc32c),
             view: None,
         };
         directory.check()?;
-        if whole {
-            let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
-            directory.attach_names(names.expect("the whole snapshot is there"))?;
-        }
         Ok(directory)
     }
 
-    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot from
-    /// [`SnapshotHead::core_len`] to the end. Does nothing if they are loaded.
+    /// Attaches the lookup tree of a directory that was opened without it: the bytes of its snapshot in
+    /// [`SnapshotHead::tree_range`]. Does nothing if it is loaded.
+    ///
     /// # Errors
-    /// What is wrong with them.
-    pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
-        if self.has_names() {
+    /// What is wrong with it.
+    pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let base = head.tree_range().start;
+        self.attach_tree_of(&Source { head: &head, bytes: &bytes, base, gap: 0..0 })
+    }
+
+    fn attach_tree_of(&self, source: &Source<'_>) -> Result<(), FormatError> {
+        if self.tree.get().is_some() {
             return Ok(());
         }
-        let bytes = bytes.into();
-        let head = SnapshotHead {
+        let (keys, ids) = (source.need(kind::TREE_KEYS)?, source.need(kind::TREE_IDS)?);
+        let (width, len) = (ids.param, keys.param);
+        let tree = Tree::from_bytes(source.bytes_of(keys)?, source.bytes_of(ids)?, width, len)?;
+        // Another thread may have attached the same bytes first.
+        let _ = self.tree.set(tree);
+        Ok(())
+    }
+
+    /// The part of the snapshot's head that [`attach_tree`](Self::attach_tree) and
+    /// [`attach_names`](Self::attach_names) need.
+    fn lookup_head(&self) -> SnapshotHead {
+        SnapshotHead {
             layout: self.layout,
             generation: self.generation,
             time_ns: self.time_ns,
             num_samples: self.num_samples(),
             record: self.record_range,
             len_bytes: 0,
-            sections: self.names_on_media.clone(),
-        };
-        let base = self.names_on_media.first().map_or(0, |section| section.offset);
-        let source = Source { head: &head, bytes: &bytes, base };
+            sections: self.lookup_on_media.clone(),
+        }
+    }
+
+    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot from
+    /// [`SnapshotHead::core_len`] to the end. Does nothing if they are loaded.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        if self.names.get().is_some() {
+            return Ok(());
+        }
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let base = head.sections.iter().find(is_name).map_or(0, |section| section.offset);
+        let source = Source { head: &head, bytes: &bytes, base, gap: 0..0 };
         let order = match head.section(kind::NAME_ORDER) {
             Some(section) => Some((source.bytes_of(section)?, section.param)),
             None => None,
@@ -126,14 +179,15 @@ impl Directory {
     /// # Errors
     /// `NotLoaded`: the names are still on media.
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
+        let (tree, names) = (self.tree()?, self.names()?);
         let mut sections: Vec<(u16, u64, Bytes)> = vec![
             (kind::FACTS, 0, self.encode_facts().into()),
             (kind::CHUNKS, 0, self.columns.chunks.clone()),
             (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone()),
             (kind::LENGTHS, 0, self.columns.lengths.clone()),
             (kind::CHECKSUMS, 0, self.columns.checksums.clone()),
-            (kind::TREE_KEYS, self.tree.len(), self.tree.keys().clone()),
-            (kind::TREE_IDS, self.tree.ids().1, self.tree.ids().0.clone()),
+            (kind::TREE_KEYS, tree.len(), tree.keys().clone()),
+            (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone()),
         ];
         let deleted =
             [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
@@ -143,7 +197,6 @@ impl Directory {
         if let Some(labels) = &self.labels {
             sections.push((kind::LABELS, labels.width_bytes() as u64, labels.shared().clone()));
         }
-        let names = self.names()?;
         sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone()));
         sections.push((kind::NAMES, 0, names.text.clone()));
         if let Some(order) = &names.order {
@@ -321,11 +374,12 @@ fn copy_overlap(offset: u64, out: &mut [u8], at: u64, piece: &[u8]) {
     }
 }
 
-/// The sections of a snapshot, or of the part of one that begins at `base`.
+/// The sections of a snapshot, or of the part of one that begins at `base`, without the range `gap`.
 struct Source<'a> {
     head: &'a SnapshotHead,
     bytes: &'a Bytes,
     base: u64,
+    gap: Range<u64>,
 }
 
 impl Source<'_> {
@@ -341,7 +395,8 @@ impl Source<'_> {
 
     /// The bytes of a section, its checksum verified.
     fn bytes_of(&self, section: &Section) -> Result<Bytes, FormatError> {
-        let start = section.offset.saturating_sub(self.base);
+        let skipped = if section.offset < self.gap.end { 0 } else { self.gap.end - self.gap.start };
+        let start = section.offset.saturating_sub(self.base + skipped);
         let end = start.saturating_add(section.len);
         enough("section of a snapshot", end, self.bytes.len())?;
         let bytes = self.bytes.slice(start as usize..end as usize).expect("they are there");
@@ -369,6 +424,10 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
     };
     equal("bytes behind the facts of a snapshot", 0, cursor.len() as u64)?;
     Ok((parts, metadata))
+}
+
+fn is_name(section: &&Section) -> bool {
+    section.kind >= kind::NAME_BLOCKS
 }
 
 fn section_name(kind: u16) -> &'static str {

@@ -1,8 +1,10 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
 //! A snapshot is this head and the columns as they lie in memory, each with its own CRC32C: loading means
-//! reading and verifying. Names come last, so a reader without need for names reads
-//! only up to [`SnapshotHead::core_len`].
+//! reading and verifying. Names come last, and the lookup tree lies in one range, so a reader without need
+//! for names reads only what [`SnapshotHead::ranges_by_id`] says.
+
+use std::ops::Range;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -230,10 +232,28 @@ impl SnapshotHead {
         self.sections.iter().find(|section| section.kind == kind)
     }
 
-    /// Bytes from the start of the snapshot up to the names: enough to read by id.
+    /// Bytes from the start of the snapshot up to the names.
     pub fn core_len(&self) -> u64 {
         let names = self.section(kind::NAME_BLOCKS);
         names.map_or(self.len_bytes, |section| section.offset)
+    }
+
+    /// Where the lookup tree lies, from its first section to the end of its last; empty if there is none.
+    pub fn tree_range(&self) -> Range<u64> {
+        let is_tree = |section: &&Section| matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS);
+        let mut tree = self.sections.iter().filter(is_tree);
+        let Some(first) = tree.next() else { return 0..0 };
+        let last = tree.next_back().unwrap_or(first);
+        first.offset..last.offset + last.len
+    }
+
+    /// What reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
+    /// lookup tree. The second range is empty where the first has all.
+    pub fn ranges_by_id(&self) -> [Range<u64>; 2] {
+        let (tree, end) = (self.tree_range(), self.core_len());
+        let start = tree.start.next_multiple_of(BLOCK_BYTES);
+        let resume = (tree.end.min(end) / BLOCK_BYTES * BLOCK_BYTES).max(start.min(end));
+        [0..start.min(end), resume..end]
     }
 }
 
@@ -307,6 +327,8 @@ pub(crate) fn section_alignment(version: FormatVersion, kind: u16) -> u64 {
     }
 }
 
+/// Of what the start of each range to read is a multiple.
+const BLOCK_BYTES: u64 = 4096;
 /// Bytes of the head.
 pub const SNAPSHOT_HEAD_BYTES: usize = 4096;
 const MAX_SECTIONS: usize = 64;

@@ -1,5 +1,6 @@
 //! Reads one large range of a namespace, such as a snapshot, with many commands outstanding.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,26 +35,48 @@ impl RangeReader {
     /// # Errors
     /// Those of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace.
     pub(crate) fn read(&mut self, offset_bytes: u64, len: u64) -> Result<SharedBuf> {
-        let RangeReader { namespace, pump } = self;
-        let whole = round_up(len, u64::from(namespace.block_len_bytes));
-        let end = whole.and_then(|len| offset_bytes.checked_add(len));
-        let Some(whole) = whole.filter(|_| end.is_some_and(|end| end <= namespace.len_bytes()))
-        else {
-            let text =
-                format!("{len} bytes at byte {offset_bytes} go past the end of the namespace");
-            return Err(Error::new(ErrorKind::Corrupt, text).target(&*namespace.address));
+        let Some(end) = offset_bytes.checked_add(len) else {
+            return Err(self.past_the_end(&(offset_bytes..u64::MAX)));
         };
-        let transfer_len = pump.geometry()[0].max_transfer_bytes as usize;
-        let mut fetch = Fetch { len_bytes: whole as usize, ..Fetch::default() };
-        for buf_offset in (0..whole as usize).step_by(transfer_len) {
-            fetch.transfers.push(Transfer {
-                namespace: 0,
-                offset_bytes: offset_bytes + buf_offset as u64,
-                buf_offset,
-                len_bytes: transfer_len.min(whole as usize - buf_offset),
-            });
+        self.read_joined(std::slice::from_ref(&(offset_bytes..end)))
+    }
+
+    /// As [`read`](Self::read), for several ranges, whose bytes follow each other in the result. All but the
+    /// last one that is not empty also have a multiple of 4,096 as their length.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) fn read_joined(&mut self, ranges: &[Range<u64>]) -> Result<SharedBuf> {
+        let block_len = u64::from(self.namespace.block_len_bytes);
+        let transfer_len = self.pump.geometry()[0].max_transfer_bytes as usize;
+        let (mut fetch, mut len) = (Fetch::default(), 0);
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            assert_eq!(
+                fetch.len_bytes as u64, len,
+                "a range that is not the last ends within a block"
+            );
+            let end = round_up(range.end, block_len);
+            let Some(end) = end.filter(|&end| end <= self.namespace.len_bytes()) else {
+                return Err(self.past_the_end(range));
+            };
+            let whole = (end - range.start) as usize;
+            for at in (0..whole).step_by(transfer_len) {
+                fetch.transfers.push(Transfer {
+                    namespace: 0,
+                    offset_bytes: range.start + at as u64,
+                    buf_offset: fetch.len_bytes + at,
+                    len_bytes: transfer_len.min(whole - at),
+                });
+            }
+            fetch.len_bytes += whole;
+            len += range.end - range.start;
         }
-        pump.start(0, fetch, IoBuf::zeroed(whole as usize));
+        if len == 0 {
+            return Ok(SharedBuf::empty());
+        }
+        let RangeReader { namespace, pump } = self;
+        let buf = IoBuf::zeroed(fetch.len_bytes);
+        pump.start(0, fetch, buf);
         let mut last_progress = Instant::now();
         while pump.in_flight() > 0 {
             if let Some(fetched) = pump.next_finished() {
@@ -70,6 +93,12 @@ impl RangeReader {
             }
         }
         Ok(SharedBuf::empty())
+    }
+
+    fn past_the_end(&self, range: &Range<u64>) -> Error {
+        let (from, len) = (range.start, range.end - range.start);
+        let text = format!("{len} bytes at byte {from} go past the end of the namespace");
+        Error::new(ErrorKind::Corrupt, text).target(&*self.namespace.address)
     }
 }
 
