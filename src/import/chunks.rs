@@ -8,10 +8,10 @@ use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
 };
 use crate::import::media::Channel;
-use crate::import::plan::{ChunkLayout, Rows};
+use crate::import::plan::{ChunkLayout, Rows, RowsAhead};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
-use crate::units::{ALIGN_BYTES, Slot};
+use crate::units::{ALIGN_BYTES, SampleId, Slot};
 
 /// What all chunks of an import share.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +32,7 @@ pub(super) struct ChunkWriter<'a, T> {
     reader: SourceReader<'a>,
     writes: WriteBehind<T>,
     lens: Vec<Option<u64>>,
+    ahead: RowsAhead,
 }
 
 /// The result of starting a chunk.
@@ -53,7 +54,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         channel: Channel,
     ) -> ChunkWriter<'a, T> {
         let writes = WriteBehind::new(channel, ChunkBuilder::buf_len_bytes(&job.spec.layout));
-        ChunkWriter { job, reader, writes, lens: Vec::new() }
+        ChunkWriter { job, reader, writes, lens: Vec::new(), ahead: RowsAhead::default() }
     }
 
     /// Its writes in flight.
@@ -95,14 +96,14 @@ impl<'a, T> ChunkWriter<'a, T> {
         let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
         let mut bad = Vec::new();
         for slot in slots(chunk) {
-            let row = self.row_at(slot);
+            let row = self.ahead.row(slot, self.job.rows.index, self.job.placement);
             let len = self.job.rows.record_len(row, &mut self.lens)?;
             if let Err(reason) = self.read_record(row, builder.space(len)) {
                 bad.push((row, self.bad_entry(row, reason)));
                 // Keeps its space, so that the other rows are read at their usual offsets.
                 builder.space(len).fill(0);
             }
-            builder.add(&self.meta(slot, row), len)?;
+            builder.add(&self.meta(row), len)?;
             self.writes.has_read(len as usize);
         }
         let location = self.location(chunk);
@@ -125,7 +126,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         let (job, slot) = (self.job, chunk.first_slot);
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
-        let (meta, location) = (self.meta(slot, row), self.location(chunk));
+        let (meta, location) = (self.meta(row), self.location(chunk));
         let unknown = RecordSums::unknown(len);
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
@@ -191,7 +192,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             && same_chunk
             && header.samples().all(|sample| {
                 let row = self.row_at(sample.slot);
-                let meta = self.meta(sample.slot, row);
+                let meta = self.meta(row);
                 sample.id == meta.id
                     && sample.name == meta.name
                     && sample.label == meta.label
@@ -247,9 +248,9 @@ impl<'a, T> ChunkWriter<'a, T> {
         Ok(())
     }
 
-    fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
+    fn meta(&self, row: u64) -> SampleMeta<'a> {
         SampleMeta {
-            id: self.job.placement.id_at(slot),
+            id: SampleId(self.job.placement.part().first + row),
             name: self.job.rows.index.name(row),
             label: self.job.rows.label(row),
         }

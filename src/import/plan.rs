@@ -6,7 +6,7 @@ use crate::format::{
 };
 use crate::import::media_use::MediaUse;
 use crate::import::sources::Index;
-use crate::units::Slot;
+use crate::units::{SampleId, Slot};
 
 /// The rows of a source with their field, label and id in the image.
 #[derive(Debug)]
@@ -46,6 +46,33 @@ impl Rows<'_> {
         Some(class.copied().unwrap_or(label))
     }
 }
+
+/// The rows of the slots that come next, found and touched many at a time: see [`Index::touch`].
+#[derive(Debug, Default)]
+pub(super) struct RowsAhead {
+    first_slot: u64,
+    rows: Vec<u64>,
+}
+
+impl RowsAhead {
+    /// The row at `slot`.
+    pub(super) fn row(&mut self, slot: Slot, index: &Index, placement: &Placement) -> u64 {
+        if let Some(row) = self.rows.get(slot.0.wrapping_sub(self.first_slot) as usize) {
+            return *row;
+        }
+        let part = placement.part();
+        let end = (slot.0 + ROWS_AHEAD).min(part.first + part.count);
+        self.first_slot = slot.0;
+        self.rows.clear();
+        let row = |slot| placement.id_at(Slot(slot)).0 - part.first;
+        self.rows.extend((slot.0..end).map(row));
+        index.touch(&self.rows);
+        self.rows[0]
+    }
+}
+
+/// What is touched ahead: a few cache lines a row, and all of it fits the second-level cache.
+const ROWS_AHEAD: u64 = 256;
 
 /// A chunk to be written: its slots and its cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,13 +115,13 @@ impl Plan {
         let part = *placement.part();
         let (mut chunks, mut media) = (Vec::new(), MediaUse::default());
         let mut draft = ChunkDraft::new(spec)?;
-        let mut lens = Vec::new();
+        let (mut lens, mut ahead) = (Vec::new(), RowsAhead::default());
         let (mut next, end) = (part.first, part.first + part.count);
         while next < end {
             let (first_slot, mut oversize) = (Slot(next), false);
             while next < end && !oversize {
-                let id = placement.id_at(Slot(next));
-                let row = id.0 - part.first;
+                let row = ahead.row(Slot(next), rows.index, placement);
+                let id = SampleId(part.first + row);
                 let len = rows.record_len(row, &mut lens)?;
                 let meta = SampleMeta { id, name: rows.index.name(row), label: rows.label(row) };
                 match draft.push(&meta, len) {

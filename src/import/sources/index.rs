@@ -186,6 +186,33 @@ impl Index {
         self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
     }
 
+    /// Brings what the index says of some rows into the processor's caches.
+    ///
+    /// Rows are used in the order of their slots, which is random: each first access to a column waits for
+    /// memory. Here no access depends on the one before, so the processor waits for many at once.
+    pub fn touch(&self, rows: &[u64]) {
+        let mut sum = 0u64;
+        for &row in rows {
+            let at = row as usize;
+            sum = sum.wrapping_add(self.names.ends[at]);
+            sum = sum.wrapping_add(self.labels.get(at).map_or(0, |label| *label as u64));
+            let container = self.payload_containers.get(at);
+            sum = sum.wrapping_add(container.map_or(0, |container| u64::from(*container)));
+            if self.payload_starts.is_empty() {
+                sum = sum.wrapping_add(self.payload_offsets[at]);
+                sum = sum.wrapping_add(u64::from(self.payload_lens[at]));
+            } else {
+                sum = sum.wrapping_add(self.payload_starts[at]);
+            }
+        }
+        for &row in rows {
+            let name = self.name(row);
+            let ends = name.first().zip(name.last());
+            sum = sum.wrapping_add(ends.map_or(0, |(a, b)| u64::from(*a) + u64::from(*b)));
+        }
+        std::hint::black_box(sum);
+    }
+
     /// The payloads of a row, in the order of the source.
     pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
         self.payload_range(row).map(|payload| self.payload_at(payload))
