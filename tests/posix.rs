@@ -1,11 +1,15 @@
 //! A data set as a tree of files: what is listed can be looked up, and nothing else is there.
 
 mod images;
+#[allow(dead_code, unreachable_pub)] // shared with both doors
+#[path = "support/plain_folder.rs"]
+mod plain_folder;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use dlfs::dataset::{Ahead, Dataset, OnError, Options, OrderFile, Query};
 use dlfs::directory::Directory;
 use dlfs::format::Pack;
 use dlfs::posix::{FIRST, File, FileTree, Folder, Node, PathError, ROOT};
@@ -241,4 +245,50 @@ fn attributes_are_those_of_the_import() {
     let names = |path: &[u8]| tree.xattr_names(tree.resolve(path).unwrap());
     assert_eq!(names(b"a"), b"user.dlfs.generation\0");
     assert_eq!(names(b"a/two"), b"user.dlfs.id\0user.dlfs.crc32c\0user.dlfs.generation\0");
+}
+
+fn dataset_of(source: &plain_folder::PlainFolder) -> Dataset {
+    let address = dlfs::nvme::Address::from_path(source.path("train.dlfs"));
+    Dataset::open(&[address], &Options::default(), &mut ()).unwrap()
+}
+
+#[test]
+fn samples_along_an_order_are_read_ahead_through_epochs() {
+    let source = plain_folder::PlainFolder::new(&[]);
+    let dataset = dataset_of(&source);
+    let file = r#"{"order": {"kind": "global", "seed": 5}, "batch": 7, "window": 9000}"#;
+    let order = OrderFile::parse(file).unwrap();
+    let ahead =
+        Ahead::start(&dataset, &order, 40, |batch, i| Some(batch.bytes(i).to_vec())).unwrap();
+    let mut found = 0;
+    for id in (0..dataset.len()).map(SampleId) {
+        // In another order: what is there is right, and what is not there is not waited for.
+        if let Some(bytes) = ahead.take(id) {
+            let read = dataset.read(Query::Ids(&[id]), OnError::Raise, &mut ()).unwrap();
+            assert_eq!(bytes, read.batch.bytes(0), "sample {id}");
+            found += 1;
+        }
+    }
+    let stats = ahead.stats();
+    assert_eq!((stats.hits, stats.hits + stats.misses), (found, dataset.len()));
+}
+
+#[test]
+fn the_death_of_the_thread_that_reads_ahead_makes_nobody_wait() {
+    let source = plain_folder::PlainFolder::new(&[]);
+    let dataset = dataset_of(&source);
+    let order = OrderFile::parse(r#"{"order": {"kind": "global", "seed": 1}}"#).unwrap();
+    let ahead: Ahead<()> = Ahead::start(&dataset, &order, 40, |_, _| panic!("on purpose")).unwrap();
+    for id in 0..dataset.len() {
+        assert_eq!(ahead.take(SampleId(id)), None);
+    }
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let why = loop {
+        match ahead.ended() {
+            Some(why) => break why,
+            None => assert!(std::time::Instant::now() < until, "it never ends"),
+        }
+        std::thread::yield_now();
+    };
+    assert!(why.contains("on purpose"), "{why}");
 }

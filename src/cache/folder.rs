@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::Identity;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::NotInherited;
+use crate::process::{NotInherited, mark_ours};
 use crate::tier::{Index, PAGE_BYTES};
 
 /// Name of the tier of `identity` in its folder.
@@ -53,6 +53,7 @@ impl Locked {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        mark_ours(&lock);
         let own = NotInherited::reopen(lock.as_fd());
         Ok(Locked { folder: folder.to_path_buf(), _own: own, _lock: lock })
     }

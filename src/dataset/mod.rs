@@ -34,6 +34,7 @@
 //!
 //! Read this file first, then `image.rs` and `loader.rs`.
 
+mod ahead;
 mod background;
 pub mod cataloging;
 mod directory;
@@ -73,6 +74,7 @@ use crate::units::SampleId;
 use background::in_background;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
+pub use ahead::{Ahead, AheadStats, OrderFile};
 pub use files::{FileBytes, Files};
 pub use image::Image;
 pub use loader::Loader;

@@ -21,6 +21,17 @@ pub fn save_state(path: &Path, state: &State) -> Result<()> {
 /// # Errors
 /// `InvalidArgument`: the file does not hold a state. Those of the file system.
 pub fn load_state(path: &Path) -> Result<Option<State>> {
+    let Some(bytes) = read_limited(path)? else { return Ok(None) };
+    // Bytes that are not UTF-8 are not JSON, and are refused as such.
+    let state = State::from_json(&String::from_utf8_lossy(&bytes));
+    state.map(Some).map_err(|error| error.path(path))
+}
+
+/// The bytes of a file that may hold a state; `None` if there is no such file.
+///
+/// # Errors
+/// `InvalidArgument`: it is too long, or no regular file. Those of the file system.
+pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let text = "a reading state is a regular file, and this is not one";
@@ -33,10 +44,7 @@ pub fn load_state(path: &Path) -> Result<Option<State>> {
             let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
             Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
         }
-        // Bytes that are not UTF-8 are not JSON, and are refused as such.
-        Ok(_) => State::from_json(&String::from_utf8_lossy(&bytes))
-            .map(Some)
-            .map_err(|error| error.path(path)),
+        Ok(_) => Ok(Some(bytes)),
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
         Err(error) => Err(about(path, "cannot read the state", error)),
     }

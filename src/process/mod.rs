@@ -9,12 +9,14 @@
 
 mod at_fork;
 mod id;
+mod ours;
 
 use std::convert::Infallible;
 use std::sync::OnceLock;
 
 pub use at_fork::NotInherited;
 pub use id::process_id;
+pub use ours::{is_ours, mark_ours};
 
 /// A value that belongs to the process that created it; each child process may create its own.
 ///

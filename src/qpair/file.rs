@@ -24,7 +24,7 @@ use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::NotInherited;
+use crate::process::{NotInherited, mark_ours};
 use crate::units::round_up;
 
 /// How to open a file as a namespace.
@@ -253,7 +253,14 @@ fn open_file(
     flags: i32,
 ) -> std::io::Result<File> {
     let create = options.create_len.is_some();
-    OpenOptions::new().read(true).write(writable).create(create).custom_flags(flags).open(path)
+    let file = OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .create(create)
+        .custom_flags(flags)
+        .open(path)?;
+    mark_ours(&file);
+    Ok(file)
 }
 
 /// Makes the name of a new file survive a power loss: a flush makes its bytes durable, not its name.

@@ -28,7 +28,7 @@ use slab::Slab;
 
 use super::wake::{Mark, Wake};
 use crate::error::{Error, Result};
-use crate::process::Forked;
+use crate::process::{Forked, mark_ours};
 
 /// A poller's epoll set. See the module.
 pub struct Readiness {
@@ -82,6 +82,8 @@ impl Readiness {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
+        mark_ours(&epoll);
+        mark_ours(&event);
         epoll::add(&epoll, &event, EventData::new_u64(BELL), EventFlags::IN)
             .map_err(|errno| Error::from(std::io::Error::from(errno)))?;
         let bell = Bell { wake: Wake::default(), event, has_rung: AtomicBool::new(false) };

@@ -31,7 +31,7 @@ use super::readiness::{Registry, Watched};
 use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
 use super::{Completion, Fence, Io, IoOp, Namespace, Notice, QueuePair};
 use crate::buf::{Pool, SharedBuf};
-use crate::process::Forked;
+use crate::process::{Forked, mark_ours};
 use crate::units::Lba;
 
 /// A queue pair on a ring of its own.
@@ -168,7 +168,9 @@ struct Ring {
 
 impl Ring {
     fn new(files: Arc<Files>, namespace: &Namespace) -> std::io::Result<Ring> {
-        let uring = Watched::new(Uring(build_ring(u32::from(QUEUE_DEPTH))?));
+        let uring = build_ring(u32::from(QUEUE_DEPTH))?;
+        mark_ours(&uring);
+        let uring = Watched::new(Uring(uring));
         let descriptors = files.to_register(namespace);
         // If this fails, the kernel counts references to the files for each read; all else works.
         let registered =

@@ -18,6 +18,7 @@ use super::is_same_user;
 use crate::cache::Identity;
 use crate::cache::options::MAX_TIERS;
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::mark_ours;
 use crate::tier::Policy;
 
 /// What the owner sends: its identity, and what it shares.
@@ -100,6 +101,7 @@ pub(in crate::cache) fn connect(name: &[u8]) -> Result<Option<Welcome>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let socket = socket.map_err(std::io::Error::from)?;
+    mark_ours(&socket);
     let address = SocketAddrUnix::new_abstract_name(name).map_err(std::io::Error::from)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}

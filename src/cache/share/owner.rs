@@ -18,7 +18,7 @@ use crate::buf::IoBuf;
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
 use crate::error::Result;
-use crate::process::NotInherited;
+use crate::process::{NotInherited, mark_ours};
 use crate::threads::{self, Fate, Thread};
 use crate::tier::PageSet;
 
@@ -43,6 +43,8 @@ impl Owner {
         files: Vec<OwnedFd>,
     ) -> Result<Owner> {
         let (stop, stopped) = UnixStream::pair()?;
+        mark_ours(&stop);
+        mark_ours(&stopped);
         let attached = Vec::new();
         let server = Server { shared, name, hello, files, listener, stopped, attached, last: 0 };
         let thread = threads::start(OWNER, &Fate::default(), server, Server::run)?;
@@ -131,7 +133,10 @@ impl Server {
         let Some(listener) = &self.listener else { return };
         loop {
             let stream = match listener.socket.accept() {
-                Ok((stream, _)) => stream,
+                Ok((stream, _)) => {
+                    mark_ours(&stream);
+                    stream
+                }
                 Err(error) if error.kind() == IoKind::Interrupted => continue,
                 Err(error) => {
                     if error.kind() != IoKind::WouldBlock {
@@ -308,6 +313,7 @@ impl Listener {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        mark_ours(&socket);
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
         rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
         Ok(Listener { _own: NotInherited::close(socket.as_fd()), socket: socket.into() })

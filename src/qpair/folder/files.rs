@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::Folder;
 use super::listing::Stamp;
+use crate::process::mark_ours;
 use crate::qpair::{Io, IoError, IoOp, Namespace};
 
 /// The files of a folder for one queue pair, used by all of its threads.
@@ -89,6 +90,7 @@ impl Files {
             }
             _ => os_error(&error),
         })?;
+        mark_ours(&file);
         Ok(Arc::new(file))
     }
 

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::files::Files;
 use crate::error::{Error, Result};
-use crate::process::Forked;
+use crate::process::{Forked, mark_ours};
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
@@ -59,6 +59,7 @@ impl Helpers {
     pub(super) fn start(files: Files) -> Result<Helpers> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
+        mark_ours(&event);
         let queue = Queue {
             waiting: VecDeque::new(),
             moved: Instant::now(),

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Admin, AdminEvent, Attached, Failure, Identified, Remote, Transport};
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::Forked;
+use crate::process::{Forked, mark_ours};
 use crate::qpair::session::keeping::{self, Keeping};
 use crate::qpair::session::lifecycle::Level;
 use crate::threads::caught;
@@ -64,6 +64,7 @@ impl<T: Transport> Keeper<T> {
     fn start() -> Result<Arc<Keeper<T>>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
+        mark_ours(&event);
         let keeper = Arc::new(Keeper {
             event,
             inbox: Mutex::new(Vec::new()),

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::error::ErrorKind;
+use crate::process::mark_ours;
 use crate::qpair::Wait;
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
@@ -229,6 +230,7 @@ fn open_socket(address: SocketAddr) -> Result<Socket, Errno> {
     let open = || {
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+        mark_ours(&socket);
         socket.set_tcp_nodelay(true)?;
         let keepalive = TcpKeepalive::new()
             .with_time(Duration::from_secs(1))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::Files;
-use dlfs::posix::{Attributes, Folder, MAX_COMPONENT_BYTES, Node, PathError};
+use dlfs::posix::{Attributes, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -15,13 +15,12 @@ use fuser::{
     ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::Options;
 use crate::reads::{Part, Reads};
 
 /// What the session calls, from several threads.
 pub(crate) struct Filesystem {
     files: Arc<Files>,
-    reads: Reads,
+    reads: Arc<Reads>,
     /// Whether a listing may have attributes: those of fields would read every sample.
     lists_attributes: bool,
     len_bytes: u64,
@@ -30,17 +29,16 @@ pub(crate) struct Filesystem {
 }
 
 impl Filesystem {
-    pub(crate) fn new(files: Arc<Files>, options: &Options) -> Filesystem {
+    pub(crate) fn new(files: Arc<Files>, reads: Arc<Reads>) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
         let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
-        let most_leaders = options.threads.max(2) - 1;
         let own = std::fs::metadata("/proc/self");
         let (owner, group) = own.map_or((0, 0), |own| {
             use std::os::unix::fs::MetadataExt;
             (own.uid(), own.gid())
         });
         Filesystem {
-            reads: Reads::new(Arc::clone(&files), most_leaders, options.kept_bytes),
+            reads,
             lists_attributes: files.dataset().fields().is_empty(),
             files,
             len_bytes,
@@ -98,6 +96,9 @@ impl Filesystem {
     }
 
     fn xattr(&self, inode: INodeNo, name: &OsStr) -> Result<Vec<u8>, Errno> {
+        if inode.0 == ROOT && name == ORDER {
+            return self.reads.order().map(String::into_bytes).ok_or(Errno::ENODATA);
+        }
         let value = self.files.tree().xattr(self.node(inode)?, name.as_bytes());
         value.map(String::into_bytes).ok_or(Errno::ENODATA)
     }
@@ -224,7 +225,15 @@ impl fuser::Filesystem for Filesystem {
     }
 
     fn listxattr(&self, _: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        put(self.node(inode).map(|node| self.files.tree().xattr_names(node)), size, reply);
+        let names = self.node(inode).map(|node| {
+            let mut names = self.files.tree().xattr_names(node);
+            if inode.0 == ROOT && self.reads.order().is_some() {
+                names.extend_from_slice(ORDER.as_bytes());
+                names.push(0);
+            }
+            names
+        });
+        put(names, size, reply);
     }
 }
 
@@ -258,6 +267,8 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
     }
 }
 
+/// The attribute of the top folder that says what was read ahead along an order.
+const ORDER: &str = "user.dlfs.order";
 /// How long the kernel may believe what it was told: a generation does not change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 /// What programs read at a time, and the kernel reads ahead.

@@ -24,11 +24,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::Files;
+use dlfs::dataset::{Files, OrderFile};
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 
 use filesystem::Filesystem;
+use reads::Reads;
 
 /// How to mount.
 #[derive(Debug, Clone)]
@@ -49,10 +50,10 @@ impl Default for Options {
 }
 
 /// A mounted data set. Dropping it unmounts.
-#[derive(Debug)]
 pub struct Mounted {
     session: BackgroundSession,
     place: PathBuf,
+    reads: Arc<Reads>,
 }
 
 /// Mounts `files` on the folder `place`. `source` is what `mount` shows as the device.
@@ -87,14 +88,25 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads.max(2));
     config.clone_fd = true;
-    let filesystem = Filesystem::new(files, options);
+    let leaders = config.n_threads.unwrap_or(2) - 1;
+    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, options.kept_bytes));
+    let filesystem = Filesystem::new(files, Arc::clone(&reads));
     let session = Session::new(filesystem, place, &config).map_err(wrong)?;
     // The program may change its working folder.
     let place = std::path::absolute(place).map_err(wrong)?;
-    Ok(Mounted { session: session.spawn().map_err(wrong)?, place })
+    Ok(Mounted { session: session.spawn().map_err(wrong)?, place, reads })
 }
 
 impl Mounted {
+    /// Reads samples ahead along an order, from now on, instead of any other order. The extended attribute
+    /// `user.dlfs.order` of the top folder says how many were there when they were asked for.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: the order is another image's. The order before it is then still followed.
+    pub fn follow(&self, order: &OrderFile) -> Result<()> {
+        self.reads.follow(order)
+    }
+
     /// Whether it was unmounted by somebody else, or its threads have ended.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
@@ -141,6 +153,12 @@ impl Mounted {
     /// What ended the connection to the kernel, if it was not that.
     pub fn wait(self) -> Result<()> {
         self.session.join().map_err(Error::from)
+    }
+}
+
+impl std::fmt::Debug for Mounted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mounted").field("place", &self.place).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dlfs::dataset::{Files, OnError, Query};
+use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query};
 use dlfs::posix::File;
 use dlfs::units::SampleId;
 use fuser::ReplyData;
@@ -30,7 +30,11 @@ pub(crate) struct Reads {
     kept_bytes: usize,
     queue: Mutex<Queue>,
     kept: Mutex<Kept>,
+    ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
 }
+
+/// The files of one sample.
+type Fields = Arc<[Box<[u8]>]>;
 
 #[derive(Default)]
 struct Queue {
@@ -49,14 +53,48 @@ struct Kept {
 
 impl Reads {
     pub(crate) fn new(files: Arc<Files>, most_leaders: usize, kept_bytes: usize) -> Reads {
-        let (queue, kept) = Default::default();
-        Reads { files, most_leaders, kept_bytes, queue, kept }
+        let (queue, kept, ahead) = Default::default();
+        Reads { files, most_leaders, kept_bytes, queue, kept, ahead }
+    }
+
+    /// Reads ahead along `order`, instead of any other.
+    pub(crate) fn follow(&self, order: &OrderFile) -> dlfs::Result<()> {
+        let files = Arc::clone(&self.files);
+        let ahead = Ahead::start(self.files.dataset(), order, usize::MAX, move |batch, index| {
+            let fields = files.tree().directory().fields().len().max(1);
+            let all = (0..fields).map(|field| File { id: batch.id(index), field: field as u16 });
+            all.map(|file| files.bytes(batch, index, file).ok().map(Box::from)).collect()
+        })?;
+        let before = self.ahead.lock().replace(Arc::new(ahead));
+        drop(before); // without the lock: waits for its thread
+        Ok(())
+    }
+
+    /// What was read ahead so far, as JSON; `None` without an order.
+    pub(crate) fn order(&self) -> Option<String> {
+        let ahead = Arc::clone(self.ahead.lock().as_ref()?);
+        let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
+        let ended = ahead.ended().map_or("null".to_owned(), |why| format!("{why:?}"));
+        Some(format!(
+            "{{\"samples\": {samples}, \"bytes\": {bytes}, \"hits\": {hits}, \"misses\": {misses}, \
+             \"unused\": {unused}, \"ended\": {ended}}}"
+        ))
     }
 
     /// Answers `part`, now or by the thread that reads it.
     pub(crate) fn read(&self, part: Part) {
         if let Some(bytes) = self.kept(part.file) {
             return self.answer(part, &bytes);
+        }
+        let ahead = self.ahead.lock().clone();
+        if let Some(ahead) = ahead
+            && let Some(fields) = ahead.take(part.file.id)
+            && let Some(bytes) = fields.get(usize::from(part.file.field))
+        {
+            if part.offset > 0 || bytes.len() > part.size as usize {
+                self.keep(part.file, bytes);
+            }
+            return self.answer(part, bytes);
         }
         let mut batch = Vec::new();
         {

@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use dlfs::dataset::{Dataset, Files, Options};
+use dlfs::dataset::{Dataset, Files, Options, OrderFile, Sampler};
 use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
 use dlfs_mount::{Mounted, mount};
 use plain_folder::PlainFolder;
 
@@ -92,6 +94,46 @@ fn attributes_beside_those_of_posix_say_what_the_directory_knows() {
     assert_eq!(xattr("", "user.dlfs.id"), Err(rustix::io::Errno::NODATA));
     let file = fs::metadata(shown.join("a/one.bin")).unwrap();
     assert_eq!((file.len(), file.blocks(), file.nlink()), (5000, 10, 1));
+    mounted.unmount().unwrap();
+}
+
+#[test]
+fn files_that_are_read_along_an_order_were_read_ahead() {
+    let source = Source::new();
+    let Some(mounted) = source.mounted() else { return };
+    let shown = source.path("shown");
+    let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
+    let address = Address::from_path(source.path("train.dlfs"));
+    let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
+    let mut sampler = Sampler::new(&dataset, LoaderOptions::new(order, 16, 1)).unwrap();
+    let counted = || {
+        let mut value = [0; 1000];
+        let len = rustix::fs::getxattr(&shown, "user.dlfs.order", &mut value)?;
+        let value: serde_json::Value = serde_json::from_slice(&value[..len]).unwrap();
+        Ok::<_, rustix::io::Errno>(value)
+    };
+    assert_eq!(counted(), Err(rustix::io::Errno::NODATA));
+    let file = r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#;
+    mounted.follow(&OrderFile::parse(file).unwrap()).unwrap();
+    let (mut ids, mut read) = (Vec::new(), 0);
+    while sampler.next(&mut ids).unwrap().is_some() {
+        for &id in &ids {
+            let name = dataset.name(id, &mut ()).unwrap();
+            let name = std::str::from_utf8(&name).unwrap();
+            let found = fs::read(shown.join(name)).unwrap();
+            assert!(found == fs::read(source.path("plain").join(name)).unwrap(), "{name}");
+            read += u64::from(!found.is_empty()); // the kernel asks for no bytes of an empty file
+        }
+    }
+    let counted = counted().unwrap();
+    assert!(counted["hits"].as_u64().unwrap() >= read * 9 / 10, "{read} read: {counted}");
+    let mut names = [0; 200];
+    let len = rustix::fs::listxattr(&shown, &mut names).unwrap();
+    assert!(names[..len].split(|byte| *byte == 0).any(|name| name == b"user.dlfs.order"));
+    let other = r#"{"version": 1, "image": "00000000000000000000000000000000", "generation": 1,
+        "order": {"kind": "global", "seed": 7}, "epoch": 0, "consumed": 0}"#;
+    let error = mounted.follow(&OrderFile::parse(other).unwrap()).unwrap_err();
+    assert!(error.report().contains("another one"), "{}", error.report());
     mounted.unmount().unwrap();
 }
 

@@ -54,22 +54,30 @@ impl Mount {
     /// A memfd that stands for a folder. Through `O_PATH`, so that reading from it fails.
     pub(crate) fn folder_descriptor(&self, node: Node, flags: c_int) -> Result<c_int, c_int> {
         let opened = self.opened()?;
-        let memory = memory(&self.name_of(opened, node), libc::O_CLOEXEC)?;
-        let path = path_of(memory);
+        let memory = Memory::new(&self.name_of(opened, node), libc::O_CLOEXEC)?;
+        let path = path_of(memory.fd());
         let again = libc::O_PATH | (flags & libc::O_CLOEXEC);
         // SAFETY: the path ends with NUL.
         let fd = called(unsafe {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), again, 0)
         });
-        close(memory);
         fd.map(|fd| fd as c_int)
     }
 
-    fn file_descriptor(&self, opened: &Opened, file: File, flags: c_int) -> Result<c_int, c_int> {
+    fn file_descriptor(
+        &'static self,
+        opened: &'static Opened,
+        file: File,
+        flags: c_int,
+    ) -> Result<c_int, c_int> {
         self.counters.opens.fetch_add(1, Ordering::Relaxed);
+        if let Some(fd) = self.read_ahead(opened, file, flags) {
+            return Ok(fd);
+        }
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
         if len > IN_MEMORY_BYTES
+            && !self.goes_through_tiers(opened, len)
             && let Some(fd) = self.elsewhere(opened, node, flags)?
         {
             return Ok(fd);
@@ -85,24 +93,26 @@ impl Mount {
             return Err(libc::EFBIG);
         }
         // First, so that a program without descriptors reads nothing.
-        let fd = memory(&self.name_of(opened, node), flags)?;
-        let filled = self.fill(fd, opened, file);
-        filled.inspect_err(|_| close(fd)).map(|()| fd)
+        let memory = Memory::new(&self.name_of(opened, node), flags)?;
+        self.fill(&memory, opened, file)?;
+        Ok(memory.into_fd())
     }
 
-    fn fill(&self, fd: c_int, opened: &Opened, file: File) -> Result<(), c_int> {
+    /// Whether a long file of a plain folder is copied into memory through the tiers, rather than opened where it
+    /// lies.
+    fn goes_through_tiers(&self, opened: &Opened, len: u64) -> bool {
+        let setting = self.setting();
+        opened.folder.is_some() && !setting.tiers.is_empty() && len <= setting.copy_bytes
+    }
+
+    fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
         let bytes = opened.files.read(file, &mut ()).map_err(|error| {
             if SAYS.swap(false, Ordering::Relaxed) {
                 own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
             }
             errno_of(&error)
         })?;
-        write_all(fd, &bytes)?;
-        // Without F_SEAL_WRITE: kernels before 6.7 then refuse to map the file shared, read-only too.
-        let seals =
-            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        // SAFETY: sealing touches no memory.
-        called(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_ADD_SEALS, seals) })?;
+        memory.fill(&bytes)?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(())
@@ -125,7 +135,7 @@ impl Mount {
     }
 
     /// The name of the memfd that stands for `node`.
-    fn name_of(&self, opened: &Opened, node: Node) -> CString {
+    pub(crate) fn name_of(&self, opened: &Opened, node: Node) -> CString {
         let inode = opened.files.tree().inode(node);
         let name = format!("{NAME}{:08x}:{:x}:{inode:x}", mounts::settings_hash(), self.index());
         CString::new(name).unwrap_or_default() // digits and colons
@@ -189,6 +199,55 @@ pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
     }
     path[14..24 - first].copy_from_slice(&digits[first..]);
     path
+}
+
+/// A memfd that nobody has yet.
+pub(crate) struct Memory(c_int);
+
+impl Memory {
+    /// An empty one.
+    pub(crate) fn new(name: &CStr, flags: c_int) -> Result<Memory, c_int> {
+        memory(name, flags).map(Memory)
+    }
+
+    /// Its descriptor.
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+
+    /// Writes all of the file, and seals it.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
+        write_all(self.0, bytes)?;
+        // Without F_SEAL_WRITE: kernels before 6.7 then refuse to map the file shared, read-only too.
+        let seals =
+            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+        // SAFETY: sealing touches no memory.
+        called(unsafe { libc::syscall(libc::SYS_fcntl, self.0, libc::F_ADD_SEALS, seals) })?;
+        Ok(())
+    }
+
+    /// The descriptor, which is then the caller's.
+    pub(crate) fn into_fd(self) -> c_int {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// The inode number behind a descriptor.
+pub(crate) fn inode_of(fd: c_int) -> Option<u64> {
+    // SAFETY: all zeroes are a `stat`, and `stat` is one.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)).ok()?;
+        Some(stat.st_ino)
+    }
 }
 
 /// An empty memfd.

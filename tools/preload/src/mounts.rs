@@ -4,14 +4,15 @@ use std::ffi::c_int;
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use dlfs::cache::TierOptions;
-use dlfs::dataset::{Dataset, Files, OpenOptions, Options};
+use dlfs::dataset::{Ahead, Dataset, Files, OnError, OpenOptions, Options, Query};
 use dlfs::nvme::Address;
 use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
 
+use crate::ahead::Held;
 use crate::own;
 use crate::settings::Setting;
 
@@ -19,6 +20,8 @@ use crate::settings::Setting;
 pub(crate) struct Mount {
     setting: Setting,
     opened: AtomicPtr<Opened>,
+    /// Whether it is opened, or being opened: then the library may have descriptors.
+    in_use: AtomicBool,
     /// Held while it is opened. A forked child has one of its own, since its parent's may stay locked.
     opening: Forked<Mutex<bool>>,
     pub(crate) counters: Counters,
@@ -29,6 +32,8 @@ pub(crate) struct Opened {
     pub(crate) files: Files,
     /// Where its files are, if it is a plain folder.
     pub(crate) folder: Option<PathBuf>,
+    /// Files that are read ahead, from the first open file on; `None` if that failed.
+    pub(crate) ahead: Forked<Option<Ahead<Held>>>,
     /// Bytes and files, for `statfs`.
     pub(crate) len_bytes: u64,
 }
@@ -72,7 +77,8 @@ pub(crate) fn set(mounts: Vec<Mount>, hash: u32) {
 impl Mount {
     pub(crate) fn new(setting: Setting) -> Mount {
         let (opened, opening) = (AtomicPtr::new(null_mut()), Forked::empty());
-        Mount { setting, opened, opening, counters: Counters::default() }
+        let (in_use, counters) = (AtomicBool::new(false), Counters::default());
+        Mount { setting, opened, in_use, opening, counters }
     }
 
     pub(crate) fn prefix(&self) -> &[u8] {
@@ -95,6 +101,11 @@ impl Mount {
         all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
     }
 
+    /// Whether the library may have descriptors for it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.in_use.load(Ordering::Acquire)
+    }
+
     /// The data set, if somebody has opened it already.
     pub(crate) fn if_opened(&self) -> Option<&'static Opened> {
         // SAFETY: NULL or what `opened` has leaked.
@@ -111,7 +122,8 @@ impl Mount {
         if let Some(opened) = self.if_opened() {
             return Ok(opened);
         }
-        match self.open() {
+        self.in_use.store(true, Ordering::Release);
+        match own::above_low_numbers(|| self.open()) {
             Ok(opened) => {
                 self.opened.store(Box::into_raw(Box::new(opened)), Ordering::Release);
                 self.if_opened().ok_or(libc::EIO)
@@ -142,7 +154,9 @@ impl Mount {
             [Address::Path(path)] if path.is_dir() => Some(path.clone()),
             _ => None,
         };
-        Ok(Opened { files, folder, len_bytes })
+        // Makes the first reader with its descriptors.
+        files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
+        Ok(Opened { files, folder, ahead: Forked::empty(), len_bytes })
     }
 }
 

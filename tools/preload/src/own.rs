@@ -27,6 +27,44 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_
     result
 }
 
+/// Does `work` while the lowest numbers of descriptors are taken, so that its descriptors get higher ones: shells
+/// put what they like onto low numbers. Only while the program has one thread, since others could do so meanwhile.
+pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
+    let path = c"/dev/null";
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let mut taken = [-1; LOW as usize];
+    if is_single() && most_descriptors() >= 4 * LOW as usize {
+        for place in &mut taken {
+            // SAFETY: the path ends with NUL.
+            let fd =
+                unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) };
+            match c_int::try_from(fd) {
+                Ok(fd @ 0..LOW) => *place = fd,
+                Ok(fd @ LOW..) => {
+                    crate::files::close(fd);
+                    break;
+                }
+                _ => break,
+            }
+        }
+    }
+    let result = work();
+    taken.iter().filter(|fd| **fd >= 0).for_each(|fd| crate::files::close(*fd));
+    result
+}
+
+/// Whether the program has one thread, as the C library knows it.
+fn is_single() -> bool {
+    // SAFETY: the name ends with NUL; the C library's variable of this name is a `char`.
+    unsafe {
+        let single = libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr());
+        !single.is_null() && single.cast::<u8>().read_volatile() != 0
+    }
+}
+
+/// Numbers below are left to the program.
+const LOW: c_int = 64;
+
 /// Threads that the library starts have names with this prefix.
 fn is_thread_of_ours() -> bool {
     let mut name = [0u8; 16];
@@ -43,6 +81,15 @@ pub(crate) fn errno() -> c_int {
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+}
+
+/// How many descriptors the process may have.
+pub(crate) fn most_descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let none = std::ptr::null::<libc::rlimit>();
+    // SAFETY: `limit` is one.
+    unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, none, &raw mut limit) };
+    limit.rlim_cur.min(1 << 20) as usize
 }
 
 /// The result of a system call, or its error number.

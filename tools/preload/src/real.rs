@@ -165,6 +165,10 @@ real! {
     scandir64(path: *const c_char, out: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int;
     chdir(path: *const c_char) -> c_int;
     fchdir(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom(first: c_int) -> ();
+    dup2(old: c_int, new: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
     unlink(path: *const c_char) -> c_int;
     unlinkat(folder: c_int, path: *const c_char, flags: c_int) -> c_int;
     remove(path: *const c_char) -> c_int;

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dlfs::dataset::AheadStats;
+
 use crate::mounts::{self, Mount};
 use crate::own;
 
@@ -53,6 +55,16 @@ fn lines(mount: &Mount) -> String {
         text,
         "dlfs {process} {prefix}: opens {opens}, reads {reads}, bytes {bytes}, stats {stats}, folders {folders}"
     );
+    let ahead = mount.if_opened().and_then(|opened| opened.ahead.get()?.as_ref());
+    if let Some(ahead) = ahead {
+        let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
+        let ended = ahead.ended().map_or(String::new(), |why| format!(", ended: {why}"));
+        let _ = writeln!(
+            text,
+            "dlfs {process} {prefix}: read ahead: samples {samples}, bytes {bytes}, hits {hits}, \
+             misses {misses}, unused {unused}{ended}"
+        );
+    }
     let places = mount.if_opened().and_then(|opened| opened.files.dataset().places());
     for place in places.into_iter().flat_map(|places| places.places) {
         let name = if place.name.is_empty() { "origin" } else { &place.name };

@@ -22,13 +22,18 @@ pub(crate) struct Setting {
     pub(crate) copy_bytes: u64,
     /// Where the same data set is mounted by FUSE, for longer ones.
     pub(crate) fuse: Option<PathBuf>,
+    /// The file that says in which order the program reads.
+    pub(crate) order: Option<PathBuf>,
 }
 
 /// Reads the environment. What is wrong with it is said in one line, and the program runs without us.
 pub(crate) fn start() {
     let Some(text) = variable(c"DLFS_MOUNTS") else { return };
     match parse(text) {
-        Ok(settings) => {
+        Ok(mut settings) => {
+            if let (Some(order), Some(first)) = (variable(c"DLFS_ORDER"), settings.first_mut()) {
+                first.order.get_or_insert_with(|| OsStr::from_bytes(order).into());
+            }
             let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
             });
@@ -49,7 +54,7 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
     (!value.is_empty()).then(|| &*value.to_vec().leak())
 }
 
-/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER]`, several of them with spaces between.
+/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several of them with spaces between.
 fn parse(text: &[u8]) -> Result<Vec<Setting>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let mut settings: Vec<Setting> = Vec::new();
@@ -80,16 +85,17 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     let addresses = parts.next().unwrap_or_default().split(',');
     let addresses: Result<Vec<Address>, _> = addresses.map(str::parse).collect();
     let addresses = addresses.map_err(|error| error.to_string())?;
-    let (mut tiers, mut copy_bytes, mut fuse) = (Vec::new(), COPY_BYTES, None);
+    let (mut tiers, mut copy_bytes, mut fuse, mut order) = (Vec::new(), COPY_BYTES, None, None);
     for option in parts {
         match option.split_once('=') {
             Some(("tier", tier)) => tiers.push(tier.parse().map_err(|why| format!("{why}"))?),
             Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,
             Some(("fuse", folder)) => fuse = Some(OsStr::from_bytes(folder.as_bytes()).into()),
-            _ => return Err(format!("{option} is none of tier=, copy= and fuse=")),
+            Some(("order", file)) => order = Some(OsStr::from_bytes(file.as_bytes()).into()),
+            _ => return Err(format!("{option} is none of tier=, copy=, fuse= and order=")),
         }
     }
-    Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse })
+    Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
 }
 
 /// The longest file that is copied into memory if nothing else is said.

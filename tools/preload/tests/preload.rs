@@ -8,6 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use dlfs::dataset::{Dataset, Options, Sampler};
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
 use plain_folder::PlainFolder;
 
 /// A plain folder, and an image of it.
@@ -106,7 +109,7 @@ fn settings_that_are_wrong_are_said_in_one_line_and_the_program_runs() {
         ("nonsense", "write FOLDER=ADDRESS"),
         ("relative=/x", "not an absolute path"),
         ("/=/x", "the whole file system"),
-        ("/a=/x;colour=red", "none of tier=, copy= and fuse="),
+        ("/a=/x;colour=red", "none of tier=, copy=, fuse= and order="),
         ("/a=/x;tier=cup:1", "tier"),
         ("/a=/x /a/b=/y", "inside of it"),
     ] {
@@ -176,6 +179,202 @@ print("whole")
     assert_eq!(succeeded(output), "whole\n");
 }
 
+/// Epochs in the order that `order.json` says, of which `dlfs` itself lists the ids.
+fn ids_of_epochs(source: &Source, epochs: u64) -> Vec<u64> {
+    let address = dlfs::nvme::Address::from_path(source.path("train.dlfs"));
+    let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
+    let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
+    let mut sampler = Sampler::new(&dataset, LoaderOptions::new(order, 16, epochs)).unwrap();
+    let (mut ids, mut all) = (Vec::new(), Vec::new());
+    while sampler.next(&mut ids).unwrap().is_some() {
+        all.extend(ids.iter().map(|id| id.0));
+    }
+    all
+}
+
+#[test]
+fn files_that_are_opened_along_an_order_were_read_ahead_and_all_others_can_be_read() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let ids = ids_of_epochs(&source, 3);
+    let (order, report) = (source.path("order.json"), source.path("report"));
+    fs::write(&order, r#"{"order": {"kind": "global", "seed": 7}, "batch": 16, "window": 65536}"#)
+        .unwrap();
+    let program = r#"
+import fcntl, mmap, os, sys
+folder, plain, ids = sys.argv[1], sys.argv[2], [int(i) for i in sys.argv[3].split(",")]
+paths = {}
+for top, _, names in os.walk(folder):
+    for name in names:
+        path = os.path.join(top, name)
+        paths[int(os.getxattr(path, "user.dlfs.id"))] = os.path.relpath(path, folder)
+expected = {i: open(os.path.join(plain, p), "rb").read() for i, p in paths.items()}
+for n, i in enumerate(ids):
+    path = os.path.join(folder, paths[i])
+    fd = os.open(path, os.O_RDONLY)
+    assert os.read(fd, 1 << 20) == expected[i], (n, i)
+    assert os.lseek(fd, 0, os.SEEK_CUR) == len(expected[i])
+    if n % 50 == 0:
+        again = os.open(path, os.O_RDONLY)
+        assert os.read(again, 1 << 20) == expected[i]
+        os.close(again)
+        assert os.fstat(fd).st_ino == os.stat(path).st_ino
+        try:
+            os.write(fd, b"x")
+        except OSError:
+            pass
+        else:
+            assert False, "written"
+        # A sample far away in the order.
+        far = ids[(n + 250) % 300]
+        assert open(os.path.join(folder, paths[far]), "rb").read() == expected[far]
+    os.close(fd)
+if os.fork() == 0:
+    ok = all(open(os.path.join(folder, paths[i]), "rb").read() == expected[i] for i in ids[:100])
+    os._exit(0 if ok else 1)
+assert os.wait()[1] == 0
+print("whole")
+"#;
+    let list = ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let mut command = source.command("python3", &mounts);
+    command.args(["-c", program]).arg(folder).arg(source.path("plain")).arg(list);
+    let output = command.env("DLFS_ORDER", &order).env("DLFS_REPORT", &report).output().unwrap();
+    assert_eq!(succeeded(output), "whole\n");
+    let report = fs::read_to_string(report).unwrap();
+    let line = report.lines().rfind(|line| line.contains("read ahead")).unwrap();
+    let hits: usize =
+        line.split("hits ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    // On an idle machine nearly all; the thread that reads ahead may get little of a busy one.
+    assert!(hits >= ids.len() / 4, "{} opened: {report}", ids.len());
+}
+
+#[test]
+fn an_order_that_is_wrong_or_not_followed_changes_nothing_but_is_said() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let (order, report) = (source.path("order.json"), source.path("report"));
+    let read = |text: &str| {
+        fs::write(&order, text).unwrap();
+        let command = format!("for i in 1 2 3; do cat {}/a/b/*; done | md5sum", folder.display());
+        let mut shell = source.command("sh", &mounts);
+        let output = shell.args(["-c", &command]).env("DLFS_ORDER", &order);
+        output.env("DLFS_REPORT", &report).output().unwrap()
+    };
+    let plain =
+        format!("for i in 1 2 3; do cat {}/a/b/*; done | md5sum", source.path("plain").display());
+    let expected = succeeded(Command::new("sh").args(["-c", &plain]).output().unwrap());
+    let output = read("{}");
+    let errors = text(&output.stderr);
+    assert!(errors.contains("nothing is read ahead") && errors.contains("order.json"), "{errors}");
+    assert_eq!(succeeded(output), expected);
+    let output = read(r#"{"order": {"kind": "global", "seed": 7}, "batch": 4, "window": 4096}"#);
+    assert_eq!(succeeded(output), expected);
+    assert!(fs::read_to_string(&report).unwrap().contains("read ahead"));
+}
+
+#[test]
+fn a_program_that_closes_what_it_has_not_opened_keeps_its_data_set() {
+    let source = Source::new();
+    let program = r#"
+import ctypes, os, sys
+folder = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
+data = open(folder + "/a/one.bin", "rb").read()
+def others():
+    return [int(fd) for fd in os.listdir("/proc/self/fd")]
+def whole():
+    for name in ("a/one.bin", "a/two.bin", "top", "a/b/100"):
+        with open(folder + "/" + name, "rb") as file:
+            assert len(file.read()) == os.stat(folder + "/" + name).st_size
+    assert open(folder + "/a/one.bin", "rb").read() == data
+for round in range(20):
+    mine = [os.open("/dev/null", os.O_RDONLY) for _ in range(30)]
+    kept = os.open(folder + "/top", os.O_RDONLY)
+    if round % 2:
+        assert libc.close_range(3, ctypes.c_uint(0xffffffff), 0) == 0
+    else:
+        libc.closefrom(3)
+    for fd in mine + [kept]:
+        try:
+            os.fstat(fd)
+        except OSError as error:
+            assert error.errno == 9
+        else:
+            assert False, f"{fd} is still open"
+    whole()
+assert libc.close_range(3, 2, 0) == -1 and ctypes.get_errno() == 22
+assert libc.close_range(3, ctypes.c_uint(0xffffffff), 4) == 0   # CLOSE_RANGE_CLOEXEC
+whole()
+# Onto each number: the program's own, or refused with EBUSY, and never one of the library's.
+null = os.open("/dev/null", os.O_RDONLY)
+ours = [fd for fd in others() if fd > 2 and fd != null]
+busy = 0
+for fd in ours:
+    if libc.dup2(null, fd) == fd:
+        os.close(fd)
+    else:
+        assert ctypes.get_errno() == 16, ctypes.get_errno()
+        busy += 1
+assert busy > 0, ours
+whole()
+print("whole")
+"#;
+    for (mounts, folder) in source.mounts() {
+        let mut command = source.command("python3", &mounts);
+        let output = command.args(["-c", program]).arg(folder).output().unwrap();
+        assert_eq!(succeeded(output), "whole\n", "{mounts}");
+    }
+    // A shell, which has one thread, puts descriptors onto low numbers.
+    let [(mounts, folder), _] = source.mounts();
+    let script = "read x < $1/text; for n in 3 4 5 6 7 8 9; do eval \"exec $n<$1/text\"; done; \
+                  cat <&9; cat $1/a/b/100 | wc -c";
+    let mut command = source.command("sh", &mounts);
+    let output = command.args(["-c", script, "sh"]).arg(folder).output().unwrap();
+    assert_eq!(succeeded(output), "one\ntwo\nthree\n100\n");
+}
+
+#[test]
+fn a_long_file_of_a_plain_folder_comes_through_its_tier() {
+    let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
+    let plain = source.path("plain");
+    let report = source.path("report");
+    let program = r#"
+import mmap, os, sys
+path, plain = sys.argv[1] + "/a/large.bin", sys.argv[2]
+expected = open(plain, "rb").read()
+import time
+for epoch in range(3):
+    fd = os.open(path, os.O_RDONLY)
+    assert os.fstat(fd).st_size == len(expected)
+    assert b"".join(iter(lambda: os.read(fd, 262144), b"")) == expected
+    assert os.pread(fd, 1000, 19_000_000) == expected[19_000_000:19_001_000]
+    assert os.lseek(fd, -5, os.SEEK_END) == len(expected) - 5
+    assert mmap.mmap(fd, 0, prot=mmap.PROT_READ)[:] == expected
+    os.close(fd)
+    time.sleep(0.3)   # the copy into the tier is made behind
+print("whole")
+"#;
+    let copy = source.path("copy");
+    fs::copy(plain.join("a/large.bin"), &copy).unwrap();
+    for (options, from_tier) in
+        [(";tier=ram:64M", true), (";tier=ram:64M;copy=1M", false), ("", false)]
+    {
+        let _ = fs::remove_file(&report);
+        let mounts = format!("{0}={0}{options}", plain.display());
+        let mut command = source.command("python3", &mounts);
+        command.args(["-c", program]).arg(&plain).arg(&copy).env("DLFS_REPORT", &report);
+        assert_eq!(succeeded(command.output().unwrap()), "whole\n", "{options}");
+        let report = fs::read_to_string(&report).unwrap();
+        let read = report.contains("reads 3, bytes 60000009");
+        assert_eq!(read, from_tier, "{options}\n{report}");
+        if from_tier {
+            let origin = report.lines().find(|line| line.contains("from origin")).unwrap();
+            let bytes: u64 = origin.split("bytes ").nth(1).unwrap().trim().parse().unwrap();
+            assert!((20_000_003..45_000_000).contains(&bytes), "{report}");
+        }
+    }
+}
+
 #[test]
 fn the_library_exports_what_it_stands_in_for_and_nothing_else() {
     let Ok(listed) = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output()
@@ -199,6 +398,7 @@ fn the_library_exports_what_it_stands_in_for_and_nothing_else() {
         "__xstat",
         "readdir64",
         "closedir",
+        "close_range",
     ] {
         assert!(names.contains(&name), "{name} is missing");
     }

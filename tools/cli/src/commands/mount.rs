@@ -1,15 +1,16 @@
 //! `dlfs mount`: shows an image as a folder, through FUSE.
 
 use std::io::{BufRead, BufReader, Seek};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 
 use dlfs::Error;
-use dlfs::dataset::{Dataset, Files};
+use dlfs::dataset::{Dataset, Files, OrderFile};
 use dlfs::nvme::Address;
 use dlfs_mount::{Mounted, Options, mount};
 
@@ -43,6 +44,10 @@ pub(crate) struct MountArgs {
     /// Threads that take the kernel's requests
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=64))]
     threads: u8,
+    /// Read ahead along the order that this file says: a state that a loader saved, or
+    /// {"order": {"kind": "global", "seed": 7}}; read again whenever it changes
+    #[arg(long, value_name = "FILE")]
+    order: Option<PathBuf>,
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
@@ -69,6 +74,10 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE, || Outcome::Stopped)?;
     let source = Address::list_to_string(&args.image.image.0);
     let mounted = mount(files, &source, &args.place, &options)?;
+    let mut order = args.order.map(Order::new).transpose()?;
+    if let Some(order) = &mut order {
+        order.follow(&mounted)?;
+    }
     let mut out = Out::new();
     out.line(format!("mounted {source} on {}", args.place.display()))?;
     out.flush()?;
@@ -76,12 +85,19 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         // So that the folder where it was started can be unmounted.
         std::env::set_current_dir("/").map_err(Error::from)?;
     }
-    wait(mounted, &stop)
+    wait(mounted, &stop, order)
 }
 
 /// Until somebody unmounts it, or a signal says to.
-fn wait(mounted: Mounted, stop: &Stop) -> Result<Outcome, Failure> {
+fn wait(mounted: Mounted, stop: &Stop, mut order: Option<Order>) -> Result<Outcome, Failure> {
     while !mounted.has_ended() {
+        if let Some(order) = &mut order
+            && order.has_changed()
+            && let Err(error) = order.follow(&mounted)
+        {
+            // The order before it goes on.
+            crate::log::say(&format!("the order is not followed: {}", error.report()));
+        }
         if stop.is_set_within(LOOK) {
             mounted.unmount()?;
             return Ok(Outcome::Done);
@@ -89,6 +105,35 @@ fn wait(mounted: Mounted, stop: &Stop) -> Result<Outcome, Failure> {
     }
     mounted.wait()?;
     Ok(Outcome::Done)
+}
+
+/// The file that says in which order samples are read.
+struct Order {
+    path: PathBuf,
+    /// When it was written, and by which file it was replaced.
+    seen: Option<(SystemTime, u64)>,
+}
+
+impl Order {
+    fn new(path: PathBuf) -> Result<Order, Failure> {
+        // The program changes its working folder.
+        Ok(Order { path: std::path::absolute(path).map_err(Error::from)?, seen: None })
+    }
+
+    fn follow(&mut self, mounted: &Mounted) -> dlfs::Result<()> {
+        self.seen = self.look(); // before it is read: a later change is seen again
+        mounted.follow(&OrderFile::load(&self.path)?)
+    }
+
+    fn has_changed(&self) -> bool {
+        let now = self.look();
+        now.is_some() && now != self.seen
+    }
+
+    fn look(&self) -> Option<(SystemTime, u64)> {
+        let found = std::fs::metadata(&self.path).ok()?;
+        Some((found.modified().ok()?, found.ino()))
+    }
 }
 
 /// Starts this command again, in the background, and returns when that says that it has mounted.

@@ -1,6 +1,7 @@
 //! The functions that programs call instead of the C library's, by what they do.
 
 pub mod attributes;
+pub mod descriptors;
 pub mod folders;
 pub mod open;
 pub mod others;

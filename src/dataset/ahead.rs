@@ -1,0 +1,569 @@
+//! Files read ahead along an order, for programs that open them one by one.
+//!
+//! A program that knows only files says nothing about what it opens next. Where its order is known to us, a thread
+//! reads along it with a loader, makes of each sample what the door hands out, and keeps a window of those.
+//! Whatever is not in the window is read as always. The window moves by what is taken: see [`Window::make_room`].
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
+use crate::prefetch::LoaderOptions;
+use crate::reader::{Batch, OnError, Watch};
+use crate::threads::caught;
+use crate::units::{Epoch, Generation, SampleId};
+
+use super::state_file::read_limited;
+use super::{Dataset, Loader, Sampler};
+
+/// Which order a program reads in, where it is, and how much may be read ahead: what a file of JSON says.
+///
+/// The file is a reading state, as loaders save it, with some keys more; or only `order` and those keys.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct OrderFile {
+    /// The order, with its seed.
+    pub order: OrderSpec,
+    /// The image that the state belongs to; any if it is not said.
+    image: Option<serde_json::Value>,
+    generation: Option<Generation>,
+    version: Option<u32>,
+    /// The epoch that the program begins with.
+    #[serde(default)]
+    pub epoch: Epoch,
+    /// Samples of that epoch that all ranks together have read already.
+    #[serde(default)]
+    pub consumed: u64,
+    /// Samples that are read together.
+    #[serde(default = "batch")]
+    pub batch: usize,
+    /// The most memory for what was read ahead, in bytes.
+    #[serde(default = "window")]
+    pub window: u64,
+    /// This rank.
+    #[serde(default)]
+    pub rank: u32,
+    /// Ranks that share each epoch.
+    #[serde(default = "one")]
+    pub world_size: u32,
+}
+
+fn batch() -> usize {
+    64
+}
+
+fn window() -> u64 {
+    256 << 20
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl OrderFile {
+    /// Reads such a file.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it does not hold an order. Those of the file system.
+    pub fn load(path: &Path) -> Result<OrderFile> {
+        let Some(bytes) = read_limited(path)? else {
+            return Err(Error::new(ErrorKind::NotFound, "there is no such order file").path(path));
+        };
+        OrderFile::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| error.path(path))
+    }
+
+    /// Reads the text of such a file.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it does not hold an order.
+    pub fn parse(text: &str) -> Result<OrderFile> {
+        let refuse = |why: &str| Error::new(ErrorKind::InvalidArgument, why.to_owned());
+        let file: OrderFile = serde_json::from_str(text).map_err(|error| {
+            let hint = r#"for example {"order": {"kind": "global", "seed": 7}, "epoch": 0}"#;
+            refuse("this is not an order to read along").hint(hint).source(error)
+        })?;
+        if file.version.is_some() {
+            State::from_json(text)?; // then it is a whole one
+        }
+        match file.order.kind {
+            OrderKind::Grouped { lanes: 0, .. } => {} // as many as suit the world size
+            _ => file.order.check()?,
+        }
+        file.order.check_epoch(file.epoch)?;
+        if file.batch == 0 || file.batch > MOST_AT_ONCE || file.window == 0 {
+            return Err(refuse("batch is from 1 to 65,536, and window more than 0"));
+        }
+        if file.rank >= file.world_size {
+            return Err(refuse("rank is less than world_size"));
+        }
+        Ok(file)
+    }
+
+    /// The options of a loader along this order.
+    fn options(&self, dataset: &Dataset) -> Result<LoaderOptions> {
+        let directory = dataset.directory();
+        let state = State {
+            epoch: self.epoch,
+            consumed: self.consumed,
+            ..State::start(
+                directory.uuid().0,
+                self.generation.unwrap_or(directory.generation()),
+                self.order.started(self.world_size),
+            )
+        };
+        if let Some(image) = &self.image
+            && serde_json::to_value(state.image).ok().as_ref() != Some(image)
+        {
+            let text = format!("the order belongs to image {image}, and this is another one");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let epochs = if self.order.check_epoch(Epoch(MAX_EPOCHS - 1)).is_ok() {
+            MAX_EPOCHS - 1
+        } else {
+            self.epoch.0 + 1_000 // an order with fewer epochs, which loaders check one by one
+        };
+        let window_bytes = usize::try_from(self.window).unwrap_or(usize::MAX);
+        Ok(LoaderOptions {
+            rank: self.rank,
+            world_size: self.world_size,
+            resume: Some(state),
+            window_bytes,
+            on_error: OnError::Skip, // the read that asks for the sample says what is wrong
+            ..LoaderOptions::new(self.order, self.batch, epochs)
+        })
+    }
+}
+
+/// Counters of what was read ahead.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct AheadStats {
+    /// Samples read ahead.
+    pub samples: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Files that were there when they were asked for, or soon after.
+    pub hits: u64,
+    /// Files that were not.
+    pub misses: u64,
+    /// Samples that were dropped before anybody asked for them.
+    pub unused: u64,
+}
+
+/// Samples read ahead along an order, each as a `T`, by a thread that ends with it.
+#[derive(Debug)]
+pub struct Ahead<T: Clone + Send + 'static> {
+    shared: Arc<Shared<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    window: Mutex<Window<T>>,
+    /// Told whenever the window changes.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Window<T> {
+    kept: VecDeque<Kept<T>>,
+    /// The number of the first of `kept`; they are numbered on.
+    first: u64,
+    /// The number of the last one of each sample.
+    of: HashMap<SampleId, u64>,
+    /// The samples of the batch that the thread waits for.
+    coming: HashSet<SampleId>,
+    bytes: u64,
+    most_bytes: u64,
+    most_samples: usize,
+    /// Files asked for so far.
+    asked: u64,
+    /// Samples asked for in vain of late, each with the value of `asked`: the program has them, so they need no room.
+    missed: VecDeque<(SampleId, u64)>,
+    /// Since the last hit, while the window was full.
+    misses: u64,
+    /// How often it moved on without a hit.
+    moves: u32,
+    end: Option<End>,
+    stats: AheadStats,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    id: SampleId,
+    len: u64,
+    what: T,
+    is_taken: bool,
+}
+
+/// Why nothing more is read ahead.
+#[derive(Debug, Clone)]
+enum End {
+    Stopped,
+    Finished,
+    Failed(String),
+}
+
+impl<T: Clone + Send + 'static> Ahead<T> {
+    /// Begins to read. `make` makes of a sample, at an index of a batch, what is handed out; of what it does not
+    /// take nothing is kept. At most `most_samples` are kept at a time.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Stale`: the order is another image's. Those of starting a thread.
+    pub fn start(
+        dataset: &Dataset,
+        order: &OrderFile,
+        most_samples: usize,
+        make: impl FnMut(&Batch, usize) -> Option<T> + Send + 'static,
+    ) -> Result<Ahead<T>> {
+        let options = order.options(dataset)?;
+        let sampler = Sampler::new(dataset, options.clone())?;
+        let loader = dataset.loader(options)?;
+        let window = Window {
+            kept: VecDeque::new(),
+            first: 0,
+            of: HashMap::new(),
+            coming: HashSet::new(),
+            bytes: 0,
+            asked: 0,
+            missed: VecDeque::new(),
+            most_bytes: order.window,
+            most_samples: most_samples.max(order.batch),
+            misses: 0,
+            moves: 0,
+            end: None,
+            stats: AheadStats::default(),
+        };
+        let shared = Arc::new(Shared { window: Mutex::new(window), changed: Condvar::new() });
+        let work = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("dlfs-ahead".into()).spawn(move || {
+            let ended = caught("dlfs-ahead", || work.run(sampler, &loader, make));
+            loader.close();
+            let end = ended.unwrap_or_else(|error| End::Failed(error.report()));
+            let mut window = work.window.lock();
+            window.end = Some(end);
+            window.coming.clear();
+            work.changed.notify_all();
+        })?;
+        Ok(Ahead { shared, thread: Some(thread) })
+    }
+
+    /// What was made of the sample, if it was read ahead. If it is just being read, waits for it, at most 10 s.
+    pub fn take(&self, id: SampleId) -> Option<T> {
+        let mut window = self.shared.window.lock();
+        let until = Instant::now() + LONGEST_WAIT;
+        while !window.of.contains_key(&id) && window.coming.contains(&id) {
+            // The program is past what the window holds.
+            window.misses = window.misses.max(MISSES);
+            self.shared.changed.notify_all();
+            if self.shared.changed.wait_until(&mut window, until).timed_out() {
+                break;
+            }
+        }
+        let found = window.take(id);
+        self.shared.changed.notify_all();
+        found
+    }
+
+    /// The counters so far.
+    pub fn stats(&self) -> AheadStats {
+        self.shared.window.lock().stats
+    }
+
+    /// Why nothing more is read ahead, if that is so.
+    pub fn ended(&self) -> Option<String> {
+        match self.shared.window.lock().end.clone()? {
+            End::Stopped => Some("the program does not follow the order".to_owned()),
+            End::Finished => Some("the order has ended".to_owned()),
+            End::Failed(why) => Some(why),
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> Drop for Ahead<T> {
+    fn drop(&mut self) {
+        self.shared.window.lock().end = Some(End::Stopped);
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there was printed, and has ended it
+        }
+    }
+}
+
+impl<T: Clone> Shared<T> {
+    fn run(
+        &self,
+        mut sampler: Sampler,
+        loader: &Loader,
+        mut make: impl FnMut(&Batch, usize) -> Option<T>,
+    ) -> End {
+        let mut ids = Vec::new();
+        let mut batch = Batch::new();
+        loop {
+            match sampler.next(&mut ids) {
+                Ok(Some(_)) => {}
+                Ok(None) => return End::Finished,
+                Err(error) => return End::Failed(error.report()),
+            }
+            {
+                let mut window = self.window.lock();
+                window.coming.clear();
+                window.coming.extend(&ids);
+                if !self.wait_for_room(&mut window) {
+                    return End::Stopped;
+                }
+            }
+            match loader.next_into(&mut batch, &mut Going(self)) {
+                Ok(true) => {}
+                Ok(false) => return End::Finished,
+                Err(_) if self.window.lock().end.is_some() => return End::Stopped,
+                Err(error) => return End::Failed(error.report()),
+            }
+            for index in 0..batch.len() {
+                let (id, len) = (batch.id(index), batch.bytes(index).len() as u64);
+                let made = make(&batch, index); // without the lock: it may take long
+                let mut window = self.window.lock();
+                if !self.wait_for_room(&mut window) {
+                    return End::Stopped;
+                }
+                window.coming.remove(&id);
+                if let Some(what) = made {
+                    window.keep(id, len, what);
+                }
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Waits until the window has room; `false` if it is over.
+    fn wait_for_room(&self, window: &mut parking_lot::MutexGuard<'_, Window<T>>) -> bool {
+        while window.end.is_none() && window.moves < MOVES {
+            if window.make_room() {
+                return true;
+            }
+            self.changed.wait(window);
+        }
+        false
+    }
+}
+
+impl<T: Clone> Window<T> {
+    fn take(&mut self, id: SampleId) -> Option<T> {
+        self.asked += 1;
+        while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MISSES) {
+            self.missed.pop_front();
+        }
+        let at = self.of.get(&id).map(|number| (number - self.first) as usize);
+        let Some(kept) = at.and_then(|at| self.kept.get_mut(at)) else {
+            self.stats.misses += 1;
+            self.misses += 1;
+            self.missed.push_back((id, self.asked));
+            return None;
+        };
+        kept.is_taken = true;
+        (self.misses, self.moves) = (0, 0);
+        self.stats.hits += 1;
+        Some(kept.what.clone())
+    }
+
+    /// Keeps a sample that was read ahead, unless the program was faster: so a thread that has fallen behind catches
+    /// up, since it does not wait for room.
+    fn keep(&mut self, id: SampleId, len: u64, what: T) {
+        if self.missed.iter().any(|(missed, _)| *missed == id) {
+            self.stats.samples += 1;
+            self.stats.bytes += len;
+            self.stats.unused += 1;
+            return;
+        }
+        self.of.insert(id, self.first + self.kept.len() as u64);
+        self.kept.push_back(Kept { id, len, what, is_taken: false });
+        self.bytes += len;
+        self.stats.samples += 1;
+        self.stats.bytes += len;
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes >= self.most_bytes || self.kept.len() >= self.most_samples
+    }
+
+    /// Drops what is no longer of use, the oldest first: what was taken; what lies so far behind a sample that was
+    /// taken that the program has passed it over; and half of all when the program asks only for others.
+    /// Returns whether there is room.
+    fn make_room(&mut self) -> bool {
+        if !self.is_full() {
+            self.misses = 0;
+            return true;
+        }
+        while self.is_full() && self.kept.front().is_some_and(|kept| kept.is_taken) {
+            self.drop_first();
+        }
+        let half = self.kept.len() / 2;
+        if self.is_full() && self.kept.iter().skip(half).any(|kept| kept.is_taken) {
+            self.drop_first();
+        }
+        if self.is_full() && self.misses >= MISSES {
+            (0..half.max(1)).for_each(|_| self.drop_first());
+            self.misses = 0;
+            self.moves += 1;
+        }
+        !self.is_full()
+    }
+
+    fn drop_first(&mut self) {
+        let Some(kept) = self.kept.pop_front() else { return };
+        self.bytes -= kept.len;
+        self.stats.unused += u64::from(!kept.is_taken);
+        if self.of.get(&kept.id) == Some(&self.first) {
+            self.of.remove(&kept.id);
+        }
+        self.first += 1;
+    }
+}
+
+/// Ends a wait of the loader when nobody wants the samples any more.
+struct Going<'a, T>(&'a Shared<T>);
+
+impl<T> Watch for Going<'_, T> {
+    fn goes_on(&mut self) -> bool {
+        self.0.window.lock().end.is_none()
+    }
+}
+
+/// The longest that a program waits for a sample that is being read ahead, before it reads it itself.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Samples asked for in vain after which a full window moves on: the program is elsewhere in the order.
+const MISSES: u64 = 64;
+/// How often it moves on in vain before it gives up: the program has another order.
+const MOVES: u32 = 16;
+/// The most samples that are read together.
+const MOST_AT_ONCE: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(most_samples: usize) -> Window<u64> {
+        Window {
+            kept: VecDeque::new(),
+            first: 0,
+            of: HashMap::new(),
+            coming: HashSet::new(),
+            bytes: 0,
+            asked: 0,
+            missed: VecDeque::new(),
+            most_bytes: u64::MAX,
+            most_samples,
+            misses: 0,
+            moves: 0,
+            end: None,
+            stats: AheadStats::default(),
+        }
+    }
+
+    fn fill(window: &mut Window<u64>, ids: &mut std::ops::RangeFrom<u64>) {
+        while window.make_room() {
+            let id = ids.next().unwrap_or(0);
+            window.keep(SampleId(id), 1, id);
+        }
+    }
+
+    #[test]
+    fn a_window_moves_with_what_is_taken_in_order() {
+        let (mut window, mut ids) = (window(10), 0..);
+        for id in 0..1000 {
+            fill(&mut window, &mut ids);
+            assert_eq!(window.take(SampleId(id)), Some(id));
+            assert_eq!(window.take(SampleId(id)), Some(id), "twice");
+        }
+        let AheadStats { hits, misses, unused, .. } = window.stats;
+        assert_eq!((hits, misses, unused), (2000, 0, 0));
+    }
+
+    #[test]
+    fn a_window_passes_over_what_the_program_leaves_out() {
+        let (mut window, mut ids) = (window(10), 0..);
+        for id in (0..1000).filter(|id| id % 3 > 0) {
+            fill(&mut window, &mut ids);
+            assert_eq!(window.take(SampleId(id)), Some(id));
+        }
+        assert!(window.stats.unused > 300);
+    }
+
+    #[test]
+    fn a_window_moves_on_to_a_program_that_is_further_and_gives_up_on_another_order() {
+        let (mut window, mut ids) = (window(10), 0..);
+        fill(&mut window, &mut ids);
+        let mut id = 40;
+        while window.take(SampleId(id)).is_none() {
+            fill(&mut window, &mut ids);
+            assert!(window.stats.misses < 1000, "it never comes");
+        }
+        for _ in 0..100 {
+            id += 1;
+            fill(&mut window, &mut ids);
+            assert!(window.take(SampleId(id)).is_some(), "sample {id}");
+        }
+        for other in 0..MISSES * u64::from(MOVES) {
+            assert_eq!(window.take(SampleId(1_000_000 + other)), None);
+            fill(&mut window, &mut ids);
+        }
+        assert_eq!(window.moves, MOVES);
+    }
+
+    #[test]
+    fn a_thread_that_has_fallen_behind_catches_up() {
+        let mut window = window(10);
+        (0..30).for_each(|id| assert_eq!(window.take(SampleId(id)), None));
+        for id in 0..40 {
+            assert!(window.make_room(), "sample {id} has room without a wait");
+            window.keep(SampleId(id), 1, id);
+        }
+        (30..40).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
+        assert_eq!((window.stats.unused, window.stats.misses), (30, 30));
+        // Much later it is another epoch's.
+        window.take(SampleId(100));
+        (0..=MISSES).for_each(|_| _ = window.take(SampleId(39)));
+        window.make_room();
+        window.keep(SampleId(100), 1, 100);
+        assert_eq!(window.take(SampleId(100)), Some(100));
+    }
+
+    #[test]
+    fn a_sample_that_comes_twice_is_the_later_one() {
+        let mut window = window(3);
+        window.keep(SampleId(1), 1, 10);
+        window.keep(SampleId(2), 1, 20);
+        window.keep(SampleId(1), 1, 11);
+        window.drop_first();
+        assert_eq!(window.take(SampleId(1)), Some(11));
+    }
+
+    #[test]
+    fn an_order_file_is_a_state_with_some_keys_more_or_only_an_order() {
+        let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
+        let state = State::start([3; 16], Generation(2), order);
+        let file = OrderFile::parse(&state.to_json()).unwrap();
+        assert_eq!((file.order, file.epoch, file.batch), (order, Epoch(0), 64));
+        let text =
+            r#"{"order": {"kind": "global", "seed": 7}, "epoch": 3, "batch": 8, "window": 1000}"#;
+        let file = OrderFile::parse(text).unwrap();
+        assert_eq!((file.order, file.epoch, file.batch, file.window), (order, Epoch(3), 8, 1000));
+        for wrong in [
+            "",
+            "7",
+            r#"{"epoch": 1}"#,
+            r#"{"order": {"kind": "global", "seed": 7}, "batch": 0}"#,
+            r#"{"order": {"kind": "global", "seed": 7}, "rank": 1}"#,
+            r#"{"order": {"kind": "global", "seed": 7}, "epoch": 99999999}"#,
+            r#"{"order": {"kind": "odd", "seed": 7}}"#,
+        ] {
+            let error = OrderFile::parse(wrong).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{wrong}: {error}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A mark on descriptors of this library, for code that must tell them from the program's own.
+//!
+//! A program that closes "all other" descriptors (`close_range`, `closefrom`) would close those of a library, too,
+//! and the next file that it opens would get their numbers. `libdlfs_preload.so` leaves out what has the mark. It
+//! is the signal of asynchronous I/O, which nothing here switches on: the kernel keeps it with the open file,
+//! through `dup`, and forgets it with the last descriptor. So there is no list to keep.
+#![allow(unsafe_code)] // calls `fcntl` with a command that rustix does not know
+
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Marks an open file as one of this library. Costs one system call.
+pub fn mark_ours(fd: &impl AsRawFd) {
+    // SAFETY: the command touches no memory. Where the kernel refuses it, the descriptor stays unmarked.
+    unsafe { libc::fcntl(fd.as_raw_fd(), SET_SIGNAL, MARK) };
+}
+
+/// Whether the descriptor is open and marked. Leaves `errno` undefined.
+pub fn is_ours(fd: RawFd) -> bool {
+    // SAFETY: as above; a number that is not open is refused.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, GET_SIGNAL) == libc::c_long::from(MARK) }
+}
+
+/// `F_SETSIG` and `F_GETSIG`, which the crate libc does not have for every C library.
+const SET_SIGNAL: i32 = 10;
+const GET_SIGNAL: i32 = 11;
+/// A real-time signal that neither C library nor programs use for I/O.
+const MARK: i32 = 61;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_belongs_to_the_open_file_and_not_to_its_number() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(!is_ours(file.as_raw_fd()));
+        mark_ours(&file);
+        let copy = file.try_clone().unwrap();
+        assert!(is_ours(file.as_raw_fd()) && is_ours(copy.as_raw_fd()));
+        let again = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        assert!(!is_ours(again.as_raw_fd()));
+        assert!(!is_ours(-1));
+    }
+
+    #[test]
+    fn whatever_the_library_opens_can_be_marked() {
+        use rustix::event::{EventfdFlags, epoll, eventfd};
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        mark_ours(&epoll);
+        mark_ours(&event);
+        mark_ours(&one);
+        assert!(is_ours(epoll.as_raw_fd()) && is_ours(event.as_raw_fd()));
+        assert!(is_ours(one.as_raw_fd()) && !is_ours(other.as_raw_fd()));
+    }
+}

@@ -1,0 +1,110 @@
+//! Files that were read ahead along an order: each a sealed memfd that waits for its `open`.
+
+use std::ffi::{c_int, c_long};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dlfs::dataset::{Ahead, Files, OrderFile};
+use dlfs::posix::{File, Node};
+use dlfs::process::mark_ours;
+
+use crate::files::{self, Memory};
+use crate::mounts::{Mount, Opened};
+use crate::own::{self, called, most_descriptors};
+
+/// The files of one sample.
+pub(crate) type Held = Arc<[Waiting]>;
+
+/// A memfd that waits. A program could close it, so it is known by more than its number.
+pub(crate) struct Waiting {
+    fd: c_int,
+    inode: u64,
+    len: u64,
+}
+
+impl Mount {
+    /// A descriptor of a file that was read ahead.
+    pub(crate) fn read_ahead(
+        &'static self,
+        opened: &'static Opened,
+        file: File,
+        flags: c_int,
+    ) -> Option<c_int> {
+        let order = self.setting().order.as_ref()?;
+        let ahead = opened.ahead.get_or_init(|| {
+            let order = OrderFile::load(order);
+            let begun = order.and_then(|order| {
+                let most = (most_descriptors() / 4).min(MOST_HELD);
+                Ahead::start(opened.files.dataset(), &order, most, move |batch, index| {
+                    let id = batch.id(index);
+                    let fields = opened.files.tree().directory().fields().len().max(1);
+                    let files = (0..fields).map(|field| File { id, field: field as u16 });
+                    files.map(|file| self.hold(&opened.files, opened, batch, index, file)).collect()
+                })
+            });
+            begun
+                .inspect_err(|error| {
+                    let prefix = self.prefix().escape_ascii();
+                    own::say(&format!("{prefix}: nothing is read ahead: {}", error.report()));
+                })
+                .ok()
+        });
+        let held = ahead.as_ref()?.take(file.id)?;
+        let (fd, len) = held.get(usize::from(file.field))?.open(flags)?;
+        self.counters.reads.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(len, Ordering::Relaxed);
+        Some(fd)
+    }
+
+    fn hold(
+        &self,
+        files: &Files,
+        opened: &Opened,
+        batch: &dlfs::reader::Batch,
+        index: usize,
+        file: File,
+    ) -> Option<Waiting> {
+        let bytes = files.bytes(batch, index, file).ok()?;
+        let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
+        memory.fill(bytes).ok()?;
+        // Out of the way of numbers that programs use.
+        let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
+        // SAFETY: the command touches no memory.
+        let fd = called(unsafe {
+            libc::syscall(libc::SYS_fcntl, memory.fd(), libc::F_DUPFD_CLOEXEC, least)
+        });
+        let fd = fd.ok()? as c_int;
+        mark_ours(&fd);
+        let inode = files::inode_of(fd).unwrap_or(0);
+        Some(Waiting { fd, inode, len: bytes.len() as u64 })
+    }
+}
+
+impl Waiting {
+    /// A descriptor of its own for the program, with a position of its own.
+    fn open(&self, flags: c_int) -> Option<(c_int, u64)> {
+        let path = files::path_of(self.fd);
+        let flags = libc::O_RDONLY | flags & libc::O_CLOEXEC;
+        // SAFETY: the path ends with NUL.
+        let fd = called(unsafe {
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
+        });
+        let fd = fd.ok()? as c_int;
+        if files::inode_of(fd) != Some(self.inode) {
+            files::close(fd); // the program has closed ours, and something else has its number
+            return None;
+        }
+        Some((fd, self.len))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if files::inode_of(self.fd) == Some(self.inode) {
+            files::close(self.fd);
+        }
+    }
+}
+
+/// The most samples that wait; of a program with few descriptors, a quarter of those.
+const MOST_HELD: usize = 2048;

@@ -1,0 +1,145 @@
+//! Calls that would take this library's descriptors from it: a program that closes all that it has not opened, or
+//! puts a descriptor onto a number. Descriptors of the library stay; see `dlfs::process::mark_ours`.
+//!
+//! `close` is not here: it would cost each program's every call. Children between `vfork` and `exec` run this on
+//! their parent's memory, so nothing allocates or locks.
+
+use std::ffi::{c_int, c_long, c_uint};
+
+use dlfs::process::{is_ours, mark_ours};
+
+use super::returned;
+use crate::own::{self, called};
+use crate::{files, mounts, real};
+
+/// As the C library's, but for descriptors of this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // To mark them all for `exec` is right for ours, too.
+    if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
+        // SAFETY: the caller keeps to the C library's rules.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    returned(close_others(first, last, flags).map(|()| 0))
+}
+
+/// As the C library's, but for descriptors of this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    if !has_any() {
+        // SAFETY: the caller keeps to the C library's rules.
+        return unsafe { real::closefrom(first) };
+    }
+    let first = c_uint::try_from(first).unwrap_or(0); // as the C library does
+    if close_others(first, c_uint::MAX, 0).is_err() {
+        for fd in first as c_int..limit() {
+            if !is_ours(fd) {
+                files::close(fd);
+            }
+        }
+    }
+}
+
+/// As the C library's; onto a descriptor of this library it fails with EBUSY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new && has_any() && is_ours(new) {
+        return refuse(new);
+    }
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe { real::dup2(old, new) }
+}
+
+/// As [`dup2`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new && has_any() && is_ours(new) {
+        return refuse(new);
+    }
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe { real::dup3(old, new, flags) }
+}
+
+fn refuse(fd: c_int) -> c_int {
+    own::say(&format!("descriptor {fd} is in use by an open data set, and stays"));
+    returned(Err(libc::EBUSY))
+}
+
+/// Whether this library may have descriptors, and somebody else asks.
+fn has_any() -> bool {
+    mounts::all().iter().any(mounts::Mount::is_in_use) && !own::is_inside()
+}
+
+/// Closes what is not ours from `first` to `last`, in ranges between what is.
+fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> {
+    let before = own::errno();
+    let mut from = first;
+    let mut failed = None;
+    each_open(first, last, &mut |fd| {
+        if is_ours(fd) {
+            let fd = fd.unsigned_abs();
+            if fd > from {
+                failed = failed.or(close_all(from, fd - 1, flags).err());
+            }
+            from = fd + 1;
+        }
+    });
+    if from <= last {
+        failed = failed.or(close_all(from, last, flags).err());
+    }
+    own::set_errno(before);
+    failed.map_or(Ok(()), Err)
+}
+
+fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int> {
+    // SAFETY: what is closed is the program's own.
+    called(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+}
+
+/// Calls `visit` with what is open from `first` to `last`, in ascending order, at least with what is ours.
+fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
+    let path = c"/proc/self/fd";
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the path ends with NUL.
+    let folder =
+        called(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0) });
+    let Ok(folder) = folder.map(|folder| folder as c_int) else {
+        (first.min(i32::MAX as u32) as c_int..limit()).for_each(visit); // no /proc
+        return;
+    };
+    mark_ours(&folder); // so that the visitor does not close it
+    let mut entries = Entries([0; 2048]);
+    loop {
+        let buffer = &mut entries.0;
+        // SAFETY: the buffer has its length.
+        let len = called(unsafe {
+            libc::syscall(libc::SYS_getdents64, folder, buffer.as_mut_ptr(), buffer.len())
+        });
+        let Ok(len @ 1..) = len else { break };
+        let mut rest = &entries.0[..len as usize];
+        while rest.len() > NAME_AT {
+            let record = usize::from(u16::from_le_bytes([rest[16], rest[17]])).clamp(1, rest.len());
+            let name = &rest[NAME_AT..record.max(NAME_AT)];
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
+            let fd = digits
+                .fold(0u32, |fd, digit| fd.wrapping_mul(10).wrapping_add(u32::from(digit - b'0')));
+            if name.first().is_some_and(u8::is_ascii_digit) && (first..=last).contains(&fd) {
+                visit(fd as c_int);
+            }
+            rest = &rest[record..];
+        }
+    }
+    files::close(folder);
+}
+
+/// What `getdents64` writes, aligned as it wants.
+#[repr(align(8))]
+struct Entries([u8; 2048]);
+
+/// Where the name begins in an entry.
+const NAME_AT: usize = 19;
+
+/// The number above all descriptors.
+fn limit() -> c_int {
+    own::most_descriptors() as c_int
+}
