@@ -30,8 +30,10 @@ const FIRST_CELL: u64 = 9;
 /// Checkpoint, length and checksum of a sample, a little of the chunk table, and nothing else.
 const COLUMNS_BYTES: f64 = 8.0 + 8.0 / 32.0 + 40.0 / SAMPLES_PER_CHUNK as f64;
 const WINDOW_BYTES: usize = 16 << 20;
-/// Threads, queues, and buffers of this program.
+/// Threads, queues, and buffers of this program; more of them, and page tables, beside a long column.
 const OTHER_BYTES: u64 = 12 << 20;
+/// The columns' part that is granted for those: a lookup tree would take all of it again.
+const OTHER_PART: u64 = 33;
 
 /// Writes the sections of a snapshot one after the other, without keeping them.
 struct Sections {
@@ -218,7 +220,8 @@ fn reading_by_id_keeps_no_tree_and_no_names_in_memory() {
     println!("resident: {grown} bytes more, of them columns {columns}, window {WINDOW_BYTES}");
     assert!(image.directory().memory_bytes().total() <= columns + 4096, "only columns");
     // The tree alone would take 8 bytes a sample.
-    assert!(grown <= columns + WINDOW_BYTES as u64 + OTHER_BYTES, "memory beside the columns");
+    let others = OTHER_BYTES + columns / OTHER_PART;
+    assert!(grown <= columns + WINDOW_BYTES as u64 + others, "memory beside the columns");
     // Names were never written, and nobody missed it.
     assert!(image.lookup(b"one").is_err());
 }

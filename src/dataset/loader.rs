@@ -19,6 +19,7 @@ use crate::units::{Epoch, deadline};
 
 use super::Dataset;
 use super::background::Background;
+use super::mixed::Mixed;
 use super::sampler::{Share, check};
 use super::stats;
 use stored::Stored;
@@ -27,9 +28,12 @@ use stored::Stored;
 ///
 /// The run may be moved to another epoch or state at any time.
 pub struct Loader {
-    /// The data set, until the loader is closed. The lock is held only to clone it.
-    dataset: Mutex<Option<Dataset>>,
+    /// What is read, until the loader is closed. The lock is held only to clone it.
+    over: Mutex<Option<Over>>,
+    /// That of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
+    /// Samples of an epoch.
+    len: u64,
     options: LoaderOptions,
     share: Share,
     /// Image, generation and order; epoch and samples consumed are in `position`, lanes in `lanes`.
@@ -42,6 +46,13 @@ pub struct Loader {
     running: Forked<Mutex<Running>>,
     /// The store of this rank, which is told how far the loader is.
     store: Option<Stored>,
+}
+
+/// What a loader reads.
+#[derive(Clone)]
+enum Over {
+    Dataset(Dataset),
+    Mixture(Mixed),
 }
 
 #[derive(Default)]
@@ -64,13 +75,36 @@ impl Loader {
         let base = check(&dataset, &options)?;
         let share = Share::new(&dataset, &options)?;
         let directory = Arc::clone(dataset.directory());
-        let base = normal(base, &directory);
-        let position = AtomicU64::new(pack(&base)?);
         let store = dataset.image().store().and_then(|store| Stored::new(store, &options));
+        let len = dataset.len();
+        Loader::starting(Over::Dataset(dataset), directory, len, (base, share), options, store)
+    }
+
+    pub(super) fn of_mixture(mixture: Mixed, options: LoaderOptions) -> Result<Loader> {
+        options.check()?;
+        let mix = mixture.mix();
+        let base = mix.start_state(&options)?;
+        let len = mix.mixture().epoch_size();
+        let share = Share::of_len(len, &options)?;
+        let directory = Arc::clone(&mix.directories()[0]);
+        Loader::starting(Over::Mixture(mixture), directory, len, (base, share), options, None)
+    }
+
+    fn starting(
+        over: Over,
+        directory: Arc<Directory>,
+        len: u64,
+        (base, share): (State, Share),
+        options: LoaderOptions,
+        store: Option<Stored>,
+    ) -> Result<Loader> {
+        let base = normal(base, len);
+        let position = AtomicU64::new(pack(&base)?);
         Ok(Loader {
             store,
-            dataset: Mutex::new(Some(dataset)),
+            over: Mutex::new(Some(over)),
             directory,
+            len,
             share,
             lanes: AtomicU64::new(pack_lanes(&base.order)),
             base,
@@ -88,7 +122,10 @@ impl Loader {
     /// `Interrupted`: this loader was closed.
     pub fn begin_another(&self) -> Result<Loader> {
         self.check_open()?;
-        let another = Loader::new(self.dataset()?, self.options.clone())?;
+        let another = match self.over()? {
+            Over::Dataset(dataset) => Loader::new(dataset, self.options.clone())?,
+            Over::Mixture(mixture) => Loader::of_mixture(mixture, self.options.clone())?,
+        };
         another.go_to(self.state())?;
         Ok(another)
     }
@@ -103,9 +140,12 @@ impl Loader {
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
-            let dataset = self.dataset()?;
-            let devices = dataset.image().devices();
-            let options = LoaderOptions { order: self.order(), ..self.options.clone() };
+            let (over, order) = (self.over()?, self.order());
+            let (devices, mixture) = match &over {
+                Over::Dataset(dataset) => (dataset.image().devices(), None),
+                Over::Mixture(mixture) => (&[][..], Some(Arc::clone(mixture.mix()))),
+            };
+            let options = LoaderOptions { order, mixture, ..self.options.clone() };
             *prepared = Some(prefetch::Prefetcher::window(&self.directory, devices, &options)?);
         }
         Ok(())
@@ -174,6 +214,11 @@ impl Loader {
     /// `InvalidArgument`, `Stale`: the state belongs to another data set or order, and the message says
     /// which. The run does not move.
     pub fn set_state(&self, state: &State) -> Result<()> {
+        if let Over::Mixture(mixture) = self.over()? {
+            mixture.mix().check_state(state, &self.options)?;
+            let (image, mixture) = (self.base.image, self.base.mixture.clone());
+            return self.go_to(State { image, mixture, ..state.clone() });
+        }
         let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
         let (image, len) = (directory.uuid().0, directory.num_live());
@@ -215,7 +260,7 @@ impl Loader {
         &self.options
     }
 
-    /// The directory of the data set, also after the loader is closed.
+    /// The directory of the data set, also after the loader is closed; of a mixture's first source.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
@@ -226,13 +271,13 @@ impl Loader {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
-        let dataset = self.lock_dataset().and_then(|mut dataset| dataset.take());
+        let over = self.lock_over().and_then(|mut over| over.take());
         drop(running);
-        drop((ended, dataset)); // without the lock: dropping them waits for their threads
+        drop((ended, over)); // without the lock: dropping them waits for their threads
     }
 
     fn go_to(&self, state: State) -> Result<()> {
-        let state = normal(state, &self.directory);
+        let state = normal(state, self.len);
         if !self.options.epochs.contains(&state.epoch.0) && state.epoch.0 != self.options.epochs.end
         {
             let (epoch, epochs) = (state.epoch, &self.options.epochs);
@@ -293,39 +338,49 @@ impl Loader {
         previous: Option<prefetch::Prefetcher>,
         prepared: Option<Arc<Window>>,
     ) -> Result<Background<prefetch::Prefetcher>> {
-        let (image, state) = (self.dataset()?.image().clone(), self.state());
+        let (over, state) = (self.over()?, self.state());
         let begin = self.begin_in_store(&state);
         if let Some(previous) = previous {
             return Background::start(move || begin().and_then(|()| previous.restart(state)));
         }
         let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
-        Background::start(move || begin().and_then(|()| image.prefetcher_in(options, prepared)))
+        Background::start(move || {
+            begin()?;
+            match over {
+                Over::Dataset(dataset) => dataset.image().prefetcher_in(options, prepared),
+                Over::Mixture(mixture) => mixture.prefetcher_in(options, prepared),
+            }
+        })
     }
 
     fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    fn dataset(&self) -> Result<Dataset> {
-        let Some(dataset) = self.lock_dataset() else {
+    fn over(&self) -> Result<Over> {
+        let Some(over) = self.lock_over() else {
             let text = "the process was forked while another thread began or closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
         };
-        dataset.clone().ok_or_else(closed)
+        over.clone().ok_or_else(closed)
     }
 
     /// `None` in a forked child if another thread held the lock at the fork: nothing ever unlocks it there.
-    fn lock_dataset(&self) -> Option<MutexGuard<'_, Option<Dataset>>> {
-        self.dataset.try_lock_for(LOCK_LIMIT)
+    fn lock_over(&self) -> Option<MutexGuard<'_, Option<Over>>> {
+        self.over.try_lock_for(LOCK_LIMIT)
     }
 
     fn late(&self) -> Error {
         if let Some(cause) = self.failure_of_store() {
             return cause;
         }
-        let dataset = self.dataset().ok();
-        let devices = dataset.as_ref().map_or(&[][..], |dataset| dataset.image().devices());
-        timed_out(self.options.deadline, devices)
+        match self.over() {
+            Ok(Over::Dataset(dataset)) => {
+                timed_out(self.options.deadline, dataset.image().devices())
+            }
+            Ok(Over::Mixture(mixture)) => timed_out(self.options.deadline, &mixture.devices()),
+            Err(_) => timed_out(self.options.deadline, &[]),
+        }
     }
 }
 
@@ -347,9 +402,9 @@ impl std::fmt::Debug for Loader {
 }
 
 /// Represents the end of an epoch as the start of the next.
-fn normal(state: State, directory: &Directory) -> State {
+fn normal(state: State, len: u64) -> State {
     let (epoch, consumed) = (state.epoch, state.consumed);
-    if consumed == 0 { state } else { state.at(epoch, consumed, directory.num_live()) }
+    if consumed == 0 { state } else { state.at(epoch, consumed, len) }
 }
 
 fn closed() -> Error {

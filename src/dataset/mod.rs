@@ -32,7 +32,7 @@
 //! child may use all of them: at first use it opens queue pairs of its own, and a loader continues after
 //! the last batch that the parent had received.
 //!
-//! Read this file first, then `image.rs` and `loader.rs`.
+//! Read this file first, then `image.rs` and `loader.rs`; `mixture.rs` reads several data sets as one.
 
 mod ahead;
 mod background;
@@ -42,6 +42,8 @@ mod files;
 mod folder;
 mod image;
 mod loader;
+mod mixed;
+mod mixture;
 mod open;
 pub mod options;
 mod peers;
@@ -78,6 +80,7 @@ pub use ahead::{Ahead, AheadStats, OrderFile};
 pub use files::{FileBytes, Files};
 pub use image::Image;
 pub use loader::Loader;
+pub use mixture::{Mixture, MixtureSampler};
 pub use open::OpenOptions;
 pub use peers::{Place, PlaceKind, Places};
 pub use sample_file::SampleFile;

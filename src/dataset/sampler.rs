@@ -100,9 +100,17 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
+        Share::of_len(dataset.len(), options)
+    }
+
+    /// The same, of epochs of `len` samples.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such rank.
+    pub fn of_len(len: u64, options: &LoaderOptions) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
-        Ok(Share { shard, len: dataset.len(), batch_size, drop_short: options.drop_short })
+        Ok(Share { shard, len, batch_size, drop_short: options.drop_short })
     }
 
     /// Batches of this rank in an epoch, after all ranks have consumed `consumed` samples of it.

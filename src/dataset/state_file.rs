@@ -50,8 +50,9 @@ pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A state has about 300 bytes. The limit keeps a large file, named by mistake, from being read.
-const MOST_BYTES: u64 = 64 << 10;
+/// A state has about 300 bytes, and for each source of a mixture 200 more. The limit keeps a large file, named by
+/// mistake, from being read.
+const MOST_BYTES: u64 = 16 << 20;
 
 fn about(path: &Path, doing: &'static str, error: std::io::Error) -> Error {
     Error::new(Error::from(std::io::Error::from(error.kind())).kind(), doing)

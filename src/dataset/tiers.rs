@@ -42,10 +42,15 @@ impl Image {
         self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));
     }
 
+    /// Tells tiers and peers how many ranks read.
+    pub(super) fn expect_ranks(&self, ranks: u32) {
+        self.tiers().into_iter().for_each(|cache| cache.set_processes(ranks));
+        self.avoid_slow_peers(ranks);
+    }
+
     /// Plans the tiers for the run of `options`, if their policy is clairvoyant.
     pub(super) fn plan_tiers(&self, options: &LoaderOptions) -> Result<()> {
-        self.tiers().into_iter().for_each(|cache| cache.set_processes(options.world_size));
-        self.avoid_slow_peers(options.world_size);
+        self.expect_ranks(options.world_size);
         let plans = |cache: &&Cache| cache.policy() == Policy::Clairvoyant;
         let Some(cache) = self.tiers().filter(plans) else {
             return Ok(());

@@ -1,9 +1,11 @@
 //! The state of a run: all that is needed to resume it exactly, as JSON.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
 use crate::error::{Error, ErrorKind};
 use crate::units::{Epoch, Generation};
@@ -29,6 +31,9 @@ pub struct State {
     pub epoch: Epoch,
     /// Positions of that epoch that all ranks together have consumed.
     pub consumed: u64,
+    /// What is mixed, if the run is over a mixture: `image` is then its hash, and `generation` 0.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    pub mixture: Option<Arc<MixtureSpec>>,
 }
 
 impl State {
@@ -42,6 +47,7 @@ impl State {
             order,
             epoch: Epoch(0),
             consumed: 0,
+            mixture: None,
         }
     }
 
@@ -92,6 +98,9 @@ impl State {
         len: u64,
     ) -> Result<(), Refusal> {
         let consumed = self.consumed;
+        if self.mixture.is_some() {
+            return Err(Refusal::Mixture { open: ImageId(image) });
+        }
         if self.image.0 != image {
             return Err(Refusal::Image { state: self.image, open: ImageId(image) });
         }
@@ -160,6 +169,12 @@ pub enum Refusal {
     Image {
         /// That of the state.
         state: ImageId,
+        /// That of the open image.
+        open: ImageId,
+    },
+    /// A run over a mixture of data sets.
+    #[error("the state belongs to a mixture, and this is image {open}")]
+    Mixture {
         /// That of the open image.
         open: ImageId,
     },
@@ -255,6 +270,28 @@ impl From<Refusal> for Error {
             _ => "start anew, without the state file",
         };
         Error::new(kind, refusal.to_string()).hint(hint)
+    }
+}
+
+/// A description that states share, as JSON.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::MixtureSpec;
+
+    pub(super) fn serialize<S: Serializer>(
+        mixture: &Option<Arc<MixtureSpec>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        mixture.as_deref().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<MixtureSpec>>, D::Error> {
+        Ok(Option::<MixtureSpec>::deserialize(deserializer)?.map(Arc::new))
     }
 }
 

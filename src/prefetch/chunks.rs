@@ -19,9 +19,10 @@ use crate::order::Pick;
 use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
 use crate::units::Slot;
 
+use super::head::Head;
 use super::memory::{Memory, Priority};
 use super::residency::Residency;
-use super::stream::{Head, Stream};
+use super::stream::Stream;
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Issues one read per chunk.
@@ -33,6 +34,8 @@ pub(super) struct ChunkDriver {
     /// Whether samples of chunks kept from an earlier epoch are verified again.
     verify_kept: bool,
     residency: Arc<Residency>,
+    /// See [`ChunkDriver::patient`]; 0 if groups end.
+    patience: u64,
     residents: Slab<Resident>,
     /// By chunk number: the index in `residents` of its first resident, or `NONE`.
     first_of: Vec<u32>,
@@ -112,6 +115,7 @@ impl ChunkDriver {
             on_error,
             verify_kept,
             residency,
+            patience: 0,
             residents: Slab::new(),
             first_of,
             held: Vec::new(),
@@ -126,6 +130,23 @@ impl ChunkDriver {
             free_picks: Vec::new(),
             recycled: Vec::new(),
         }
+    }
+
+    /// Chunks stay for so many batches after the last that used them, instead of until their group has ended: for
+    /// sequences that go back to earlier groups.
+    pub(super) fn patient(self, patience: u64) -> ChunkDriver {
+        ChunkDriver { patience, ..self }
+    }
+
+    /// The stream, if it is fed.
+    pub(super) fn stream(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    /// Whether reads of all that its stream was fed with, and of what was overwritten, have been started.
+    pub(super) fn has_requested_all(&self) -> bool {
+        let is_planned = self.requested == self.planned.len() && !self.stream.has_pieces();
+        is_planned && self.to_reread.is_empty()
     }
 
     /// Requests the chunks of the planned batch at `age`. `false`: memory ran out, or the queue
@@ -283,9 +304,14 @@ impl ChunkDriver {
     }
 
     fn close_groups_before(&mut self, lane: u32, group: u32, epoch: u64) {
+        let patience = self.patience;
+        let oldest = (self.first + self.planned.len() as u64).saturating_sub(patience);
         for &index in &self.held {
             let resident = &mut self.residents[index as usize];
-            let over = resident.epoch != epoch || (resident.lane == lane && resident.group < group);
+            let over = match patience {
+                0 => resident.epoch != epoch || (resident.lane == lane && resident.group < group),
+                _ => resident.pinned_by < oldest,
+            };
             resident.closed |= over;
         }
         self.evict(|resident| resident.closed);
@@ -297,7 +323,7 @@ impl ChunkDriver {
     }
 
     /// Evicts the unpinned resident that is needed latest. `false`: there is none.
-    fn evict_unpinned(&mut self) -> bool {
+    pub(super) fn evict_unpinned(&mut self) -> bool {
         let is_unpinned = |&index: &u32| {
             let resident = &self.residents[index as usize];
             resident.ready && resident.pins == 0
@@ -415,6 +441,9 @@ impl ChunkDriver {
                     OnError::Skip | OnError::Blank => {
                         tracing::warn!(error = %failure, "a sample is left out");
                         skipped += 1;
+                        if self.on_error == OnError::Blank {
+                            batch.push_missing(self.directory.id_in_chunk(pick.chunk, pick.nth));
+                        }
                     }
                 }
                 continue;
@@ -528,7 +557,7 @@ impl Driver for ChunkDriver {
 
     /// Releases its memory and requests a read into other memory, unless that has been done
     /// already.
-    fn read_again(&mut self, chunk: u32, load: u32) {
+    fn read_again(&mut self, _source: u32, chunk: u32, load: u32) {
         let mut index = self.first_of[chunk as usize];
         while self.residents.get(index as usize).is_some_and(|it| it.load != load) {
             index = self.residents[index as usize].next;

@@ -95,29 +95,14 @@ fn gather(mut delivery: Delivery, shared: &Shared) -> Delivery {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
-    use parking_lot::Mutex;
-
-    use super::super::{Batch, Head, ReadStats, Residency};
+    use super::super::{Batch, Head, Residency};
     use super::*;
     use crate::error::ErrorKind;
-    use crate::threads::{Fate, caught};
+    use crate::threads::caught;
     use crate::units::Epoch;
 
     fn shared() -> Arc<Shared> {
-        let (fate, read) = (Fate::default(), Mutex::new(ReadStats::default()));
-        Arc::new(Shared {
-            stop: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
-            residency: Arc::new(Residency::new(0)),
-            read,
-            over_window: Default::default(),
-            copied_bytes: Default::default(),
-            rewritten: Default::default(),
-            fate,
-        })
+        Arc::new(Shared::new(Arc::new(Residency::new(0))))
     }
 
     fn batch() -> Message {

@@ -53,8 +53,8 @@ impl Driver for FirstBatchDriver {
         self.rest.recycle(batch);
     }
 
-    fn read_again(&mut self, chunk: u32, load: u32) {
-        self.rest.read_again(chunk, load);
+    fn read_again(&mut self, _source: u32, chunk: u32, load: u32) {
+        self.rest.read_again(0, chunk, load);
     }
 }
 

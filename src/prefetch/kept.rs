@@ -6,6 +6,9 @@
 //! before it returns the batch. Overwritten samples are read again: at once for this batch, and
 //! into other memory for later ones. Any later write hits a batch that the caller already holds.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -16,30 +19,31 @@ use crate::units::SampleId;
 
 use super::{OnError, Prefetcher, Received};
 
-/// The reader that reads overwritten samples again, created when first needed.
+/// The readers that read overwritten samples again, created when first needed.
 #[derive(Default)]
 pub(super) struct Kept {
-    reader: Option<Reader>,
+    /// By source; one, unless the run is over a mixture.
+    readers: BTreeMap<u32, Reader>,
 }
 
-/// Overwritten chunks on their way to the poller: number of the chunk, and number of the read that
-/// filled it.
+/// Overwritten chunks on their way to the poller: the source, number of the chunk, and number of the
+/// read that filled it.
 #[derive(Default)]
 pub(super) struct Rewritten {
     any: AtomicBool,
-    chunks: Mutex<Vec<(u32, u32)>>,
+    chunks: Mutex<Vec<(u32, u32, u32)>>,
 }
 
 impl Rewritten {
-    fn add(&self, chunks: impl Iterator<Item = (u32, u32)>) {
+    fn add(&self, chunks: impl Iterator<Item = (u32, u32, u32)>) {
         self.chunks.lock().extend(chunks);
         self.any.store(true, Ordering::Release);
     }
 
-    pub(super) fn each(&self, mut tell: impl FnMut(u32, u32)) {
+    pub(super) fn each(&self, mut tell: impl FnMut(u32, u32, u32)) {
         if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
             let chunks = std::mem::take(&mut *self.chunks.lock());
-            chunks.into_iter().for_each(|(chunk, load)| tell(chunk, load));
+            chunks.into_iter().for_each(|(source, chunk, load)| tell(source, chunk, load));
         }
     }
 }
@@ -71,42 +75,53 @@ impl Prefetcher {
             );
         }
         self.stats.rewritten += wrong.len() as u64;
-        let ids: Vec<SampleId> = wrong.iter().map(|kept| batch.id(kept.index as usize)).collect();
-        let mut fresh = Batch::new();
-        let mut failures = self.reader_again()?.read_batch_each(&ids, &mut fresh)?;
-        if self.options.on_error == OnError::Raise && !failures.is_empty() {
-            return Err(failures.swap_remove(0).1);
-        }
-        for (nth, kept) in wrong.iter().enumerate() {
-            batch.replace(kept.index as usize, &fresh, nth);
-        }
-        for (nth, error) in &failures {
-            tracing::warn!(%error, "a sample is left out");
-            batch.clear_location(wrong[*nth].index as usize);
+        let mut num_failed = 0;
+        wrong.sort_by_key(|kept| kept.source);
+        for wrong in wrong.chunk_by(|one, other| one.source == other.source) {
+            let ids: Vec<SampleId> =
+                wrong.iter().map(|kept| batch.id(kept.index as usize)).collect();
+            let mut fresh = Batch::new();
+            let reader = self.reader_again(wrong[0].source)?;
+            let mut failures = reader.read_batch_each(&ids, &mut fresh)?;
+            if self.options.on_error == OnError::Raise && !failures.is_empty() {
+                return Err(failures.swap_remove(0).1);
+            }
+            for (nth, kept) in wrong.iter().enumerate() {
+                batch.replace(kept.index as usize, &fresh, nth);
+            }
+            for (nth, error) in &failures {
+                tracing::warn!(%error, "a sample is left out");
+                batch.clear_location(wrong[*nth].index as usize);
+            }
+            num_failed += failures.len() as u64;
         }
         batch.remove_missing();
-        wrong.sort_unstable_by_key(|kept| (kept.chunk, kept.load));
-        wrong.dedup_by_key(|kept| (kept.chunk, kept.load));
+        wrong.sort_unstable_by_key(|kept| (kept.source, kept.chunk, kept.load));
+        wrong.dedup_by_key(|kept| (kept.source, kept.chunk, kept.load));
         if let Some(poller) = self.poller() {
-            poller.shared.rewritten.add(wrong.iter().map(|kept| (kept.chunk, kept.load)));
+            let chunks = wrong.iter().map(|kept| (kept.source, kept.chunk, kept.load));
+            poller.shared.rewritten.add(chunks);
             poller.waker.wake();
         }
-        Ok(failures.len() as u64)
+        Ok(num_failed)
     }
 
-    fn reader_again(&mut self) -> Result<&mut Reader> {
-        let reader = match self.kept.reader.take() {
-            Some(reader) => reader,
-            None => {
+    fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
+        let (directory, devices) = match &self.options.mixture {
+            Some(mix) => mix.source(source),
+            None => (&self.directory, &self.devices[..]),
+        };
+        match self.kept.readers.entry(source) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
                 let options = ReaderOptions {
                     window_bytes: WINDOW_BYTES,
                     deadline: self.options.deadline,
                     ..ReaderOptions::default()
                 };
-                Reader::new(self.directory.clone(), self.devices.clone(), options)?
+                Ok(place.insert(Reader::new(Arc::clone(directory), devices.to_vec(), options)?))
             }
-        };
-        Ok(self.kept.reader.insert(reader))
+        }
     }
 }
 

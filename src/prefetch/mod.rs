@@ -7,7 +7,9 @@
 //! samples in global order, in several passes. `batching` selects the driver, `working_set`
 //! estimates the chunks that a grouped order has open, and `first_batch` combines two drivers at the
 //! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
-//! `kept` verifies again what stays in it from epoch to epoch. `copy` gathers each batch into one
+//! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which
+//! source the batches of a mixture have, `mix_driver` reads them with a driver for each source, fed by
+//! `fed`, and `mixed` starts that. `copy` gathers each batch into one
 //! buffer if the caller wants that.
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
@@ -20,9 +22,15 @@
 mod batching;
 mod chunks;
 mod copy;
+mod fed;
 mod first_batch;
+mod head;
 mod kept;
 mod memory;
+mod mix;
+mod mix_driver;
+mod mixed;
+mod mixture;
 mod options;
 mod passes;
 mod residency;
@@ -56,14 +64,17 @@ use batching::page_cached;
 use chunks::ChunkDriver;
 use copy::Copiers;
 use first_batch::{FIRST_BATCH_TOKEN, FirstBatchDriver};
+use head::Head;
 use kept::{Kept, Rewritten};
 use memory::Memory;
 use passes::PassDriver;
 use residency::Residency;
 use samples::SampleDriver;
-use stream::Head;
 use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
+pub use mix::Mix;
+pub(crate) use mix::MixSource;
+pub(crate) use mixture::MixIds;
 pub use options::{Batching, LoaderOptions};
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
@@ -159,6 +170,22 @@ struct Shared {
     fate: Fate,
 }
 
+impl Shared {
+    fn new(residency: Arc<Residency>) -> Shared {
+        Shared {
+            stop: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            residency,
+            read: Mutex::new(ReadStats::default()),
+            over_window: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+            rewritten: Rewritten::default(),
+            fate: Fate::default(),
+        }
+    }
+}
+
 /// A message from the poller to the consumer. An error or the end is the last one.
 enum Message {
     Batch(Delivery),
@@ -185,8 +212,12 @@ trait Driver: Send {
     fn is_done(&self) -> bool;
     /// Takes an empty batch, to reuse its vectors.
     fn recycle(&mut self, batch: Batch);
-    /// The memory that read number `load` filled with `chunk` was overwritten.
-    fn read_again(&mut self, _chunk: u32, _load: u32) {}
+    /// The memory that read number `load` filled with `chunk` of `source` was overwritten.
+    fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}
+    /// The source whose samples the last error or skipped sample was among.
+    fn suspect(&self) -> u32 {
+        0
+    }
 }
 
 impl Prefetcher {
@@ -214,6 +245,9 @@ impl Prefetcher {
         devices: &[Arc<dyn Device>],
         options: &LoaderOptions,
     ) -> Result<Arc<Window>> {
+        if let Some(mix) = &options.mixture {
+            return mixed::window(mix, options);
+        }
         let batching = options.batching_on(directory, devices)?;
         if batching == Batching::Chunk {
             working_set::warn_of_small_window(directory, options);
@@ -268,6 +302,9 @@ impl Prefetcher {
         window: Option<Arc<Window>>,
     ) -> Result<Prefetcher> {
         options.check()?;
+        if let Some(mix) = options.mixture.clone() {
+            return mixed::prefetcher(&mix, options, window);
+        }
         let start = Stream::start_state(&directory, &options)?;
         let options = LoaderOptions { order: start.order, ..options };
         let batching = options.batching_on(&directory, &devices)?;
@@ -284,7 +321,7 @@ impl Prefetcher {
         let stated = if is_passes { None } else { Some(batching) };
         let options = LoaderOptions { batching: stated, ..options };
         let mut loader = Prefetcher {
-            owed: Stream::owed(&directory, &options, &start)?,
+            owed: Stream::owed(directory.num_live(), &options, &start)?,
             directory,
             devices,
             options,
@@ -468,6 +505,9 @@ impl Prefetcher {
     /// Starts the poller, in `window` if it belongs to a loader with the same options.
     fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
+        if let Some(mix) = &options.mixture {
+            return mixed::start(mix, options, &self.state, window);
+        }
         let batching = options.batching_on(&self.directory, &self.devices)?;
         let mut pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
         pump.learn(&self.directory);
@@ -530,24 +570,14 @@ impl Prefetcher {
             driver
                 .recycle(Batch::with_capacity(options.batch_size.min(ROOM_SAMPLES), ROOM_BUFFERS));
         }
-        let shared = Arc::new(Shared {
-            stop: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
-            residency,
-            read: Mutex::new(ReadStats::default()),
-            over_window: AtomicU64::new(0),
-            copied_bytes: AtomicU64::new(0),
-            rewritten: Rewritten::default(),
-            fate: Fate::default(),
-        });
+        let shared = Arc::new(Shared::new(residency));
         let window = window
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
         let memory = Memory::new(Arc::clone(&window));
-        let directory = Arc::clone(&self.directory);
-        Poller::start(pump, memory, driver, shared, directory, options, window)
+        let directories = Arc::from([Arc::clone(&self.directory)]);
+        Poller::start(pump, memory, driver, shared, directories, options, window)
     }
 }
 
@@ -573,7 +603,7 @@ impl Poller {
         memory: Memory,
         driver: Box<dyn Driver>,
         shared: Arc<Shared>,
-        directory: Arc<Directory>,
+        directories: Arc<[Arc<Directory>]>,
         options: &LoaderOptions,
         window: Arc<Window>,
     ) -> Result<Poller> {
@@ -589,7 +619,7 @@ impl Poller {
             copiers,
             recycled,
             held: None,
-            directory,
+            directories,
             check_limit: CHECK_LIMIT.min(options.deadline / 4),
             checked: None,
         };
@@ -647,7 +677,8 @@ struct PollerThread {
     recycled: Receiver<Batch>,
     /// A message that the consumer's queue has no room for yet.
     held: Option<Message>,
-    directory: Arc<Directory>,
+    /// By source.
+    directories: Arc<[Arc<Directory>]>,
     /// The longest that a check of the superblocks may take.
     check_limit: Duration,
     /// When the superblocks were last checked because of skipped samples.
@@ -681,7 +712,9 @@ impl PollerThread {
             && self.held.is_none()
             && self.pump.in_flight() == 0;
         self.memory.set_starving(starving);
-        self.shared.rewritten.each(|chunk, load| self.driver.read_again(chunk, load));
+        self.shared
+            .rewritten
+            .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
         match self.driver.advance(&mut self.pump, &mut self.memory) {
             Ok(more) => moved |= more,
             Err(error) => self.held = Some(Message::Failed(error)),
@@ -753,7 +786,9 @@ impl PollerThread {
             return Some(next);
         }
         let until = Instant::now() + self.check_limit;
-        match stale_error(&mut self.pump, &self.directory, until) {
+        let source = self.driver.suspect();
+        self.pump.select(source);
+        match stale_error(&mut self.pump, &self.directories[source as usize], until) {
             Some(stale) => Some(Err(stale)),
             None => Some(next),
         }

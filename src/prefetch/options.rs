@@ -9,6 +9,8 @@ use crate::order::{Locality, OrderSpec, Sharding, State, Tail};
 use crate::qpair::Cpus;
 use crate::reader::OnError;
 
+use super::mix::Mix;
+
 /// Options of a [`Prefetcher`](super::Prefetcher).
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
@@ -34,6 +36,9 @@ pub struct LoaderOptions {
     pub drop_short: bool,
     /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
+    /// The data sets to read as one sequence, along `order` each. [`dataset::Mixture`](crate::dataset::Mixture)
+    /// sets it.
+    pub mixture: Option<Arc<Mix>>,
     /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
     /// samples in grouped order if the samples are large and in the page cache, or if the window is
     /// too small. Tiny samples of the global order are read together, far ahead, if the window is
@@ -74,6 +79,7 @@ impl LoaderOptions {
             tail: Tail::Keep,
             drop_short: false,
             resume: None,
+            mixture: None,
             batching: None,
             window_bytes: 0,
             copy_threads: None,

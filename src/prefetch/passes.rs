@@ -33,8 +33,9 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
+use super::head::Head;
 use super::memory::{Memory, Priority};
-use super::stream::{Head, Stream};
+use super::stream::Stream;
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Issues one read per pass.

@@ -13,8 +13,9 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
+use super::head::Head;
 use super::memory::{Memory, Priority};
-use super::stream::{Head, Stream};
+use super::stream::Stream;
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
 
 /// Plans the reads of one batch at a time.
@@ -82,6 +83,17 @@ impl SampleDriver {
     /// Numbers its fetches from `token`, above those of another driver.
     pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
         SampleDriver { first: token, ..self }
+    }
+
+    /// The stream, if it is fed.
+    pub(super) fn stream(&mut self) -> &mut Stream {
+        &mut self.stream
+    }
+
+    /// Whether reads of all that its stream was fed with have been started.
+    pub(super) fn has_requested_all(&self) -> bool {
+        let is_started = self.under_way.back().is_none_or(|last| last.unstarted.is_empty());
+        is_started && !self.stream.has_pieces()
     }
 
     /// Starts planned reads, oldest first. The first result says whether any was started; the
@@ -186,7 +198,7 @@ impl Driver for SampleDriver {
         if front.head.ends_epoch {
             front.batch.set_ends_epoch();
         }
-        if front.skipped > 0 {
+        if front.skipped > 0 && self.on_error != OnError::Blank {
             front.batch.remove_missing();
         }
         Some(Ok(Delivery { batch: front.batch, head: front.head, skipped: front.skipped }))

@@ -7,21 +7,13 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::{
     Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Population, Positions,
-    Shard, Sharding, State,
+    Shard, Sharding, State, Tail,
 };
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-
-/// The position of a batch in the run.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Head {
-    pub(crate) epoch: Epoch,
-    /// Whether it is the last one of its epoch on this rank.
-    pub(crate) ends_epoch: bool,
-    /// The state of the run once all ranks have consumed it: epoch, and positions of that epoch.
-    pub(crate) after: (Epoch, u64),
-}
+use super::fed::{Fed, Piece, Placed};
+use super::head::Head;
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
@@ -41,6 +33,8 @@ pub(crate) struct Stream {
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
     left: u64,
+    /// Where positions come from instead, in a mixture.
+    fed: Option<Box<Fed>>,
 }
 
 /// How the shares of batches are computed.
@@ -124,23 +118,58 @@ impl Stream {
             current: None,
             free_order: None,
             left: u64::MAX,
+            fed: None,
         })
     }
 
-    /// The number of samples that a run with these options has for this rank from `start` on,
-    /// counted independently of the stream.
+    /// A source's part of a mixture: what [`Stream::feed`] gives it, along `spec`.
+    pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
+        let fed = Some(Box::new(Fed::new(Arc::clone(&directory), spec)));
+        Stream {
+            directory,
+            spec,
+            shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep },
+            shares: Shares::Strided,
+            aligned: Vec::new(),
+            ids: Vec::new(),
+            batch_size: 1,
+            drop_short: false,
+            epochs: 0..0,
+            consumed: 0,
+            current: None,
+            free_order: None,
+            left: u64::MAX,
+            fed,
+        }
+    }
+
+    /// Appends a batch to a stream that is fed.
+    pub(super) fn feed(&mut self, piece: Piece) {
+        if let Some(fed) = &mut self.fed {
+            fed.push(piece);
+        }
+    }
+
+    /// An empty list of positions, for [`Stream::feed`].
+    pub(super) fn free_positions(&mut self) -> Vec<Placed> {
+        self.fed.as_mut().map(|fed| fed.free_positions()).unwrap_or_default()
+    }
+
+    /// Whether it was fed with batches that it has not returned yet.
+    pub(super) fn has_pieces(&self) -> bool {
+        self.fed.as_ref().is_some_and(|fed| fed.has_pieces())
+    }
+
+    /// The number of samples that a run with these options over epochs of `len` has for this rank from
+    /// `start` on, counted independently of the stream.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
-    pub(super) fn owed(
-        directory: &Directory,
-        options: &LoaderOptions,
-        start: &State,
-    ) -> Result<u64> {
+    pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<u64> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
         let of_epoch = |shard: Shard| {
-            let samples = shard.positions(directory.num_live()).remaining();
+            let samples = shard.positions(len).remaining();
             if options.drop_short { samples / batch_size * batch_size } else { samples }
         };
         let epochs = options.epochs.end.saturating_sub(start.epoch.0);
@@ -168,6 +197,7 @@ impl Stream {
             free_order: None,
             drop_short: self.drop_short,
             left: 1,
+            fed: None,
         };
         self.next_taken()?;
         Ok(first)
@@ -181,6 +211,9 @@ impl Stream {
     /// Replaces `ids` by the ids of the next batch.
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
+        if let Some(fed) = &mut self.fed {
+            return Ok(fed.next_ids(ids)?);
+        }
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
         let Stream { directory, current: Some(current), shares, aligned, batch_size, .. } = self
         else {
@@ -222,6 +255,9 @@ impl Stream {
     /// Replaces `picks` by the picks of the next batch of a grouped order.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
+        if let Some(fed) = &mut self.fed {
+            return Ok(fed.next_picks(picks)?);
+        }
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
         let Stream { current: Some(current), shares, batch_size, .. } = self else {
             return Ok(Some(head));
@@ -240,12 +276,20 @@ impl Stream {
 
     /// The lane of `group`, a group of the current epoch.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
-        self.current.as_ref().map_or(0, |current| current.order.lane_of(group))
+        self.order().map_or(0, |order| order.lane_of(group))
     }
 
     /// The samples of `chunk` that belong to `group`, a group of the current epoch.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
-        self.current.as_ref().map_or(0..0, |current| current.order.samples_in_group(group, chunk))
+        self.order().map_or(0..0, |order| order.samples_in_group(group, chunk))
+    }
+
+    /// The order of the current epoch.
+    fn order(&self) -> Option<&EpochOrder> {
+        match &self.fed {
+            Some(fed) => fed.order(),
+            None => self.current.as_ref().map(|current| &current.order),
+        }
     }
 
     fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {

@@ -21,6 +21,27 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
 }
 
+/// The length of the window of a mixture whose sources have `wanted` bytes of chunks in use: as the options say, or
+/// else that, within limits.
+pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize {
+    match options.window_bytes {
+        0 => {
+            usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+        }
+        bytes => bytes,
+    }
+}
+
+/// Bytes of the chunks that one source of a mixture has in use: those that are open on this rank, and the next groups
+/// of lanes that change groups. Orders by slot have one chunk open.
+pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
+    let chunks = match options.order.kind.lanes_and_group() {
+        Some((_, group)) => u64::from(lanes_of(options)) * (u64::from(group) + 1),
+        None => 2,
+    };
+    chunks_len(directory, chunks)
+}
+
 /// Whether the open chunks of a grouped order exceed the window, so that they cannot stay until
 /// their last sample is handed out.
 pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {

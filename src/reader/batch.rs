@@ -15,6 +15,10 @@ use crate::units::{Epoch, SampleId};
 #[derive(Default)]
 pub struct Batch {
     directory: Option<Arc<Directory>>,
+    /// The directories of a mixture's sources, instead of `directory`.
+    mixed: Option<Arc<[Arc<Directory>]>>,
+    /// The source of each sample; empty unless the batch is of a mixture.
+    sources: Vec<u32>,
     samples: Vec<SampleLocation>,
     bufs: Vec<SharedBuf>,
     rechecks: Vec<Recheck>,
@@ -37,6 +41,8 @@ pub(crate) struct SampleLocation {
 pub(crate) struct Recheck {
     /// Position in the batch.
     pub(crate) index: u32,
+    /// The source, where the batch is of a mixture.
+    pub(crate) source: u32,
     pub(crate) crc32c: u32,
     pub(crate) chunk: u32,
     /// Number of the read that brought the chunk.
@@ -99,6 +105,20 @@ impl Batch {
         self.samples.iter().map(|location| location.id)
     }
 
+    /// The source of each sample, counted from 0, if the batch is of a mixture: ids and labels are those of the
+    /// source's data set. `None` for a batch of one data set.
+    pub fn sources(&self) -> Option<&[u32]> {
+        self.mixed.is_some().then_some(&self.sources)
+    }
+
+    /// The directory of the data set that the sample at `index` is of.
+    fn directory_of(&self, index: usize) -> Option<&Arc<Directory>> {
+        match &self.mixed {
+            Some(directories) => directories.get(self.sources[index] as usize),
+            None => self.directory.as_ref(),
+        }
+    }
+
     /// The verified bytes of the sample at `index`: its whole record. Where samples have several fields,
     /// that is a table of lengths and then the fields: see [`Batch::field`].
     ///
@@ -115,7 +135,9 @@ impl Batch {
 
     /// Whether samples of the data set have labels, though those of this batch may have none.
     pub fn has_labels(&self) -> bool {
-        self.directory.as_ref().is_some_and(|directory| directory.labels().is_some())
+        let mut directories =
+            self.directory.iter().chain(self.mixed.iter().flat_map(|all| all.iter()));
+        directories.any(|directory| directory.labels().is_some())
     }
 
     /// The label of the sample at `index`, from memory.
@@ -123,7 +145,7 @@ impl Batch {
     /// # Panics
     /// When `index` is not below [`Batch::len`], as a slice does.
     pub fn label(&self, index: usize) -> Option<i64> {
-        self.directory.as_ref()?.label(self.samples[index].id)
+        self.directory_of(index)?.label(self.samples[index].id)
     }
 
     /// The bytes of field number `field` of the sample at `index`; fields are named by
@@ -135,7 +157,8 @@ impl Batch {
     /// # Panics
     /// When `index` is not below [`Batch::len`], as a slice does.
     pub fn field(&self, index: usize, field: usize) -> Result<Option<&[u8]>> {
-        let fields = self.directory.as_ref().map_or(1, |directory| directory.fields().len().max(1));
+        let fields =
+            self.directory_of(index).map_or(1, |directory| directory.fields().len().max(1));
         let record = self.bytes(index);
         if field >= fields {
             let text = format!("there is no field {field}, samples have {fields}");
@@ -204,11 +227,50 @@ impl Batch {
         if !self.directory.as_ref().is_some_and(|known| Arc::ptr_eq(known, directory)) {
             self.directory = Some(Arc::clone(directory));
         }
+        self.mixed = None;
+    }
+
+    /// As [`Batch::reset`], for samples of several data sets.
+    pub(crate) fn reset_mixed(&mut self, directories: &Arc<[Arc<Directory>]>, epoch: Epoch) {
+        self.clear();
+        (self.epoch, self.ends_epoch, self.directory) = (epoch, false, None);
+        if !self.mixed.as_ref().is_some_and(|known| Arc::ptr_eq(known, directories)) {
+            self.mixed = Some(Arc::clone(directories));
+        }
+    }
+
+    /// Takes the buffers of `part`; returns what to add to the buffer of each of its locations.
+    pub(crate) fn take_bufs(&mut self, part: &mut Batch) -> u32 {
+        let first = self.bufs.len() as u32;
+        self.bufs.append(&mut part.bufs);
+        first
+    }
+
+    /// Appends the sample at `nth` of `part`, a batch of `source` whose buffers begin at `first_buf`.
+    /// `rechecked` counts the samples to recheck that were passed; samples of a part are appended in order.
+    pub(crate) fn push_from(
+        &mut self,
+        (source, part, first_buf): (u32, &Batch, u32),
+        nth: usize,
+        rechecked: &mut usize,
+    ) {
+        let location = part.samples[nth];
+        if let Some(recheck) = part.rechecks.get(*rechecked)
+            && recheck.index as usize == nth
+        {
+            *rechecked += 1;
+            let index = self.samples.len() as u32;
+            self.rechecks.push(Recheck { index, source, ..*recheck });
+        }
+        let buf = if location.buf == MISSING { MISSING } else { location.buf + first_buf };
+        self.samples.push(SampleLocation { buf, ..location });
+        self.sources.push(source);
     }
 
     /// Returns the buffers to their pool and keeps the vectors for the next use.
     pub(crate) fn clear(&mut self) {
         self.samples.clear();
+        self.sources.clear();
         self.bufs.clear();
         self.rechecks.clear();
     }
@@ -258,6 +320,11 @@ impl Batch {
         self.samples.push(location);
     }
 
+    /// Appends a sample without a location: it failed, and keeps its place until [`Batch::remove_missing`].
+    pub(crate) fn push_missing(&mut self, id: SampleId) {
+        self.samples.push(SampleLocation { id, buf: MISSING, len_bytes: 0, offset: 0 });
+    }
+
     pub(crate) fn add_buf(&mut self, buf: SharedBuf) -> u32 {
         self.bufs.push(buf);
         (self.bufs.len() - 1) as u32
@@ -280,7 +347,7 @@ impl Batch {
     /// The checksum of the sample that is pushed next is compared again when the batch is delivered.
     pub(crate) fn recheck_next(&mut self, crc32c: u32, chunk: u32, load: u32) {
         let index = self.samples.len() as u32;
-        self.rechecks.push(Recheck { index, crc32c, chunk, load });
+        self.rechecks.push(Recheck { index, source: 0, crc32c, chunk, load });
     }
 
     /// The samples to recheck whose bytes are no longer what was read. Compares checksums; allocates only
@@ -312,6 +379,11 @@ impl Batch {
 
     /// Removes the samples without a location: they failed, and failures are skipped.
     pub(crate) fn remove_missing(&mut self) {
+        if !self.sources.is_empty() {
+            let mut locations = self.samples.iter();
+            self.sources
+                .retain(|_| locations.next().is_some_and(|location| location.buf != MISSING));
+        }
         self.samples.retain(|location| location.buf != MISSING);
     }
 }

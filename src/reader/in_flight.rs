@@ -14,6 +14,8 @@ use super::fetch::{Fetch, FetchSample, Transfer};
 /// A fetch in flight.
 pub(super) struct InFlight {
     pub(super) token: u64,
+    /// The image it is of, among those of the pump.
+    pub(super) image: u32,
     pub(super) fetch: Fetch,
     pub(super) states: Vec<TransferState>,
     pub(super) waiting: usize,
@@ -325,6 +327,7 @@ mod tests {
             ..TransferState::default()
         });
         InFlight {
+            image: 0,
             token: 0,
             fetch: Fetch { transfers: transfers.collect(), samples, len_bytes: bytes.len() },
             states: states.collect(),

@@ -39,6 +39,8 @@ pub struct ReadStats {
 pub(crate) struct Fetched {
     /// The token that `start` was given.
     pub(crate) token: u64,
+    /// The image it is of, if the pump has several: see [`Pump::divide`].
+    pub(crate) image: u32,
     pub(crate) fetch: Fetch,
     /// The bytes; empty if the fetch needed no memory.
     pub(crate) buf: SharedBuf,
@@ -58,7 +60,7 @@ impl Fetched {
     }
 }
 
-/// All queue pairs of an image, polled by one thread.
+/// All queue pairs of an image, or of several, polled by one thread.
 pub(crate) struct Pump {
     group: PollGroup,
     namespaces: Vec<NamespacePairs>,
@@ -84,6 +86,17 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
+    /// The images; one, unless [`Pump::divide`] was called.
+    images: Vec<PumpImage>,
+    /// The image that fetches are started for.
+    image: u32,
+}
+
+/// An image whose namespaces the pump reads.
+#[derive(Default)]
+struct PumpImage {
+    /// Its first namespace among all of the pump.
+    first: u16,
     /// For a data set without checksums: the checksums that earlier reads computed.
     learned: Option<Arc<Learned>>,
 }
@@ -150,7 +163,8 @@ impl Pump {
             finished: VecDeque::new(),
             free_states: Vec::new(),
             stats: ReadStats::default(),
-            learned: None,
+            images: vec![PumpImage::default()],
+            image: 0,
         })
     }
 
@@ -161,7 +175,36 @@ impl Pump {
 
     /// Verifies samples with the checksums that `directory` learns, if it has none of its own.
     pub(crate) fn learn(&mut self, directory: &Directory) {
-        self.learned = directory.learned().cloned();
+        self.images[self.image as usize].learned = directory.learned().cloned();
+    }
+
+    /// Divides the namespaces among images, given how many each has: a fetch counts namespaces within its image.
+    ///
+    /// # Errors
+    /// `Unsupported`: more namespaces than a fetch can count.
+    pub(crate) fn divide(&mut self, lens: impl Iterator<Item = usize>) -> Result<()> {
+        let mut first = 0_usize;
+        self.images.clear();
+        for len in lens {
+            let at = u16::try_from(first).map_err(|_| {
+                let text = "the data sets have more than 65536 namespaces together";
+                Error::new(ErrorKind::Unsupported, text)
+            })?;
+            self.images.push(PumpImage { first: at, learned: None });
+            first += len;
+        }
+        Ok(())
+    }
+
+    /// Counts at most `queues` I/O queues when it says whether they are busy: for images that one processor copies,
+    /// more pending bytes would only leave its cache.
+    pub(crate) fn count_queues(&mut self, queues: usize) {
+        self.num_queues = self.num_queues.min(queues.max(1));
+    }
+
+    /// Starts later fetches for `image`, counted from 0.
+    pub(crate) fn select(&mut self, image: u32) {
+        self.image = image;
     }
 
     /// Limits outstanding commands to `max` over all queue pairs; 1 makes a synchronous reader.
@@ -169,7 +212,7 @@ impl Pump {
         self.max_outstanding = max.max(1);
     }
 
-    /// The geometry of each namespace, for planning fetches.
+    /// The geometry of each namespace of all images, for planning fetches.
     pub(crate) fn geometry(&self) -> Vec<Geometry> {
         let of = |pairs: &NamespacePairs| Geometry {
             block_len_bytes: pairs.namespace.block_len_bytes,
@@ -178,9 +221,10 @@ impl Pump {
         self.namespaces.iter().map(of).collect()
     }
 
-    /// Namespace `index` of the image.
+    /// Namespace `index` of the selected image.
     pub(crate) fn namespace(&self, index: usize) -> Option<&Namespace> {
-        self.namespaces.get(index).map(|pairs| &pairs.namespace)
+        let first = usize::from(self.images[self.image as usize].first);
+        self.namespaces.get(first + index).map(|pairs| &pairs.namespace)
     }
 
     pub(crate) fn stats(&self) -> ReadStats {
@@ -193,7 +237,7 @@ impl Pump {
     }
 
     /// Starts reading `fetch` into `buf`, which must have `fetch.len_bytes`. The finished fetch has `token`.
-    pub(crate) fn start(&mut self, token: u64, fetch: Fetch, mut buf: IoBuf) {
+    pub(crate) fn start(&mut self, token: u64, mut fetch: Fetch, mut buf: IoBuf) {
         assert_eq!(buf.len(), fetch.len_bytes, "the buffer has the length of the fetch");
         let mut states = self.free_states.pop().unwrap_or_default();
         states.resize_with(fetch.transfers.len(), TransferState::default);
@@ -201,8 +245,11 @@ impl Pump {
             state.buf = Some(buf.split_off(transfer.buf_offset));
         }
         let waiting = fetch.transfers.len();
+        let first = self.images[self.image as usize].first;
+        fetch.transfers.iter_mut().for_each(|transfer| transfer.namespace += first);
         let started = InFlight {
             token,
+            image: self.image,
             fetch,
             states,
             waiting,
@@ -340,7 +387,8 @@ impl Pump {
         let again = match completion.result {
             Ok(()) => {
                 pairs.failed_pieces = 0;
-                !abandoned && !in_flight.verify_transfer(transfer, self.learned.as_deref())
+                let learned = self.images[in_flight.image as usize].learned.as_deref();
+                !abandoned && !in_flight.verify_transfer(transfer, learned)
             }
             Err(error) => {
                 let state = &mut in_flight.states[transfer];
@@ -401,7 +449,8 @@ impl Pump {
         }
         let in_flight = &mut self.in_flight[key];
         if in_flight.crossing {
-            let repeat = in_flight.verify_crossing(self.learned.as_deref());
+            let learned = self.images[in_flight.image as usize].learned.as_deref();
+            let repeat = in_flight.verify_crossing(learned);
             if !repeat.is_empty() {
                 in_flight.waiting = repeat.len();
                 for transfer in repeat {
@@ -427,8 +476,11 @@ impl Pump {
         }
         let buf = in_flight.join();
         self.stats.verified += (in_flight.fetch.samples.len() - in_flight.failures.len()) as u64;
+        let first = self.images[in_flight.image as usize].first;
+        in_flight.fetch.transfers.iter_mut().for_each(|transfer| transfer.namespace -= first);
         self.finished.push_back(Fetched {
             token: in_flight.token,
+            image: in_flight.image,
             fetch: in_flight.fetch,
             buf,
             failures: in_flight.failures,

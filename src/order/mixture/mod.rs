@@ -158,13 +158,13 @@ impl Mixture {
     fn permuted(&mut self, position: u64) -> u64 {
         let Segment { first: start, len, .. } = self.current.segment;
         let at = position - start;
-        let first = at - at % WINDOW;
+        let first = at - at % RANDOM_WINDOW;
         let window = match &self.window {
             Some(window) if window.first == start + first => window,
             _ => self.window.insert(Window {
                 first: start + first,
                 permutation: Permutation::new(
-                    WINDOW.min(len - first),
+                    RANDOM_WINDOW.min(len - first),
                     Key::derive(self.seed, &[LABEL_WINDOW, start + first]),
                 ),
             }),
@@ -194,11 +194,17 @@ impl Dealt {
 }
 
 /// Positions that [`Batching::Random`] permutes together. Frozen.
-const WINDOW: u64 = 1 << 14;
+pub const RANDOM_WINDOW: u64 = 1 << 14;
+
+/// The seed of the order of `source`, counted from 0, in a run with `seed`. Frozen.
+pub fn source_seed(seed: u64, source: usize) -> u64 {
+    Key::derive(seed, &[LABEL_SOURCE, source as u64]).word()
+}
 
 /// The first words of keys; the orders have 0 to 4. Frozen.
 const LABEL_WORD: u64 = 5;
 const LABEL_WINDOW: u64 = 6;
+const LABEL_SOURCE: u64 = 7;
 
 #[cfg(test)]
 mod tests;

@@ -144,6 +144,14 @@ impl Batch {
         numpy::int64(py, (0..self.held.len()).map(|index| self.held.id(index)))
     }
 
+    /// Of a mixture, the number of the data set that each sample is of: int64[B]; ids and labels are those of that data
+    /// set. None otherwise.
+    #[getter]
+    fn sources<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let sources = self.held.sources();
+        sources.map(|all| numpy::int64(py, all.iter().map(|&source| source.into()))).transpose()
+    }
+
     /// Labels, from memory: int64[B], or None if no sample of the data set has one. dlfs.NO_LABEL
     /// if a sample has none.
     #[getter]
@@ -356,7 +364,8 @@ pub(crate) fn parts<'py>(
         .map(|(at, error)| (at - picked.start, class(error.kind()), error.to_string()))
         .collect();
     let records = PyBytes::new(py, &records.concat());
-    (records, ends, ids, labels, place, fields, failures).into_pyobject(py)
+    let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
+    (records, ends, ids, labels, place, fields, failures, sources).into_pyobject(py)
 }
 
 /// The batch that [`parts`] copied.
@@ -366,7 +375,7 @@ pub(crate) fn parts<'py>(
 #[allow(clippy::type_complexity)] // the fields of a pickle, in one place
 pub(crate) fn held_of(
     py: Python<'_>,
-    (records, ends, ids, labels, (epoch, ends_epoch), (names, one, several), failures): (
+    (records, ends, ids, labels, (epoch, ends_epoch), (names, one, several), failures, sources): (
         PyBackedBytes,
         Vec<usize>,
         Vec<i64>,
@@ -374,9 +383,10 @@ pub(crate) fn held_of(
         (u64, bool),
         (Vec<PyBackedBytes>, Option<PyBackedBytes>, Option<Vec<PyBackedBytes>>),
         Vec<(usize, String, String)>,
+        Option<Vec<u32>>,
     ),
 ) -> PyResult<Arc<Held>> {
-    let copied = Copied { records, ends, ids, labels, epoch, ends_epoch }.check(py)?;
+    let copied = Copied { records, ends, ids, labels, epoch, ends_epoch, sources }.check(py)?;
     let owned =
         |names: &[PyBackedBytes]| names.iter().map(|name| name.to_vec()).collect::<Vec<_>>();
     let mut fields = Fields::new(&owned(&names));

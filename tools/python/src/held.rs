@@ -245,6 +245,8 @@ pub(crate) struct Copied {
     pub(crate) labels: Option<Vec<i64>>,
     pub(crate) epoch: u64,
     pub(crate) ends_epoch: bool,
+    /// The source of each sample, if they are of a mixture.
+    pub(crate) sources: Option<Vec<u32>>,
 }
 
 impl Copied {
@@ -253,7 +255,12 @@ impl Copied {
         let rises =
             self.ends.is_sorted() && self.ends.last().copied().unwrap_or(0) == self.records.len();
         let labels = self.labels.as_ref().map_or(self.ids.len(), Vec::len);
-        if rises && self.ids.len() == self.ends.len() && labels == self.ends.len() {
+        let sources = self.sources.as_ref().map_or(self.ids.len(), Vec::len);
+        if rises
+            && sources == self.ids.len()
+            && self.ids.len() == self.ends.len()
+            && labels == self.ends.len()
+        {
             return Ok(self);
         }
         Err(raise_invalid(py, "this is not a pickled batch: its parts do not fit together".into()))
@@ -320,6 +327,14 @@ impl Held {
         match &*self.samples {
             Samples::Read(batch) => batch.id(index).0 as i64,
             Samples::Copied(copied) => copied.ids[index],
+        }
+    }
+
+    /// The source of each sample, if they are of a mixture.
+    pub(crate) fn sources(&self) -> Option<&[u32]> {
+        match &*self.samples {
+            Samples::Read(batch) => batch.sources(),
+            Samples::Copied(copied) => copied.sources.as_deref(),
         }
     }
 

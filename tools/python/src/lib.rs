@@ -16,6 +16,7 @@ mod held;
 mod index;
 mod loader;
 mod log;
+mod mixture;
 mod names;
 mod numpy;
 mod options;
@@ -43,6 +44,8 @@ mod _dlfs {
     use super::ffi::Memory;
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
+    #[pymodule_export]
+    use super::mixture::Mixture;
     #[pymodule_export]
     use super::ranges::SampleFile;
     #[pymodule_export]

@@ -17,6 +17,7 @@ use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
 use crate::held::{Absent, Fields};
 use crate::log;
+use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
 use crate::store;
@@ -37,7 +38,7 @@ pub(crate) struct Loader {
     /// never happens while it is locked.
     runs: Mutex<Runs>,
     /// `None` once closed.
-    dataset: Mutex<Option<Py<Dataset>>>,
+    dataset: Mutex<Option<Py<PyAny>>>,
     fields: Arc<Fields>,
     options: Py<PyDict>,
     /// Whether a state of other shares may be loaded.
@@ -75,9 +76,13 @@ impl Run {
 impl Loader {
     #[new]
     #[pyo3(signature = (dataset, **options))]
-    fn new(dataset: &Bound<'_, Dataset>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loader> {
+    fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Loader> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
+        if let Ok(mixture) = dataset.cast::<Mixture>() {
+            return Loader::of_mixture(mixture, options);
+        }
+        let dataset = dataset.cast::<Dataset>()?;
         let restart_shares = given_or(&options, "restart_shares", false)?;
         let fields = dataset.get().fields_shown(options.get_item("fields")?.as_ref())?;
         let stored = open_store(dataset, &options)?;
@@ -97,7 +102,7 @@ impl Loader {
         let made = opened.loader(parsed).map_err(|error| raise(py, &error))?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
-            dataset: Mutex::new(Some(dataset.clone().unbind())),
+            dataset: Mutex::new(Some(dataset.clone().into_any().unbind())),
             fields,
             options: options.unbind(),
             restart_shares,
@@ -267,9 +272,9 @@ impl Loader {
         self.close(py);
     }
 
-    /// The data set. Raises InvalidArgument once the loader is closed.
+    /// The data set, or the mixture. Raises InvalidArgument once the loader is closed.
     #[getter]
-    fn dataset(&self, py: Python<'_>) -> PyResult<Py<Dataset>> {
+    fn dataset(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let dataset = self.held().as_ref().map(|dataset| dataset.clone_ref(py));
         dataset.ok_or_else(|| raise_invalid(py, "the loader is closed: it has no data set".into()))
     }
@@ -310,7 +315,37 @@ impl Loader {
 }
 
 impl Loader {
-    fn held(&self) -> MutexGuard<'_, Option<Py<Dataset>>> {
+    /// A loader over a mixture, whose data sets have joined their peers already.
+    fn of_mixture(mixture: &Bound<'_, Mixture>, options: Bound<'_, PyDict>) -> PyResult<Loader> {
+        let py = mixture.py();
+        let restart_shares = given_or(&options, "restart_shares", false)?;
+        let fields = mixture.get().fields_shown(py, options.get_item("fields")?.as_ref())?;
+        for keyword in store::KEYWORDS.iter().chain(&KEYWORDS) {
+            let given = options.get_item(keyword)?.filter(|value| !value.is_none());
+            if given.is_some() && ["peers", "store"].contains(keyword) {
+                let text = format!(
+                    "{keyword} is of one data set, not of a mixture: peers are joined by dlfs.open or \
+                     Dataset.join_peers of each"
+                );
+                return Err(raise_invalid(py, text));
+            }
+            if options.contains(keyword)? {
+                options.del_item(keyword)?;
+            }
+        }
+        let parsed = loader_options(&options)?;
+        let made = mixture.get().mixture(py)?.loader(parsed).map_err(|error| raise(py, &error))?;
+        Ok(Loader {
+            runs: Mutex::new(Runs::of(made)),
+            dataset: Mutex::new(Some(mixture.clone().into_any().unbind())),
+            fields,
+            options: options.unbind(),
+            restart_shares,
+            stored: Mutex::new(None),
+        })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
         self.dataset.lock().unwrap_or_else(|held| held.into_inner())
     }
 
@@ -436,64 +471,108 @@ impl Drop for Epoch {
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
 pub(crate) struct Sampler {
-    sampler: Mutex<dataset::Sampler>,
-    dataset: dataset::Dataset,
+    sampler: Mutex<Ids>,
+}
+
+/// The ids of batches of a data set, or of a mixture.
+enum Ids {
+    Dataset(Box<dataset::Sampler>, dataset::Dataset),
+    Mixture(Box<dataset::MixtureSampler>),
 }
 
 #[pymethods]
 impl Sampler {
     #[new]
     #[pyo3(signature = (dataset, **options))]
-    fn new(dataset: &Bound<'_, Dataset>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Sampler> {
+    fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Sampler> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let parsed = loader_options(&options)?;
-        let dataset = dataset.get().dataset(py)?;
-        let sampler = dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
-        Ok(Sampler { sampler: Mutex::new(sampler), dataset })
+        let ids = match dataset.cast::<Mixture>() {
+            Ok(mixture) => dataset::MixtureSampler::new(&mixture.get().mixture(py)?, parsed)
+                .map(|sampler| Ids::Mixture(Box::new(sampler)))
+                .map_err(|error| raise(py, &error))?,
+            Err(_) => {
+                let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
+                let sampler =
+                    dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
+                Ids::Dataset(Box::new(sampler), dataset)
+            }
+        };
+        Ok(Sampler { sampler: Mutex::new(ids) })
     }
 
-    /// The indices of the next batch, and whether the epoch ends with it; None at the run's end.
+    /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
+    /// end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Vec<u64>, bool)>> {
-        let mut ids = Vec::new();
-        let next = self.sampler().next(&mut ids).map_err(|error| raise(py, &error))?;
-        let directory = self.dataset.directory();
-        Ok(next.map(|ends| (ids.iter().map(|&id| directory.rank_of(id)).collect(), ends)))
+        match &mut *self.sampler() {
+            Ids::Dataset(sampler, dataset) => {
+                let mut ids = Vec::new();
+                let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
+                let rank_of = |&id: &_| dataset.directory().rank_of(id);
+                Ok(next.map(|ends| (ids.iter().map(rank_of).collect(), ends)))
+            }
+            Ids::Mixture(sampler) => {
+                let mut ids = Vec::new();
+                let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
+                Ok(next.map(|ends| (ids.iter().map(|&sample| key_of(sample)).collect(), ends)))
+            }
+        }
     }
 
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let number = an_epoch(epoch)?;
-        self.sampler().set_epoch(number).map_err(|error| raise(epoch.py(), &error))
+        let moved = match &mut *self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.set_epoch(number),
+            Ids::Mixture(sampler) => sampler.set_epoch(number),
+        };
+        moved.map_err(|error| raise(epoch.py(), &error))
     }
 
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let state = self.sampler().state();
-        state_to_dict(py, &state)
+        state_to_dict(py, &self.state())
     }
 
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = state_of_dict(state)?;
-        self.sampler().set_state(&parsed).map_err(|error| raise(state.py(), &error))
+        let moved = match &mut *self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.set_state(&parsed),
+            Ids::Mixture(sampler) => sampler.set_state(&parsed),
+        };
+        moved.map_err(|error| raise(state.py(), &error))
     }
 
     #[getter]
     fn epoch(&self) -> u64 {
-        self.sampler().state().epoch.0
+        self.state().epoch.0
     }
 
     #[getter]
     fn batches_per_epoch(&self) -> u64 {
-        self.sampler().batches_per_epoch()
+        match &*self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.batches_per_epoch(),
+            Ids::Mixture(sampler) => sampler.batches_per_epoch(),
+        }
     }
 
     #[getter]
     fn batches_left(&self) -> u64 {
-        self.sampler().batches_left()
+        match &*self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.batches_left(),
+            Ids::Mixture(sampler) => sampler.batches_left(),
+        }
     }
 }
 
 impl Sampler {
-    fn sampler(&self) -> MutexGuard<'_, dataset::Sampler> {
+    fn state(&self) -> State {
+        match &*self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.state(),
+            Ids::Mixture(sampler) => sampler.state(),
+        }
+    }
+
+    fn sampler(&self) -> MutexGuard<'_, Ids> {
         // A panic leaves some position in the order, and every position is valid.
         self.sampler.lock().unwrap_or_else(|held| held.into_inner())
     }

@@ -10,6 +10,7 @@
 Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
+  Mixture             several data sets as one sequence, in given proportions
   Batch               samples that were read together: views, numpy arrays, DLPack
   delete, purge       samples leave an image, and their space is freed
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
@@ -52,6 +53,7 @@ from ._errors import (
     TimedOut,
     Unsupported,
 )
+from ._mixture import Mixture, choose, repeat
 
 __all__ = [
     "NO_LABEL",
@@ -66,6 +68,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "Loader",
+    "Mixture",
     "NameNotFound",
     "NoSpace",
     "NotFound",
@@ -78,9 +81,11 @@ __all__ = [
     "Unsupported",
     "__commit__",
     "__version__",
+    "choose",
     "delete",
     "open",
     "purge",
+    "repeat",
     "save_views",
 ]
 
@@ -290,7 +295,7 @@ def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
 class Loader(_Loader):
     """Shuffled batches, read ahead by native threads: `for batch in loader` reads one epoch.
 
-    dataset          what dlfs.open returned
+    dataset          what dlfs.open returned, or a dlfs.Mixture of several
     batch_size       samples per batch on this rank
     order            how to shuffle samples: "grouped": whole chunks at a time, several mixed, the fastest;
                      "global": a full shuffle; "sequential"; "local", "partial": a share for each rank
@@ -298,6 +303,10 @@ class Loader(_Loader):
     epochs           the number of epochs; readahead stops after the last one. None: endless
     rank             the rank of this process, from 0 (0)
     world_size       the number of ranks that share each epoch
+    data_rank        instead of rank, and data_world_size instead of world_size, where several processes share data, as
+                     those of tensor, pipeline and context parallelism do: the processes of a data rank get the same
+                     batches. Peers are still joined by rank and world_size; dlfs.torch.data_place takes both from a
+                     device mesh
     shard            how the ranks share each global batch: "strided": every W-th sample to each; "aligned", in
                      grouped order: whole chunks to one rank, as far as equal shares allow, for a run that
                      resumes with another world size; "local", with peers: what the rank's node holds, as far
@@ -358,7 +367,7 @@ class Loader(_Loader):
 
     def __new__(
         cls,
-        dataset: Dataset,
+        dataset: Dataset | Mixture,
         batch_size: int,
         order: Order = "grouped",
         *,
@@ -366,6 +375,8 @@ class Loader(_Loader):
         epochs: int | None = None,
         rank: int | None = None,
         world_size: int = 1,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
         shard: Shard = "strided",
         drop_last: bool = False,
         pad: bool = False,
@@ -391,6 +402,23 @@ class Loader(_Loader):
         blocking_exchange: bool = False,
         restart_shares: bool = False,
     ) -> Loader:
+        if data_rank is not None or data_world_size is not None:
+            place = _data_place(data_rank, data_world_size, store)
+            if peers is not None:
+                joining = {
+                    "rank": rank,
+                    "world_size": None if world_size == 1 else world_size,
+                    "round": round,
+                    "peer_mode": peer_mode,
+                    "peer_address": peer_address,
+                    "rendezvous_port": rendezvous_port,
+                    "peer_timeout": peer_timeout,
+                }
+                given = {name: value for name, value in joining.items() if value is not None}
+                _peerless(dataset).join_peers(peers, **given)
+                peers, round, peer_mode = None, None, "read-through"
+                peer_address, rendezvous_port, peer_timeout = None, None, 60.0
+            rank, world_size = place
         if rank is None and world_size == 1 and peers is None:
             _warn_of_launcher()
         return super().__new__(
@@ -427,6 +455,28 @@ class Loader(_Loader):
             blocking_exchange=blocking_exchange,
             restart_shares=restart_shares,
         )
+
+
+def _data_place(
+    data_rank: int | None, data_world_size: int | None, store: str | None
+) -> tuple[int, int]:
+    """Rank and world size of the data, as given."""
+    if data_rank is None or data_world_size is None:
+        raise TypeError("data_rank and data_world_size are given together, or neither")
+    if not 0 <= data_rank < data_world_size:
+        raise InvalidArgument(f"there is no data rank {data_rank} of {data_world_size}")
+    if store is not None:
+        raise InvalidArgument("a store keeps the share of a rank of its own: leave data_rank out")
+    return data_rank, data_world_size
+
+
+def _peerless(dataset: Dataset | Mixture) -> Dataset:
+    """A data set that can join peers."""
+    if isinstance(dataset, Dataset):
+        return dataset
+    raise InvalidArgument(
+        "peers are of one data set, not of a mixture: dlfs.open or Dataset.join_peers of each joins them"
+    )
 
 
 def _warn_of_launcher() -> None:
@@ -466,7 +516,7 @@ def _reopen(
 
 
 def _remake(
-    kind: type[Loader], dataset: Dataset, options: Mapping[str, Any], state: Mapping[str, Any]
+    kind: type[Loader], dataset: Dataset | Mixture, options: Mapping[str, Any], state: Mapping[str, Any]
 ) -> Loader:
     """Unpickles a loader, which resumes from the pickled state."""
     # Not through the subclass's own constructor, which may take other arguments.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed
@@ -20,6 +20,36 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
         rank = torch.distributed.get_rank() if in_group() else 0
     if world_size is None:
         world_size = torch.distributed.get_world_size() if in_group() else 1
+    return rank, world_size
+
+
+def data_place(mesh: Any, dims: str | Sequence[str] | None = None) -> tuple[int, int]:
+    """Data rank and data world size of this process in a torch DeviceMesh: its place in `dims`, the dimensions that
+    divide the data. Processes that differ in other dimensions only, as those of tensor, pipeline and context
+    parallelism, get the same batches.
+
+        rank, world_size = dlfs.torch.data_place(mesh, ("dp_replicate", "dp_shard"))
+        data = dlfs.torch.IterableDataset(ds, 256, data_rank=rank, data_world_size=world_size)
+
+    dims     names of dimensions, the first one the slowest. None: those whose names begin with "dp", or "data"
+    """
+    names = mesh.mesh_dim_names
+    if names is None:
+        raise ValueError("the mesh has no names of dimensions: init_device_mesh(..., mesh_dim_names=...)")
+    if dims is None:
+        dims = [name for name in names if name.startswith(("dp", "data"))]
+    wanted = [dims] if isinstance(dims, str) else list(dims)
+    missing = [name for name in wanted if name not in names]
+    if missing or not wanted:
+        what = f"no dimension {missing[0]}" if missing else "no dimension for data"
+        raise ValueError(f"the mesh has {what}: it has {', '.join(names)}")
+    place = mesh.get_coordinate()
+    if place is None:
+        raise ValueError("this process is not in the mesh")
+    rank, world_size = 0, 1
+    for name in wanted:
+        size = mesh.size(names.index(name))
+        rank, world_size = rank * size + place[names.index(name)], world_size * size
     return rank, world_size
 
 

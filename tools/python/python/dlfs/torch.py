@@ -40,6 +40,7 @@ from . import (
     IndexOutOfRange,
     InvalidArgument,
     Loader,
+    Mixture,
     NameNotFound,
     Order,
     Sample,
@@ -47,13 +48,22 @@ from . import (
     Unsupported,
 )
 from . import Dataset as _Dataset
-from . import _warn_of_launcher
+from . import _data_place, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
-from ._ranks import changed, in_group, place_of, warn_unequal
+from ._ranks import changed, data_place, in_group, place_of, warn_unequal
 from ._sampler import BatchSampler, Sampler
 
-__all__ = ["BatchSampler", "DataLoader", "Dataset", "IterableDataset", "Sampler", "TensorBatch", "tensor"]
+__all__ = [
+    "BatchSampler",
+    "DataLoader",
+    "Dataset",
+    "IterableDataset",
+    "Sampler",
+    "TensorBatch",
+    "data_place",
+    "tensor",
+]
 
 
 def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
@@ -78,6 +88,7 @@ class TensorBatch:
     offsets  int64[B + 1], the start of each sample in the flat data
     ids      int64[B]
     labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
+    sources  int64[B], the data set of each sample of a mixture; None otherwise
     fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
              has length 0. Then data and offsets raise InvalidArgument, since the field is ambiguous
     """
@@ -90,8 +101,10 @@ class TensorBatch:
         labels: torch.Tensor | None,
         epoch: int = 0,
         fields: Mapping[str, TensorBatch] | None = None,
+        sources: torch.Tensor | None = None,
     ) -> None:
         self._data, self._offsets, self.ids, self.labels = data, offsets, ids, labels
+        self.sources = sources
         self.epoch, self.fields = epoch, dict(fields or {})
 
     @property
@@ -116,20 +129,21 @@ class TensorBatch:
         if batch.fields:
             each = {name: cls.of(batch.select(name)) for name in batch.fields}
             first = next(iter(each.values()))
-            return cls(None, None, first.ids, first.labels, first.epoch, each)
+            return cls(None, None, first.ids, first.labels, first.epoch, each, first.sources)
         offsets = torch.from_numpy(batch.offsets.copy())
         lengths = offsets.diff()
         data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
         data.numpy()[:] = batch.data
         if len(lengths) and bool((lengths == lengths[0]).all()):
             data = data.reshape(len(lengths), int(lengths[0]))
-        labels = batch.labels
+        labels, sources = batch.labels, batch.sources
         return cls(
             data,
             offsets,
             torch.from_numpy(batch.ids.copy()),
             None if labels is None else torch.from_numpy(labels.copy()),
             batch.epoch,
+            sources=None if sources is None else torch.from_numpy(sources.copy()),
         )
 
     def __len__(self) -> int:
@@ -165,7 +179,8 @@ class TensorBatch:
 
         fields = {name: field._each(change) for name, field in self.fields.items()}
         data, offsets, labels = moved(self._data), moved(self._offsets), moved(self.labels)
-        return TensorBatch(data, offsets, change(self.ids), labels, self.epoch, fields)
+        sources = moved(self.sources)
+        return TensorBatch(data, offsets, change(self.ids), labels, self.epoch, fields, sources)
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
@@ -242,7 +257,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __init__(
         self,
-        dataset: _Dataset,
+        dataset: _Dataset | Mixture,
         batch_size: int,
         order: Order = "grouped",
         *,
@@ -251,6 +266,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         epochs: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
         shard: Shard | None = None,
         drop_last: bool = False,
         pad: bool = False,
@@ -310,16 +327,24 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         )
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
+        data = None
+        if data_rank is not None or data_world_size is not None:
+            data = _data_place(data_rank, data_world_size, store)
         # The loader that has the store of this rank; forked workers divide its batches.
         self._stored: Loader | None = None
         if store is not None:
             self._given = self._keep_share(joining)
+        elif peers is not None and data is not None:
+            _peerless(self.dataset).join_peers(**joining, **_placed(rank, world_size))
         elif peers is not None:
             self._given = self._join(joining)
         elif joining:
             raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
+        self._given = data or self._given
         # Rank, world size, number of this worker, and number of workers.
         self._place = (*place_of(*self._given), 0, 1)
+        if isinstance(dataset, Mixture):
+            self.dataset = dataset._pinned(batch_size * self._place[1])
         self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
         self._followed = 0
@@ -333,7 +358,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """Joins the peers; returns rank and world size, where the launcher says them and nobody else does."""
         rank, world_size = place_of(*self._given)
         if self._given == (0, 1):  # something else divides the data
-            self.dataset.join_peers(**peers)
+            _peerless(self.dataset).join_peers(**peers)
             return self._given
         made = Loader(self.dataset, rank=rank, world_size=world_size, **self._options, **peers)
         is_said = self._given != (None, None) or in_group()
@@ -654,6 +679,12 @@ class _Batches(Iterator[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._ended = bool(state["ended"])
+
+
+def _placed(rank: int | None, world_size: int | None) -> dict[str, int]:
+    """Rank and world size, as far as they are given."""
+    given = {"rank": rank, "world_size": world_size}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # The options of Loader that say what the order is.

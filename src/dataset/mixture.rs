@@ -1,0 +1,264 @@
+//! Several data sets as one sequence, in given proportions, read by one loader.
+//!
+//! A mixture has no threads, queue pairs or memory of its own: a loader over it has one poller and one window, as a
+//! loader over a data set. Each data set keeps its tiers and its peers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
+use crate::order::{State, ViewId};
+use crate::prefetch::{LoaderOptions, Mix, MixIds, MixSource};
+use crate::reader::{Batch, OnError, Watch};
+use crate::units::{Epoch, SampleId};
+
+use super::mixed::Mixed;
+use super::{Dataset, Loader, Query, Read, Share};
+
+/// Data sets, and the part of each.
+///
+/// ```no_run
+/// # fn main() -> dlfs::Result<()> {
+/// # use dlfs::dataset::{Dataset, Mixture, Options};
+/// # use dlfs::order::mixture::{Batching, Part};
+/// # use dlfs::order::{OrderKind, OrderSpec};
+/// # use dlfs::prefetch::LoaderOptions;
+/// let open = |name: &str| Dataset::open(&[name.parse()?], &Options::default(), &mut ());
+/// let parts = vec![
+///     (open("web.dlfs")?, Part::Weight("0.7".parse()?)),
+///     (open("code.dlfs")?, Part::Weight("0.3".parse()?)),
+/// ];
+/// let mixture = Mixture::new(parts, Some(1_000_000), Batching::Stratified, Vec::new())?;
+/// let order = OrderSpec { kind: OrderKind::Grouped { lanes: 0, group: 4 }, seed: 7 };
+/// let loader = mixture.loader(LoaderOptions::new(order, 256, 2))?;
+/// while let Some(batch) = loader.next(&mut ())? {
+///     println!("{:?}", batch.sources()); // which data set each sample is of
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Mixture {
+    datasets: Vec<Dataset>,
+    /// The seed, and the samples of a batch of one source, are those of the loader.
+    spec: MixtureSpec,
+}
+
+impl Mixture {
+    /// A mixture of `parts`. `epoch_size`: samples of an epoch; `None`: what `repeat` and `choose` say, or as many as
+    /// all data sets have. With [`Batching::PerSource`], a batch of 0 stands for the global batch of the loader, and an
+    /// open epoch ends with its last whole batch.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: what makes no mixture, and of which data set: one is there twice, is empty, or is never
+    /// read; weights beside numbers of samples; phases out of order. `Unsupported`: a data set keeps a share in a
+    /// store.
+    pub fn new(
+        parts: Vec<(Dataset, Part)>,
+        epoch_size: Option<u64>,
+        batching: Batching,
+        phases: Vec<Phase>,
+    ) -> Result<Mixture> {
+        let sources = parts.iter().map(|(dataset, part)| source(dataset, *part)).collect();
+        let datasets: Vec<Dataset> = parts.into_iter().map(|(dataset, _)| dataset).collect();
+        let spec = MixtureSpec { sources, epoch_size, batching, phases, seed: 0 };
+        mixture::Mixture::new(&spec)?;
+        for (dataset, source) in datasets.iter().zip(&spec.sources) {
+            if dataset.image().store().is_some() {
+                let text = format!("source {} keeps a rank's share in a store", source.name);
+                return Err(Error::new(ErrorKind::Unsupported, text)
+                    .hint("open it without the store: shares belong to one data set"));
+            }
+        }
+        Ok(Mixture { datasets, spec })
+    }
+
+    /// The data sets, in their order: a batch counts them from 0.
+    pub fn datasets(&self) -> &[Dataset] {
+        &self.datasets
+    }
+
+    /// What is mixed, with the seed and the batch that `options` have.
+    pub fn spec(&self, options: &LoaderOptions) -> MixtureSpec {
+        let mut spec = MixtureSpec { seed: options.order.seed, ..self.spec.clone() };
+        if spec.batching == (Batching::PerSource { batch: 0 }) {
+            let ranks = u64::from(options.world_size.max(1));
+            let batch = (options.batch_size as u64).saturating_mul(ranks).max(1);
+            spec.batching = Batching::PerSource { batch };
+            let samples: u64 = spec.sources.iter().map(|source| source.samples).sum();
+            let is_weighed = spec.sources.iter().all(|one| matches!(one.part, Part::Weight(_)));
+            if spec.epoch_size.is_none() && is_weighed && samples >= batch {
+                spec.epoch_size = Some(samples / batch * batch);
+            }
+        }
+        spec
+    }
+
+    /// The sequence with the seed 0: what an epoch has of each source does not depend on the seed.
+    ///
+    /// # Errors
+    /// As [`Mixture::new`], which found none.
+    pub fn sequence(&self) -> Result<mixture::Mixture> {
+        Ok(mixture::Mixture::new(&self.spec)?)
+    }
+
+    /// Reads samples by source and id on the calling thread, in the order of the request.
+    ///
+    /// # Errors
+    /// As [`Dataset::read`]; `NotFound`: there is no such source.
+    pub fn read(
+        &self,
+        samples: &[(u32, SampleId)],
+        on_error: OnError,
+        watch: &mut dyn Watch,
+    ) -> Result<Read> {
+        let mut of_source: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (at, (source, _)) in samples.iter().enumerate() {
+            of_source.entry(*source).or_default().push(at);
+        }
+        let mut batch = Batch::new();
+        batch.reset_mixed(
+            &self.datasets.iter().map(|one| Arc::clone(one.directory())).collect(),
+            Epoch(0),
+        );
+        let mut places = vec![(0, 0); samples.len()];
+        let (mut parts, mut failures) = (Vec::new(), Vec::new());
+        for (source, at) in of_source {
+            let Some(dataset) = self.datasets.get(source as usize) else {
+                let text =
+                    format!("there is no source {source}, there are {}", self.datasets.len());
+                return Err(Error::new(ErrorKind::NotFound, text));
+            };
+            let ids: Vec<SampleId> = at.iter().map(|&at| samples[at].1).collect();
+            let each = if on_error == OnError::Raise { OnError::Raise } else { OnError::Blank };
+            let mut read = dataset.read(Query::Ids(&ids), each, watch)?;
+            failures.extend(read.failures.drain(..).map(|(nth, error)| (at[nth], error)));
+            at.iter().enumerate().for_each(|(nth, &at)| places[at] = (parts.len(), nth));
+            let first_buf = batch.take_bufs(&mut read.batch);
+            parts.push((source, read.batch, first_buf));
+        }
+        for (part, nth) in places {
+            let (source, part, first_buf) = &parts[part];
+            batch.push_from((*source, part, *first_buf), nth, &mut 0);
+        }
+        failures.sort_by_key(|(at, _)| *at);
+        if on_error == OnError::Skip {
+            failures.iter().for_each(|(at, _)| batch.clear_location(*at));
+            batch.remove_missing();
+        }
+        Ok(Read { batch, failures })
+    }
+
+    /// A loader of batches along the mixture: each source in the order of `options`, shuffled anew whenever it is
+    /// used up. It reads ahead from the first request on.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the options contradict each other or the mixture, or the state belongs to another mixture:
+    /// the message says which source differs.
+    pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
+        Loader::of_mixture(self.mixed(&options)?, options)
+    }
+
+    fn mixed(&self, options: &LoaderOptions) -> Result<Mixed> {
+        let sources = self.datasets.iter().map(|dataset| MixSource {
+            directory: Arc::clone(dataset.directory()),
+            devices: dataset.image().devices().to_vec(),
+        });
+        let mix = Arc::new(Mix::new(self.spec(options), sources.collect())?);
+        Ok(Mixed::new(self.datasets.clone(), mix))
+    }
+}
+
+/// Source and id of each sample that a loader over a mixture would read, batch by batch, without reading samples.
+pub struct MixtureSampler {
+    mix: Arc<Mix>,
+    options: LoaderOptions,
+    ids: MixIds,
+    share: Share,
+    state: State,
+}
+
+impl MixtureSampler {
+    /// Ids along `mixture` with the options of a loader.
+    ///
+    /// # Errors
+    /// As [`Mixture::loader`].
+    pub fn new(mixture: &Mixture, options: LoaderOptions) -> Result<MixtureSampler> {
+        MixtureSampler::of(Arc::clone(mixture.mixed(&options)?.mix()), options)
+    }
+
+    fn of(mix: Arc<Mix>, options: LoaderOptions) -> Result<MixtureSampler> {
+        options.check()?;
+        let state = mix.start_state(&options)?;
+        let ids = MixIds::new(&mix, &options, &state)?;
+        let share = Share::of_len(mix.mixture().epoch_size(), &options)?;
+        Ok(MixtureSampler { mix, options, ids, share, state })
+    }
+
+    /// Replaces the content of `ids` by those of the next batch, and returns whether the batch ends the epoch. `None`
+    /// after the last batch of the last epoch.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the order is invalid for a data set.
+    pub fn next(&mut self, ids: &mut Vec<(u32, SampleId)>) -> Result<Option<bool>> {
+        let Some(head) = self.ids.next(ids)? else { return Ok(None) };
+        (self.state.epoch, self.state.consumed) = head.after;
+        Ok(Some(head.ends_epoch))
+    }
+
+    /// The state after the last batch: a loader may resume from it, too.
+    pub fn state(&self) -> State {
+        self.state.clone()
+    }
+
+    /// Resumes from `state`.
+    ///
+    /// # Errors
+    /// As [`Loader::set_state`].
+    pub fn set_state(&mut self, state: &State) -> Result<()> {
+        let options = LoaderOptions { resume: Some(state.clone()), ..self.options.clone() };
+        *self = MixtureSampler::of(Arc::clone(&self.mix), options)?;
+        Ok(())
+    }
+
+    /// Moves to the start of `epoch`.
+    ///
+    /// # Errors
+    /// As [`MixtureSampler::new`].
+    pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
+        self.set_state(&State { epoch: Epoch(epoch), consumed: 0, ..self.state.clone() })
+    }
+
+    /// Batches of a whole epoch on this rank.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.share.batches_after(0)
+    }
+
+    /// Batches left in the current epoch.
+    pub fn batches_left(&self) -> u64 {
+        self.share.batches_after(self.state.consumed)
+    }
+}
+
+impl std::fmt::Debug for MixtureSampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MixtureSampler").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+fn source(dataset: &Dataset, part: Part) -> Source {
+    let directory = dataset.directory();
+    let devices = dataset.image().devices();
+    let address = devices.first().map(|device| device.namespace().address.to_string());
+    let mut identity = format!("{} generation {}", directory.uuid(), directory.generation());
+    if let Some(view) = directory.view() {
+        identity = format!("{identity} view {}", ViewId(view.hash));
+    }
+    Source {
+        name: address.unwrap_or_else(|| directory.uuid().to_string()),
+        identity,
+        samples: dataset.len(),
+        part,
+    }
+}

@@ -1,0 +1,118 @@
+//! A source's part of a mixture as a stream of batches: positions of its order, from any of its epochs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::order::{EpochOrder, OrderError, OrderSpec, Pick, Positions};
+use crate::units::{Epoch, SampleId};
+
+use super::head::Head;
+
+/// Positions of one epoch of a source that one batch of the mixture has.
+pub(super) struct Piece {
+    pub(super) epoch: Epoch,
+    pub(super) positions: Vec<Placed>,
+    /// Whether it is the last that the stream was fed with for this batch.
+    pub(super) is_last: bool,
+}
+
+/// A position of a source's epoch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed {
+    pub(super) position: u64,
+    /// Its sample is read alone: another rank reads its chunk.
+    pub(super) alone: bool,
+}
+
+/// The batches that a source was fed with.
+pub(super) struct Fed {
+    directory: Arc<Directory>,
+    spec: OrderSpec,
+    pieces: VecDeque<Piece>,
+    /// The order of the piece that was returned last.
+    current: Option<EpochOrder>,
+    /// The order of another epoch: where one ends, batches may alternate between both.
+    other: Option<EpochOrder>,
+    free: Vec<Vec<Placed>>,
+}
+
+impl Fed {
+    pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> Fed {
+        let (current, other) = (None, None);
+        Fed { directory, spec, pieces: VecDeque::new(), current, other, free: Vec::new() }
+    }
+
+    pub(super) fn push(&mut self, piece: Piece) {
+        self.pieces.push_back(piece);
+    }
+
+    pub(super) fn free_positions(&mut self) -> Vec<Placed> {
+        self.free.pop().unwrap_or_default()
+    }
+
+    pub(super) fn has_pieces(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// The order of the piece that was returned last.
+    pub(super) fn order(&self) -> Option<&EpochOrder> {
+        self.current.as_ref()
+    }
+
+    /// Appends the ids of the next piece.
+    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>, OrderError> {
+        self.next(|order, directory, placed| order.ids(directory, only(placed), ids))
+    }
+
+    /// Appends the picks of the next piece.
+    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>, OrderError> {
+        self.next(|order, _, placed| {
+            order.picks(only(placed), picks);
+            if placed.alone
+                && let Some(pick) = picks.last_mut()
+            {
+                pick.alone = true;
+            }
+        })
+    }
+
+    fn next(
+        &mut self,
+        mut visit: impl FnMut(&mut EpochOrder, &Directory, Placed),
+    ) -> Result<Option<Head>, OrderError> {
+        let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
+            return Ok(None);
+        };
+        self.enter(epoch)?;
+        if let Some(order) = &mut self.current {
+            positions.drain(..).for_each(|placed| visit(order, &self.directory, placed));
+        }
+        self.free.push(positions);
+        // Chunks of the next piece may belong to another epoch.
+        Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0) }))
+    }
+
+    fn enter(&mut self, epoch: Epoch) -> Result<(), OrderError> {
+        let is_at =
+            |order: &Option<EpochOrder>| order.as_ref().is_some_and(|it| it.epoch() == epoch);
+        if is_at(&self.current) {
+            return Ok(());
+        }
+        std::mem::swap(&mut self.current, &mut self.other);
+        if is_at(&self.current) {
+            return Ok(());
+        }
+        match &mut self.current {
+            Some(order) => order.begin_epoch(&self.spec, epoch, &*self.directory),
+            None => {
+                self.current = Some(EpochOrder::new(&self.spec, epoch, &*self.directory)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn only(placed: Placed) -> Positions {
+    Positions::new(placed.position, 1, 1)
+}

@@ -1,0 +1,101 @@
+//! The data sets of a mixture, and the order of each.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::order::mixture::{Mixture, MixtureError, MixtureSpec, source_seed};
+use crate::order::{ImageId, OrderKind, OrderSpec};
+use crate::qpair::Device;
+
+/// Data sets that are read as one sequence.
+pub struct Mix {
+    spec: Arc<MixtureSpec>,
+    mixture: Mixture,
+    sources: Vec<MixSource>,
+    directories: Arc<[Arc<Directory>]>,
+}
+
+impl std::fmt::Debug for Mix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mix").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+/// One of them.
+pub(crate) struct MixSource {
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) devices: Vec<Arc<dyn Device>>,
+}
+
+impl Mix {
+    /// The data sets of `spec`, in its order.
+    ///
+    /// # Errors
+    /// Those of [`Mixture::new`].
+    pub(crate) fn new(spec: MixtureSpec, sources: Vec<MixSource>) -> Result<Mix, MixtureError> {
+        let mixture = Mixture::new(&spec)?;
+        let directories = sources.iter().map(|source| Arc::clone(&source.directory)).collect();
+        Ok(Mix { spec: Arc::new(spec), mixture, sources, directories })
+    }
+
+    /// What is mixed.
+    pub fn spec(&self) -> &Arc<MixtureSpec> {
+        &self.spec
+    }
+
+    /// The sequence.
+    pub fn mixture(&self) -> &Mixture {
+        &self.mixture
+    }
+
+    /// The directories of the sources.
+    pub fn directories(&self) -> &Arc<[Arc<Directory>]> {
+        &self.directories
+    }
+
+    /// Directory and namespaces of a source.
+    pub(crate) fn source(&self, source: u32) -> (&Arc<Directory>, &[Arc<dyn Device>]) {
+        let MixSource { directory, devices } = &self.sources[source as usize];
+        (directory, devices)
+    }
+
+    pub(super) fn sources(&self) -> &[MixSource] {
+        &self.sources
+    }
+
+    /// The namespaces of all sources.
+    pub(super) fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.sources.iter().flat_map(|source| source.devices.iter().cloned()).collect()
+    }
+
+    /// Two words that tell mixtures apart.
+    pub(super) fn hash(&self) -> ImageId {
+        let text = serde_json::to_vec(&*self.spec).unwrap_or_default(); // numbers and strings always become JSON
+        let half = |first: u8| {
+            // FNV-1a, 64 bits.
+            std::iter::once(&first).chain(&text).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
+        ImageId((u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes())
+    }
+
+    /// The order of a source in a run with `order`: a seed of its own, and of the lanes its part by chunks, so that
+    /// all sources together have about as many chunks open as one image of the same bytes. Frozen.
+    pub(super) fn order_of(&self, source: usize, order: &OrderSpec) -> OrderSpec {
+        let seed = source_seed(order.seed, source);
+        let (lanes, group) = match order.kind {
+            OrderKind::Grouped { lanes, group } => (lanes, group),
+            kind => return OrderSpec { kind, seed },
+        };
+        let chunks = |source: &MixSource| u64::from(source.directory.num_chunks());
+        let all = self.sources.iter().map(chunks).sum::<u64>().max(1);
+        let unit = (lanes / LANES_A_UNIT).max(1);
+        let share = (chunks(&self.sources[source]) * u64::from(LANES_A_UNIT) + all / 2) / all;
+        let lanes = lanes.min(unit * (share as u32).clamp(1, LANES_A_UNIT));
+        OrderSpec { kind: OrderKind::Grouped { lanes, group }, seed }
+    }
+}
+
+/// Lanes are given to sources in so many parts: as many as each rank has by default. Frozen.
+const LANES_A_UNIT: u32 = crate::order::LANES_A_RANK;

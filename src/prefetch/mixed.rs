@@ -1,0 +1,191 @@
+//! Starts a prefetcher over a mixture: which sources are read by chunks, the window, and the poller.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::order::State;
+use crate::order::mixture::Batching as Dealt;
+use crate::order::mixture::RANDOM_WINDOW;
+use crate::reader::{Batch, Pump, SLOT_LEN_BYTES};
+
+use super::batching::page_cached;
+use super::kept::Kept;
+use super::memory::Memory;
+use super::mix::Mix;
+use super::mix_driver::{MixDriver, MixPlan};
+use super::mixture::MixStream;
+use super::options::{Batching, LoaderOptions};
+use super::residency::Residency;
+use super::stream::Stream;
+use super::window::Window;
+use super::{Forked, LoaderStats, Poller, Prefetcher, READY_BATCHES, ROOM_BUFFERS, Shared};
+use super::{ROOM_SAMPLES, working_set};
+
+/// A prefetcher over `mix`.
+pub(super) fn prefetcher(
+    mix: &Arc<Mix>,
+    options: LoaderOptions,
+    window: Option<Arc<Window>>,
+) -> Result<Prefetcher> {
+    let start = mix.start_state(&options)?;
+    let options = LoaderOptions { order: start.order, ..options };
+    let mut loader = Prefetcher {
+        owed: Stream::owed(mix.mixture().epoch_size(), &options, &start)?,
+        directory: Arc::clone(&mix.directories()[0]),
+        devices: mix.devices(),
+        options,
+        poller: None,
+        state: start,
+        ended: false,
+        failed: None,
+        kept: Kept::default(),
+        stats: LoaderStats::default(),
+    };
+    loader.poller = Some(Forked::new(loader.start(window)?));
+    Ok(loader)
+}
+
+/// Starts the poller, from `state` on.
+pub(super) fn start(
+    mix: &Arc<Mix>,
+    options: &LoaderOptions,
+    state: &State,
+    window: Option<Arc<Window>>,
+) -> Result<Poller> {
+    let mut pump = Pump::new(&mix.devices(), options.queue_pairs, options.busy_poll)?;
+    pump.divide(mix.sources().iter().map(|source| source.devices.len()))?;
+    for (at, directory) in (0..).zip(mix.directories().iter()) {
+        pump.select(at);
+        pump.learn(directory);
+    }
+    if page_cached(&mix.devices()) {
+        let of_one = mix.sources().iter().map(|source| source.devices.len()).max();
+        pump.count_queues(of_one.unwrap_or(1).saturating_mul(options.queue_pairs));
+    }
+    let plan = plan(mix, options)?;
+    if plan.batching.contains(&Batching::None) {
+        pump.limit_outstanding(1);
+    }
+    let stream = MixStream::new(mix, options, state)?;
+    let (geometry, how) = (pump.geometry(), (options.on_error, options.verify_kept));
+    let mut driver =
+        Box::new(MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how));
+    for _ in 0..READY_BATCHES + 2 {
+        let room = options.batch_size.min(ROOM_SAMPLES);
+        super::Driver::recycle(&mut *driver, Batch::with_capacity(room, ROOM_BUFFERS));
+    }
+    let shared = Arc::new(Shared::new(Arc::new(Residency::new(0))));
+    let window = match window {
+        Some(window) => window,
+        None => self::window(mix, options)?,
+    };
+    window.wakes(pump.waker());
+    pump.use_pool(window.pool());
+    let memory = Memory::new(Arc::clone(&window));
+    Poller::start(pump, memory, driver, shared, Arc::clone(mix.directories()), options, window)
+}
+
+/// The window that all sources share.
+pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> {
+    let plan = plan(mix, options)?;
+    let by_chunk =
+        || mix.directories().iter().zip(&plan.batching).filter(|(_, how)| **how == Batching::Chunk);
+    let chunk_lens = by_chunk().map(|(directory, _)| directory.layout().chunk_size_bytes as usize);
+    let (shortest, longest) = (chunk_lens.clone().min(), chunk_lens.max());
+    let is_chunked = by_chunk().count() == plan.batching.len();
+    // Slots of one length keep the window free of gaps that are too small for a chunk.
+    let slot_len_bytes = match shortest.zip(longest) {
+        Some((shortest, longest)) if is_chunked && longest.is_multiple_of(shortest) => shortest,
+        _ => SLOT_LEN_BYTES,
+    };
+    let data = |directory: &Arc<crate::directory::Directory>| {
+        u64::from(directory.num_chunks()) * u64::from(directory.layout().chunk_size_bytes)
+    };
+    let all: u64 = mix.directories().iter().map(data).sum();
+    let used = usize::try_from(all).unwrap_or(usize::MAX);
+    let cpus = options.cpus.as_ref();
+    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, cpus)?))
+}
+
+/// How each source is read, and in how much memory.
+///
+/// A source is read by chunks where one data set of its order would be, as long as the window holds what all such
+/// sources have open. The chunks of one source are of most use in memory if many positions fall to few of them, so
+/// these sources come first; the others are read sample by sample.
+pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
+    let order = options.order.started(options.world_size);
+    let of_source = |at: usize| LoaderOptions {
+        order: mix.order_of(at, &order),
+        mixture: None,
+        resume: None,
+        ..options.clone()
+    };
+    let mut batching = Vec::with_capacity(mix.sources().len());
+    let mut open = Vec::with_capacity(mix.sources().len());
+    for (at, source) in mix.sources().iter().enumerate() {
+        let options = of_source(at);
+        open.push(working_set::kept_bytes(&source.directory, &options));
+        // Passes and the like are for one data set.
+        batching.push(options.batching_on(&source.directory, &source.devices)?);
+    }
+    let wanted: u64 = open
+        .iter()
+        .zip(&batching)
+        .filter(|(_, how)| **how == Batching::Chunk)
+        .map(|(b, _)| b)
+        .sum();
+    let permuted = match mix.spec().batching {
+        Dealt::Random => mean_bytes(mix).saturating_mul(RANDOM_WINDOW),
+        _ => 0,
+    };
+    let window_bytes = working_set::shared_window_bytes(options, wanted + permuted);
+    let is_shuffled = permuted > window_bytes as u64 / 2;
+    let room = (window_bytes as u64).saturating_sub(permuted);
+    let mut by_use: Vec<usize> =
+        (0..batching.len()).filter(|&at| batching[at] == Batching::Chunk).collect();
+    let shares = mix.mixture().counts(crate::units::Epoch(0));
+    by_use.sort_by(|&one, &other| {
+        let of = |a: usize, b: usize| u128::from(shares[a]) * u128::from(open[b]);
+        of(other, one).cmp(&of(one, other))
+    });
+    let mut held = 0_u64;
+    let mut declined = 0;
+    for at in by_use {
+        let fits = held + open[at] <= room && !is_shuffled;
+        match fits {
+            true => held += open[at],
+            false => {
+                batching[at] = Batching::Sample;
+                declined += 1;
+            }
+        }
+    }
+    if declined > 0 {
+        tracing::debug!(
+            declined,
+            window_bytes,
+            "sources are read by samples: their chunks exceed the window"
+        );
+    }
+    let patience = match mix.spec().batching {
+        Dealt::Random => {
+            let global = options.batch_size as u64 * u64::from(options.world_size.max(1));
+            2 * RANDOM_WINDOW.div_ceil(global.max(1)) + PATIENCE
+        }
+        _ => 0,
+    };
+    Ok(MixPlan { batching, patience, window_bytes })
+}
+
+/// The mean length of a sample of the mixture.
+fn mean_bytes(mix: &Mix) -> u64 {
+    let counts = mix.mixture().counts(crate::units::Epoch(0));
+    let bytes = counts.iter().zip(mix.directories().iter()).map(|(&count, directory)| {
+        u128::from(count) * u128::from(working_set::mean_sample_bytes(directory))
+    });
+    let all: u128 = bytes.sum();
+    (all / u128::from(mix.mixture().epoch_size().max(1))) as u64
+}
+
+/// Batches for which a chunk stays beside those of two windows of the random mixture.
+const PATIENCE: u64 = 8;

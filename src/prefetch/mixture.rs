@@ -1,0 +1,343 @@
+//! The batches of a mixture: which samples of which source each batch of this rank has.
+//!
+//! A global batch is a range of the mixture's positions. In orders that do not read whole chunks, a rank takes
+//! every W-th of them, as in one data set. In grouped order it would then draw from all lanes of each source,
+//! since positions of a mixture do not alternate between lanes: all ranks would read all chunks. So each sample
+//! goes to the rank that has its lane, as far as equal shares allow; the few others are read alone. What a global
+//! batch has does not depend on that, nor the number of samples of each rank.
+
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::mixture::{Batching as Dealt, Mixture, MixtureState};
+use crate::order::{OrderKind, OrderSpec, Positions, Refusal, Shard, Sharding, State};
+use crate::units::{Epoch, Generation, SampleId};
+
+use super::LoaderOptions;
+use super::fed::{Fed, Piece, Placed};
+use super::head::Head;
+use super::mix::Mix;
+
+impl Mix {
+    /// The state in which a run with these options begins. Its image is the hash of the description.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: options that no mixture has, or a state of another mixture, and what differs.
+    pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
+        check(options)?;
+        let start = self.first_state(options);
+        let Some(state) = &options.resume else { return Ok(start) };
+        self.check_state(state, options)?;
+        Ok(State { image: start.image, mixture: start.mixture, ..state.clone() })
+    }
+
+    /// The state before the first epoch of `options`.
+    pub(crate) fn first_state(&self, options: &LoaderOptions) -> State {
+        let order = options.order.started(options.world_size);
+        State {
+            epoch: Epoch(options.epochs.start),
+            mixture: Some(Arc::clone(self.spec())),
+            ..State::start(self.hash().0, Generation(0), order)
+        }
+    }
+
+    /// Checks that a run with these options can resume from `state`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it belongs to another mixture or order, and what differs.
+    pub(crate) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        let Some(spec) = &state.mixture else {
+            let text = format!("the state belongs to image {}, and this is a mixture", state.image);
+            return Err(
+                Error::new(ErrorKind::InvalidArgument, text).hint("start anew, without the state")
+            );
+        };
+        let len = self.mixture().epoch_size();
+        let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
+        let of_mixture = MixtureState { consumed, ..MixtureState::start((**spec).clone()) };
+        of_mixture.check(self.spec())?;
+        let asked = &options.order;
+        let refusal = if !state.order.kind.continues(&asked.kind) {
+            Some(Refusal::Order { state: state.order.kind, asked: asked.kind })
+        } else if state.order.seed != asked.seed {
+            Some(Refusal::Seed { state: state.order.seed, asked: asked.seed })
+        } else if state.consumed > len {
+            Some(Refusal::Consumed { consumed: state.consumed, len })
+        } else {
+            None
+        };
+        refusal.map_or(Ok(()), |refusal| Err(refusal.into()))
+    }
+}
+
+/// Checks the options that mean something else for one data set than for several.
+fn check(options: &LoaderOptions) -> Result<()> {
+    let refused = |text: String, hint: &'static str| {
+        Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint))
+    };
+    if options.batch_size == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "a batch has at least one sample"));
+    }
+    Shard::new(options.rank, options.world_size, options.tail)?;
+    options.order.started(options.world_size).check()?;
+    match options.order.kind {
+        OrderKind::Sequential { .. } | OrderKind::Global | OrderKind::Grouped { .. } => {}
+        kind => {
+            return refused(
+                format!("a mixture has no order of shares or of version 1: {kind:?}"),
+                "take the grouped, the global or the sequential order",
+            );
+        }
+    }
+    if options.sharding == Sharding::Local {
+        return refused(
+            "a mixture has no local shares: its data sets may lie on different nodes".to_owned(),
+            "leave the shares out",
+        );
+    }
+    Ok(())
+}
+
+/// The batches of a mixture that are still to be planned.
+pub(super) struct MixStream {
+    mixture: Mixture,
+    /// The lanes of each source; empty unless samples go to ranks by lane.
+    lanes: Vec<u32>,
+    shard: Shard,
+    batch_size: u64,
+    /// Positions that are of one source together.
+    unit: u64,
+    drop_short: bool,
+    epoch: u64,
+    end: u64,
+    /// Positions of the first epoch that all ranks had consumed before.
+    consumed: u64,
+    current: Option<Current>,
+    by_lane: ByLane,
+}
+
+/// The current epoch.
+struct Current {
+    shard: Shard,
+    rest: Positions,
+    taken: u64,
+}
+
+/// What a position reads, and whether alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Drawn {
+    pub(super) source: u32,
+    pub(super) epoch: Epoch,
+    pub(super) position: u64,
+    pub(super) alone: bool,
+}
+
+impl MixStream {
+    pub(super) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixStream> {
+        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let lanes_of = |source| mix.order_of(source, &start.order).kind.lanes_and_group();
+        let lanes: Option<Vec<u32>> = match options.world_size {
+            1 => None,
+            _ => (0..mix.sources().len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
+        };
+        Ok(MixStream {
+            mixture: mix.mixture().clone(),
+            lanes: lanes.unwrap_or_default(),
+            shard,
+            batch_size: options.batch_size as u64,
+            unit: match mix.spec().batching {
+                Dealt::PerSource { batch } => batch,
+                Dealt::Stratified | Dealt::Random => 1,
+            },
+            drop_short: options.drop_short,
+            epoch: start.epoch.0,
+            end: options.epochs.end,
+            consumed: start.consumed,
+            current: None,
+            by_lane: ByLane::default(),
+        })
+    }
+
+    /// Whether all batches have been planned.
+    pub(super) fn is_done(&self) -> bool {
+        self.epoch >= self.end
+    }
+
+    /// Replaces `out` by the samples of the next batch.
+    pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
+        out.clear();
+        let len = self.mixture.epoch_size();
+        while !self.is_done() {
+            let current = self.current.get_or_insert_with(|| {
+                let shard = self.shard.after(self.consumed);
+                let mut rest = shard.positions(len);
+                if self.drop_short {
+                    rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
+                }
+                Current { shard, rest, taken: 0 }
+            });
+            if current.rest.remaining() == 0 {
+                if current.taken == 0 && self.consumed == 0 {
+                    self.epoch = self.end; // no epoch has anything for this rank
+                    return None;
+                }
+                self.epoch += 1;
+                self.consumed = 0;
+                self.current = None;
+                continue;
+            }
+            let first = self.epoch * len;
+            let batch = current.shard.global_batch(len, current.taken, self.batch_size);
+            let is_partly_dropped =
+                self.drop_short && !current.shard.is_whole(batch, self.batch_size);
+            let is_padded = batch.first + batch.count > len;
+            let positions = current.rest.split_front(self.batch_size);
+            current.taken += positions.remaining();
+            let units =
+                units_of(current.shard.world_size.into(), self.batch_size, batch.count, self.unit);
+            if let (Some(units), false) = (units, is_padded) {
+                let own = own_of_units(&current.shard, batch.first, self.unit, units);
+                out.extend(own.map(|at| drawn(&mut self.mixture, first + at)));
+            } else if self.lanes.is_empty() || is_partly_dropped || is_padded {
+                out.extend(positions.map(|at| drawn(&mut self.mixture, first + at % len)));
+            } else {
+                let range = (first + batch.first, batch.count);
+                self.by_lane.share(&mut self.mixture, &self.lanes, &current.shard, range, out);
+            }
+            let ends_epoch = current.rest.remaining() == 0;
+            let after = match ends_epoch {
+                true => (Epoch(self.epoch + 1), 0),
+                false => (Epoch(self.epoch), current.shard.consumed_after(len, current.taken)),
+            };
+            return Some(Head { epoch: Epoch(self.epoch), ends_epoch, after });
+        }
+        None
+    }
+}
+
+/// How many units of one source a whole global batch has, if ranks can share them so that each batch is of one source:
+/// workers of a rank then take whole batches of the sequence.
+fn units_of(ranks: u64, batch_size: u64, count: u64, unit: u64) -> Option<u64> {
+    let is_whole = unit > 1 && count == ranks * batch_size && count.is_multiple_of(unit);
+    let units = count.checked_div(unit).filter(|&units| is_whole && units > 1)?;
+    ranks.is_multiple_of(units).then_some(units)
+}
+
+/// The positions of a rank in a global batch of `units` units: its part of one of them.
+fn own_of_units(shard: &Shard, first: u64, unit: u64, units: u64) -> Positions {
+    let sharing = u64::from(shard.world_size) / units;
+    let (number, rank) = (u64::from(shard.rank) / sharing, u64::from(shard.rank) % sharing);
+    Positions::new(first + number * unit + rank, sharing, unit / sharing)
+}
+
+/// The batches of a mixture as ids.
+pub(crate) struct MixIds {
+    stream: MixStream,
+    drawn: Vec<Drawn>,
+    /// The order of each source that was drawn.
+    orders: Vec<Option<Fed>>,
+    specs: Vec<OrderSpec>,
+    directories: Arc<[Arc<Directory>]>,
+    ids: Vec<SampleId>,
+}
+
+impl MixIds {
+    pub(crate) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixIds> {
+        Ok(MixIds {
+            stream: MixStream::new(mix, options, start)?,
+            drawn: Vec::new(),
+            orders: mix.sources().iter().map(|_| None).collect(),
+            specs: (0..mix.sources().len()).map(|at| mix.order_of(at, &start.order)).collect(),
+            directories: Arc::clone(mix.directories()),
+            ids: Vec::new(),
+        })
+    }
+
+    /// Replaces `out` by source and id of each sample of the next batch.
+    pub(crate) fn next(&mut self, out: &mut Vec<(u32, SampleId)>) -> Result<Option<Head>> {
+        out.clear();
+        let Some(head) = self.stream.next(&mut self.drawn) else { return Ok(None) };
+        for &Drawn { source, epoch, position, .. } in &self.drawn {
+            let at = source as usize;
+            let order = self.orders[at]
+                .get_or_insert_with(|| Fed::new(Arc::clone(&self.directories[at]), self.specs[at]));
+            let mut positions = order.free_positions();
+            positions.push(Placed { position, alone: false });
+            order.push(Piece { epoch, positions, is_last: true });
+            self.ids.clear();
+            order.next_ids(&mut self.ids)?;
+            out.extend(self.ids.iter().map(|&id| (source, id)));
+        }
+        Ok(Some(head))
+    }
+}
+
+fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
+    let draw = mixture.draw(position);
+    Drawn { source: draw.source, epoch: draw.epoch, position: draw.position, alone: false }
+}
+
+/// Gives the samples of a global batch to the ranks that have their lanes.
+#[derive(Default)]
+struct ByLane {
+    /// How many more samples each rank takes.
+    room: Vec<u64>,
+    /// Samples whose rank is full, with their places in the batch.
+    left: Vec<(u64, Drawn)>,
+    own: Vec<(u64, Drawn)>,
+}
+
+impl ByLane {
+    /// Appends what the rank of `shard` takes of the `count` positions from `first` on: by position, and as many as
+    /// every W-th position would be.
+    fn share(
+        &mut self,
+        mixture: &mut Mixture,
+        lanes: &[u32],
+        shard: &Shard,
+        (first, count): (u64, u64),
+        out: &mut Vec<Drawn>,
+    ) {
+        let ranks = u64::from(shard.world_size.max(1));
+        self.room.clear();
+        self.room.extend((0..ranks).map(|rank| count / ranks + u64::from(rank < count % ranks)));
+        self.left.clear();
+        self.own.clear();
+        for at in 0..count {
+            let draw = drawn(mixture, first + at);
+            let rank = rank_of(draw.position, lanes[draw.source as usize].into(), ranks);
+            let room = &mut self.room[rank as usize];
+            if *room == 0 {
+                self.left.push((at, draw));
+                continue;
+            }
+            *room -= 1;
+            if rank == u64::from(shard.rank) {
+                self.own.push((at, draw));
+            }
+        }
+        let mut rank = 0;
+        for &(at, draw) in &self.left {
+            while self.room[rank] == 0 {
+                rank += 1; // all together have room for all
+            }
+            self.room[rank] -= 1;
+            if rank == shard.rank as usize {
+                self.own.push((at, Drawn { alone: true, ..draw }));
+            }
+        }
+        self.own.sort_unstable_by_key(|(at, _)| *at);
+        out.extend(self.own.iter().map(|(_, draw)| *draw));
+    }
+}
+
+/// The rank that has the lane of `position` of a source with `lanes` lanes; ranks beyond the lanes share them.
+fn rank_of(position: u64, lanes: u64, ranks: u64) -> u64 {
+    let lane = position % lanes;
+    if lanes >= ranks {
+        return lane % ranks;
+    }
+    let sharing = (ranks - lane).div_ceil(lanes);
+    lane + position / lanes % sharing * lanes
+}

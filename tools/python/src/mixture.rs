@@ -1,0 +1,155 @@
+//! `Mixture`: data sets that a loader reads as one sequence.
+
+use std::sync::Arc;
+
+use dlfs::dataset::{self, OnError};
+use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase, Weight};
+use dlfs::units::{Epoch, SampleId};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::batch::Batch;
+use crate::dataset::Dataset;
+use crate::error::{raise, raise_invalid};
+use crate::held::{Absent, Fields};
+use crate::watch::detached;
+
+/// Data sets, and the part of each. The subclass dlfs.Mixture documents it.
+#[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Mixture")]
+pub(crate) struct Mixture {
+    datasets: Vec<Py<Dataset>>,
+    parts: Vec<Part>,
+    epoch_size: Option<u64>,
+    batching: Batching,
+    phases: Vec<Phase>,
+}
+
+#[pymethods]
+impl Mixture {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        datasets: Vec<Py<Dataset>>,
+        parts: Vec<(String, String)>,
+        epoch_size: Option<u64>,
+        batching: (String, u64),
+        phases: Vec<(u64, Vec<String>)>,
+    ) -> PyResult<Mixture> {
+        let invalid = |error: MixtureError| raise(py, &error.into());
+        let part = |(kind, text): (String, String)| -> PyResult<Part> {
+            match &*kind {
+                "weight" => Ok(Part::Weight(text.parse().map_err(invalid)?)),
+                "repeat" => Ok(Part::Repeat(text.parse().map_err(invalid)?)),
+                _ => match text.parse() {
+                    Ok(samples) => Ok(Part::Choose(samples)),
+                    Err(_) => {
+                        let text = format!("choose takes a number of samples, not {text}");
+                        Err(raise_invalid(py, text))
+                    }
+                },
+            }
+        };
+        let batching = match (&*batching.0, batching.1) {
+            ("stratified", _) => Batching::Stratified,
+            ("random", _) => Batching::Random,
+            ("per_source", batch) => Batching::PerSource { batch },
+            (other, _) => {
+                let text = format!(
+                    "batching is \"stratified\", \"random\" or \"per_source\", not {other:?}"
+                );
+                return Err(raise_invalid(py, text));
+            }
+        };
+        let phase = |(from, weights): (u64, Vec<String>)| -> PyResult<Phase> {
+            let weights = weights.iter().map(|text| text.parse::<Weight>().map_err(invalid));
+            Ok(Phase { from, weights: weights.collect::<PyResult<_>>()? })
+        };
+        let parts = parts.into_iter().map(part).collect::<PyResult<_>>()?;
+        let phases = phases.into_iter().map(phase).collect::<PyResult<_>>()?;
+        let made = Mixture { datasets, parts, epoch_size, batching, phases };
+        made.mixture(py)?; // raises errors here, not in a loader
+        Ok(made)
+    }
+
+    /// Samples of an epoch.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.sequence(py)?.epoch_size() as usize)
+    }
+
+    /// How many samples of each data set an epoch has.
+    #[pyo3(signature = (epoch=0))]
+    fn counts(&self, py: Python<'_>, epoch: u64) -> PyResult<Vec<u64>> {
+        Ok(self.sequence(py)?.counts(Epoch(epoch)))
+    }
+
+    /// The data sets: `Batch.sources` has their numbers, from 0.
+    #[getter]
+    fn datasets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.datasets)
+    }
+
+    /// Samples by their keys, source << 40 | id, as a Batch with sources.
+    #[pyo3(signature = (keys, on_error="raise", fields=None))]
+    fn _read<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<u64>,
+        on_error: &str,
+        fields: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Batch>> {
+        let shown = self.fields_shown(py, fields)?;
+        let on_error = if on_error == "skip" { OnError::Skip } else { OnError::Raise };
+        let mixture = self.mixture(py)?;
+        let ids: Vec<(u32, SampleId)> = keys.iter().map(|&key| of_key(key)).collect();
+        let read = detached(py, |watch| mixture.read(&ids, on_error, watch))?;
+        Batch::new(py, read.batch, shown, Absent::none())
+    }
+}
+
+impl Mixture {
+    /// The library's mixture of the data sets, which must be open.
+    pub(crate) fn mixture(&self, py: Python<'_>) -> PyResult<dataset::Mixture> {
+        let opened = self.datasets.iter().zip(&self.parts);
+        let opened = opened.map(|(dataset, part)| Ok((dataset.get().dataset(py)?, *part)));
+        let opened = opened.collect::<PyResult<Vec<_>>>()?;
+        let phases = self.phases.clone();
+        dataset::Mixture::new(opened, self.epoch_size, self.batching, phases)
+            .map_err(|error| raise(py, &error))
+    }
+
+    fn sequence(&self, py: Python<'_>) -> PyResult<mixture::Mixture> {
+        self.mixture(py)?.sequence().map_err(|error| raise(py, &error))
+    }
+
+    /// The fields that samples of a loader with the option `fields` show: the same in all data sets.
+    pub(crate) fn fields_shown(
+        &self,
+        py: Python<'_>,
+        given: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Arc<Fields>> {
+        let each = self.datasets.iter().map(|dataset| dataset.get().fields_shown(given));
+        let each = each.collect::<PyResult<Vec<_>>>()?;
+        let first = &each[0];
+        match each.iter().position(|fields| fields.names() != first.names()) {
+            None => Ok(Arc::clone(first)),
+            Some(at) => Err(raise_invalid(
+                py,
+                format!(
+                    "the samples of data sets 0 and {at} have other fields: a mixture's samples have the same"
+                ),
+            )),
+        }
+    }
+}
+
+/// The key of a sample of a source.
+pub(crate) fn key_of((source, id): (u32, SampleId)) -> u64 {
+    u64::from(source) << ID_BITS | id.0
+}
+
+fn of_key(key: u64) -> (u32, SampleId) {
+    ((key >> ID_BITS) as u32, SampleId(key & ((1 << ID_BITS) - 1)))
+}
+
+/// There are at most 2^40 samples in a data set.
+const ID_BITS: u32 = 40;
