@@ -185,9 +185,14 @@ struct Window<T> {
     asked: u64,
     /// Samples asked for in vain of late, each with the value of `asked`: the program has them, so they need no room.
     missed: VecDeque<(SampleId, u64)>,
+    /// Samples that the program waits for.
+    awaited: HashSet<SampleId>,
     /// Since the last hit, while the window was full.
     misses: u64,
-    /// How often it moved on without a hit.
+    /// Samples passed over while looking for the program's place in the order: it is where the order has a sample
+    /// that was missed of late. `None`: it is not looked for.
+    sought: Option<u64>,
+    /// How often it was looked for without a hit since.
     moves: u32,
     end: Option<End>,
     stats: AheadStats,
@@ -232,6 +237,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             bytes: 0,
             asked: 0,
             missed: VecDeque::new(),
+            awaited: HashSet::new(),
+            sought: None,
             most_bytes: order.window,
             most_samples: most_samples.max(order.batch),
             misses: 0,
@@ -260,11 +267,13 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         while !window.of.contains_key(&id) && window.coming.contains(&id) {
             // The program is past what the window holds.
             window.misses = window.misses.max(MISSES);
+            window.awaited.insert(id);
             self.shared.changed.notify_all();
             if self.shared.changed.wait_until(&mut window, until).timed_out() {
                 break;
             }
         }
+        window.awaited.remove(&id);
         let found = window.take(id);
         self.shared.changed.notify_all();
         found
@@ -374,7 +383,14 @@ impl<T: Clone> Window<T> {
     /// Keeps a sample that was read ahead, unless the program was faster: so a thread that has fallen behind catches
     /// up, since it does not wait for room.
     fn keep(&mut self, id: SampleId, len: u64, what: T) {
-        if self.missed.iter().any(|(missed, _)| *missed == id) {
+        let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
+        if is_missed || self.awaited.contains(&id) {
+            self.sought = None;
+        }
+        if let Some(sought) = &mut self.sought {
+            *sought += 1;
+        }
+        if (is_missed || self.sought.is_some()) && !self.awaited.contains(&id) {
             self.stats.samples += 1;
             self.stats.bytes += len;
             self.stats.unused += 1;
@@ -392,9 +408,13 @@ impl<T: Clone> Window<T> {
     }
 
     /// Drops what is no longer of use, the oldest first: what was taken; what lies so far behind a sample that was
-    /// taken that the program has passed it over; and half of all when the program asks only for others.
+    /// taken that the program has passed it over; and all when the program asks only for others.
     /// Returns whether there is room.
     fn make_room(&mut self) -> bool {
+        if self.sought.is_some_and(|sought| sought > MOST_SOUGHT) {
+            self.moves = MOVES;
+            return false;
+        }
         if !self.is_full() {
             self.misses = 0;
             return true;
@@ -407,9 +427,10 @@ impl<T: Clone> Window<T> {
             self.drop_first();
         }
         if self.is_full() && self.misses >= MISSES {
-            (0..half.max(1)).for_each(|_| self.drop_first());
+            (0..self.kept.len()).for_each(|_| self.drop_first());
             self.misses = 0;
             self.moves += 1;
+            self.sought = Some(0);
         }
         !self.is_full()
     }
@@ -436,10 +457,12 @@ impl<T> Watch for Going<'_, T> {
 
 /// The longest that a program waits for a sample that is being read ahead, before it reads it itself.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Samples asked for in vain after which a full window moves on: the program is elsewhere in the order.
+/// Samples asked for in vain after which a full window is dropped: the program is elsewhere in the order.
 const MISSES: u64 = 64;
-/// How often it moves on in vain before it gives up: the program has another order.
+/// How often the program's place is looked for in vain: then it has another order.
 const MOVES: u32 = 16;
+/// The most samples that are passed over to find its place.
+const MOST_SOUGHT: u64 = 1 << 16;
 /// The most samples that are read together.
 const MOST_AT_ONCE: usize = 1 << 16;
 
@@ -456,6 +479,8 @@ mod tests {
             bytes: 0,
             asked: 0,
             missed: VecDeque::new(),
+            awaited: HashSet::new(),
+            sought: None,
             most_bytes: u64::MAX,
             most_samples,
             misses: 0,
@@ -500,6 +525,7 @@ mod tests {
         fill(&mut window, &mut ids);
         let mut id = 40;
         while window.take(SampleId(id)).is_none() {
+            id += 1;
             fill(&mut window, &mut ids);
             assert!(window.stats.misses < 1000, "it never comes");
         }
@@ -531,6 +557,16 @@ mod tests {
         window.make_room();
         window.keep(SampleId(100), 1, 100);
         assert_eq!(window.take(SampleId(100)), Some(100));
+    }
+
+    #[test]
+    fn a_sample_that_is_awaited_is_kept_whatever_is_sought() {
+        let mut window = window(10);
+        window.awaited.insert(SampleId(7));
+        (window.sought, window.misses) = (Some(0), 0);
+        (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
+        assert_eq!((window.take(SampleId(6)), window.take(SampleId(7))), (None, Some(7)));
+        assert_eq!(window.take(SampleId(8)), Some(8), "the program is here");
     }
 
     #[test]
