@@ -218,8 +218,17 @@ fn reads_without_allocating(device: &dyn Device) {
         done: Vec::with_capacity(32),
     };
     reader.read(200);
-    let (all, (here, ())) = allocations_of_all_during(|| allocations_during(|| reader.read(5000)));
-    assert_eq!(here, 0, "allocations in 5,000 reads by {}", device.namespace().engine);
+    // A list has its final size once as many reads have completed together as ever do, which depends on the drive.
+    let round = || {
+        let (all, (here, ())) =
+            allocations_of_all_during(|| allocations_during(|| reader.read(5000)));
+        (all, here)
+    };
+    let rounds = std::iter::repeat_with(round).take(10);
+    let engine = device.namespace().engine;
+    let warm =
+        rounds.inspect(|(_, here)| println!("{here} allocations")).find(|(_, here)| *here == 0);
+    let (all, _) = warm.unwrap_or_else(|| panic!("each 5,000 reads by {engine} allocate"));
     println!("{all} allocations of all threads in 5,000 reads by {}", device.namespace().engine);
     assert!(all < 500, "{all} allocations of all threads in 5,000 reads");
 }
