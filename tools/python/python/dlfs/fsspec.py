@@ -261,7 +261,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             id = self._find(name)[0]
         except NameNotFound:
             raise FileNotFoundError(path) from None
-        if self.dataset.length(id) > _READ_WHOLE:
+        size = self._size(id)
+        if size is None or size > _READ_WHOLE:
             file = self._opened(path)
             if file is not None and file.size > _READ_WHOLE:
                 return _LargeFile(path, file)
