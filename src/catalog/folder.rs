@@ -77,10 +77,12 @@ impl Store for FolderStore {
             return Ok(());
         }
         fs::create_dir_all(&self.root).map_err(at)?;
-        if fs::read_dir(&self.root)
-            .map_err(at)?
-            .any(|entry| entry.is_ok_and(|e| e.file_name() != MARK))
-        {
+        let is_other = |entry: io::Result<fs::DirEntry>| {
+            // Drafts begin with a dot: another process may be making the catalogue.
+            entry.is_ok_and(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        };
+        let has_others = fs::read_dir(&self.root).map_err(at)?.any(is_other);
+        if has_others && !self.root.join(MARK).exists() {
             let message = "this folder has other files and is no catalogue";
             return Err(Error::new(ErrorKind::Refused, message)
                 .path(&self.root)
