@@ -270,7 +270,7 @@ fn the_sequence_of_a_mixture_is_frozen() {
 const FROZEN_STRATIFIED: &str = "0:29 1:2 0:0 2:13 0:23 1:6 0:19 2:12 0:48 1:3";
 const FROZEN_RANDOM: &str = "0:38 0:18 2:4 1:2 0:7 0:0 0:48 1:1 1:6 2:17";
 
-/// `DLFS_MIXTURE_CASES` says how many; `tools/check --all` tries ten thousand.
+/// `DLFS_MIXTURE_CASES` says how many; `tools/check --all` tries three thousand.
 #[test]
 fn a_run_resumes_anywhere_with_other_ranks_batches_and_orders() {
     let cases = std::env::var("DLFS_MIXTURE_CASES").map_or(40, |text| text.parse().unwrap());
