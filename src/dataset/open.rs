@@ -14,7 +14,7 @@ use crate::format::FormatError;
 use crate::format::choose::{Candidate, Several, choose};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock_set::{
-    SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
+    IMPORT, SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
 };
 use crate::nvme::Address;
 use crate::qpair::folder::FolderNamespace;
@@ -167,7 +167,7 @@ fn chosen(
     if chosen.is_empty() {
         let subsystem = devices[0].namespace().address;
         let message = format!("none of {} namespaces holds a dlfs image", devices.len());
-        return Err(Error::new(ErrorKind::NotFound, message).target(subsystem));
+        return Err(Error::new(ErrorKind::NotFound, message).target(subsystem).hint(IMPORT));
     }
     Ok(chosen)
 }

@@ -148,6 +148,7 @@ impl From<SuperblockSetError> for Error {
             | SuperblockSetError::Contradiction { .. } => ErrorKind::Corrupt,
         };
         let hint = match &error {
+            SuperblockSetError::Blank { .. } => Some(IMPORT),
             SuperblockSetError::Damaged { source: FormatError::Version { .. }, .. } => None,
             SuperblockSetError::Damaged { .. } => {
                 Some("dlfs rebuild finds the samples by their chunks")
@@ -295,3 +296,7 @@ pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
     }
     steps
 }
+
+/// What to do where there is no image.
+pub(crate) const IMPORT: &str =
+    "check the address, or make an image of a folder, a tar or a list: dlfs import SOURCE IMAGE";

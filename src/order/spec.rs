@@ -1,5 +1,7 @@
 //! The specification of an order: its kind, its parameters, and the seed.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
@@ -131,6 +133,31 @@ impl OrderSpec {
     }
 }
 
+/// In words, with the names that its parameters have as options.
+impl fmt::Display for OrderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lanes_of = |lanes| match lanes {
+            0 => String::new(),
+            _ => format!("lanes {lanes}, "),
+        };
+        match *self {
+            OrderKind::Sequential { by: SequentialBy::Id } => write!(f, "sequential (by id)"),
+            OrderKind::Sequential { by: SequentialBy::Slot } => write!(f, "sequential (by slot)"),
+            OrderKind::Global => write!(f, "global"),
+            OrderKind::Grouped { lanes, group } => {
+                write!(f, "grouped ({}group {group})", lanes_of(lanes))
+            }
+            OrderKind::GroupedV1 { lanes, group } => {
+                write!(f, "grouped, version 1 ({}group {group})", lanes_of(lanes))
+            }
+            OrderKind::Local { world_size } => write!(f, "local (world size {world_size})"),
+            OrderKind::Partial { q, world_size } => {
+                write!(f, "partial (exchange {q}, world size {world_size})")
+            }
+        }
+    }
+}
+
 impl OrderKind {
     /// Whether a run with the requested order `asked` may resume in this order, which is that of a state: it
     /// is the same, an earlier version of it, or has the number of lanes that `asked` leaves open.
@@ -247,6 +274,16 @@ mod tests {
         let earlier = r#"{"kind":"grouped","lanes":8,"group":4,"seed":7}"#;
         let kind = OrderKind::GroupedV1 { lanes: 8, group: 4 };
         assert_eq!(serde_json::from_str::<OrderSpec>(earlier).unwrap().kind, kind);
+    }
+
+    #[test]
+    fn an_order_is_told_with_the_names_of_its_options() {
+        let told = |kind: OrderKind| kind.to_string();
+        assert_eq!(told(OrderKind::Grouped { lanes: 8, group: 4 }), "grouped (lanes 8, group 4)");
+        assert_eq!(told(OrderKind::Grouped { lanes: 0, group: 4 }), "grouped (group 4)");
+        let partial = OrderKind::Partial { q: 0.25, world_size: 2 };
+        assert_eq!(told(partial), "partial (exchange 0.25, world size 2)");
+        assert_eq!(told(OrderKind::Sequential { by: SequentialBy::Slot }), "sequential (by slot)");
     }
 
     #[test]

@@ -195,7 +195,7 @@ pub enum Refusal {
         open: Option<ViewId>,
     },
     /// Another order.
-    #[error("the state's order is {state:?}, and {asked:?} was asked for")]
+    #[error("the state's order is {state}, and {asked} was asked for")]
     Order {
         /// That of the state.
         state: OrderKind,
@@ -259,15 +259,24 @@ impl From<Refusal> for Error {
                 "dlfs verify checks it; dlfs rebuild finds the newest generation"
             }
             Refusal::WorldSize { .. } => {
-                "start as many ranks as before; or, between epochs, begin new shares with --restart-shares \
-                 (restart_shares in Python)"
+                "start as many ranks as before; or, between epochs, begin new shares: the option restart_shares, in \
+                 the command --restart-shares"
             }
             Refusal::View { state: Some(_), .. } => {
                 "open the view that the run began with: a view of the same samples has the same hash"
             }
             Refusal::View { state: None, .. } => "open the whole data set, or start anew",
             Refusal::WithinEpoch { .. } => "end the epoch with as many ranks as it began with",
-            _ => "start anew, without the state file",
+            Refusal::Image { .. } | Refusal::Mixture { .. } => {
+                "open what the run began with, or start anew, without the state"
+            }
+            Refusal::Order { .. } => {
+                "resume with the order of the state and its parameters, or start anew, without the state"
+            }
+            Refusal::Seed { .. } => {
+                "resume with the seed of the state, or start anew, without the state"
+            }
+            _ => "start anew, without the state",
         };
         Error::new(kind, refusal.to_string()).hint(hint)
     }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 
-use crate::error::{class, kind_of, raise};
+use crate::error::{class, kind_of, raise, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
 use crate::held::{Absent, Choice, Copied, Fields, Held};
 use crate::index::position;
@@ -62,7 +62,7 @@ impl Batch {
     /// Samples have several fields, and none was chosen: the batch is no buffer.
     fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
         match self.held.fields().are_several() {
-            true => Err(raise(py, &self.held.fields().unnamed())),
+            true => Err(raise_no_array(py, self.held.fields().unnamed().report())),
             false => Ok(()),
         }
     }
@@ -190,17 +190,19 @@ impl Batch {
 
     /// The batch as one read-only array uint8[B, L]; copied in the same cases as `data`.
     ///
-    /// Raises InvalidArgument (a ValueError) if the lengths differ.
+    /// Raises NoArray (a ValueError, and an AttributeError: hasattr is then False) if the lengths differ or samples
+    /// have several fields.
     #[getter]
     fn array<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        slf.get().check_buffers(py)?;
         let lens = slf.get().lens(py)?;
         let (count, len) = (lens.len(), lens.first().copied().unwrap_or(0));
         if let Some(other) = lens.iter().find(|other| **other != len) {
             let text = format!(
                 "samples of {len} and of {other} bytes make no array: use data and offsets"
             );
-            return Err(crate::error::raise_invalid(py, text));
+            return Err(raise_no_array(py, text));
         }
         Batch::data(slf)?.call_method1("reshape", (count, len))
     }

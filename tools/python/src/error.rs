@@ -47,6 +47,11 @@ pub(crate) fn raise_invalid(py: Python<'_>, text: String) -> PyErr {
     make(py, class(ErrorKind::InvalidArgument), text, None)
 }
 
+/// As [`raise_invalid`], for an attribute that a batch does not have.
+pub(crate) fn raise_no_array(py: Python<'_>, text: String) -> PyErr {
+    make(py, "NoArray", text, None)
+}
+
 fn make(py: Python<'_>, class: &str, text: String, sample: Option<u64>) -> PyErr {
     let made = || -> PyResult<PyErr> {
         let class = py.import("dlfs._errors")?.getattr(class)?;

@@ -71,7 +71,7 @@ def test_a_file_that_is_absent_is_what_python_calls_that(image, tmp_path):
 
 def test_a_file_that_is_no_image(tmp_path):
     (tmp_path / "x").write_bytes(b"not an image" * 1000)
-    with pytest.raises(dlfs.Error, match="x"):
+    with pytest.raises(dlfs.NotFound, match="x.*\n.*dlfs import SOURCE IMAGE"):
         dlfs.open(tmp_path / "x")
 
 

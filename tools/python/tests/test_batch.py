@@ -46,8 +46,12 @@ def test_equal_lengths_make_an_array_and_others_say_why_not(equal, ds):
         assert batch.array[3].tobytes() == source.contents[23]
         for batch in dlfs.Loader(same, 32, contiguous=True):
             assert batch.array.tobytes() == b"".join(source.contents[i] for i in batch.ids)
+    ragged = ds.read_batch([1, 2])
     with pytest.raises(dlfs.InvalidArgument, match="offsets"):
-        ds.read_batch([1, 2]).array
+        ragged.array
+    assert hasattr(batch, "array")
+    assert not hasattr(ragged, "array") and getattr(ragged, "array", None) is None
+    assert hasattr(ragged, "data") and hasattr(ragged, "offsets")
 
 
 def test_contiguous_batches_of_equal_samples_are_not_copied_again(equal):

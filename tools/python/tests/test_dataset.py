@@ -213,6 +213,8 @@ def test_a_record_is_never_handed_out_as_the_sample(divided):
         for ask in asked:
             with pytest.raises(dlfs.InvalidArgument, match='jpg, txt\n.*fields="jpg"'):
                 ask()
+        assert not any(hasattr(batch, name) for name in ("array", "data", "offsets"))
+        assert hasattr(batch.select("jpg"), "array")
 
 
 def test_a_field_that_is_named_stands_for_the_sample(divided):

@@ -228,6 +228,10 @@ def test_a_state_of_something_else_is_refused_with_the_reason(ds, equal):
             loader.load_state_dict(state)
         kind = dlfs.Stale if reason == "generation" else dlfs.InvalidArgument
         assert isinstance(error.value, kind)
+        assert "file" not in str(error.value) and "{" not in str(error.value), "no command, no Debug"
+    with pytest.raises(dlfs.InvalidArgument, match=r"is global, and grouped \(group \d+\) was") as error:
+        loader.load_state_dict(wrong["order"])
+    assert "order of the state" in str(error.value)
     assert loader.state_dict() == before
     with pytest.raises(TypeError):
         loader.load_state_dict(object())

@@ -17,6 +17,13 @@ class InvalidArgument(Error, ValueError):
     """An argument of the call is invalid."""
 
 
+class NoArray(InvalidArgument, AttributeError):
+    """The batch has no such array: lengths differ, or samples have several fields.
+
+    As an AttributeError, so that hasattr and getattr with a default answer instead of raising.
+    """
+
+
 class NotFound(Error, LookupError):
     """The sample, file, namespace or target does not exist."""
 

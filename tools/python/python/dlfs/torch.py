@@ -42,6 +42,7 @@ from . import (
     Loader,
     Mixture,
     NameNotFound,
+    NoArray,
     Order,
     Sample,
     Shard,
@@ -90,7 +91,7 @@ class TensorBatch:
     labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
     sources  int64[B], the data set of each sample of a mixture; None otherwise
     fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
-             has length 0. Then data and offsets raise InvalidArgument, since the field is ambiguous
+             has length 0. Then data and offsets raise NoArray, since the field is ambiguous
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class TensorBatch:
     def _whole(self, tensor: torch.Tensor | None) -> torch.Tensor:
         if tensor is None:
             names = ", ".join(self.fields)
-            raise InvalidArgument(
+            raise NoArray(
                 f'samples have several fields: {names}. Take batch["{next(iter(self.fields))}"].data'
             )
         return tensor
@@ -208,6 +209,11 @@ class Dataset(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __repr__(self) -> str:
+        transform = "" if self.transform is _plain else f", transform={_name(self.transform)}"
+        fields = "" if self._fields is None else f", fields={self._fields!r}"
+        return f"<dlfs.torch.Dataset of {self.dataset!r}{transform}{fields}>"
+
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexOutOfRange(f"there is no sample {index}: the data set has {len(self)}")
@@ -222,6 +228,11 @@ class Dataset(torch.utils.data.Dataset[Any]):
             _set_up_worker()
         given = _labels(batch)
         return [self.transform(view, label) for view, label in zip(batch.tolist(), given)]
+
+
+def _name(function: Any) -> str:
+    """What a repr calls a transform."""
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _labels(batch: Batch) -> list[int | None]:
@@ -497,6 +508,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if in_worker:
             _check_sendable(item, "the transform's result")
         return item
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self._options.items()]
+        given += [] if self.transform is None else [f"transform={_name(self.transform)}"]
+        rank, world_size = place_of(*self._given)
+        of = f", rank {rank} of {world_size}" if world_size > 1 else ""
+        return f"<dlfs.torch.IterableDataset of {self.dataset!r}{of}: {', '.join(given)}>"
 
     def stats(self) -> dict[str, Any]:
         """What this process has read and waited for, as Loader.stats; worker processes count for themselves."""
