@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch.utils.data
 import torch.utils.data._utils.pin_memory
 
 from . import Batch, InvalidArgument, Unsupported
 from ._dlfs import Sampler as _Ids
+from ._stateful import alone, of_workers
 
 if TYPE_CHECKING:
     from .torch import IterableDataset
@@ -159,6 +160,54 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.dataset._ids_of(place.state, place.round, 0, 0)  # refuses what is not of this order
         self._go_to(place)
         self._loaded = True
+
+    def stateful_state_dict(self, num_workers: int | None = None) -> dict[str, Any]:
+        """The same place as a state of torchdata's StatefulDataLoader over a data set like this one, with as many
+        workers as this loader, or with `num_workers`.
+
+        From within a round, that loader must have the workers, batches and ranks of the round, since its workers
+        cannot divide what is left of it. Otherwise raises Unsupported, which says how many batches are missing.
+        """
+        workers = self.num_workers if num_workers is None else num_workers
+        if workers < 0:
+            raise InvalidArgument(f"num_workers: there are no {workers} workers")
+        place, data = Place.of(self.state_dict()), self.dataset
+        if workers == 0:
+            if place.round is not None:
+                self._refuse_round(place, workers)
+            return alone(place.state)
+        data._check_rounds()
+        part, ahead = data._round(workers, 0), 0
+        if place.round is not None:
+            if place.round._replace(had=0) != part:
+                self._refuse_round(place, workers)
+            sizes = [len(piece) for piece in data._pieces(place.state, part)]
+            ends = list(itertools.accumulate(sizes))
+            if place.round.had not in ends:
+                self._refuse_round(place, workers)
+            ahead = ends.index(place.round.had) + 1
+        after = data._after_round(place.state, part) if ahead else place.state
+        each = []
+        for worker in range(workers):
+            state = after if worker < ahead else place.state
+            ids = data._ids_of(state, part, worker, data._rank()[0])
+            has_ended = state["epoch"] != place.state["epoch"] or ids.batches_left == 0
+            if has_ended:
+                state = {**state, "epoch": place.state["epoch"] + 1, "consumed": 0}
+            each.append((state, has_ended))
+        return of_workers(each, ahead)
+
+    def _refuse_round(self, place: Place, workers: int) -> NoReturn:
+        round = place.round
+        assert round is not None
+        whole = sum(len(piece) for piece in self.dataset._pieces(place.state, round))
+        left, step = whole - round.had, self.dataset._rank()[1] * self.dataset._options["batch_size"]
+        raise Unsupported(
+            f"this state is within a round of {round.workers} workers, {round.world_size} ranks and batches of "
+            f"{round.batch_size}; workers of a StatefulDataLoader with {workers} workers cannot divide the rest of it: "
+            f"take the state {-(-left // step)} batches later, or num_workers={round.workers} with these ranks and "
+            "batches"
+        )
 
     def _items(self) -> Iterator[Any]:
         """The batches of the epoch from where it begins."""

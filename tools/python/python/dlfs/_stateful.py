@@ -1,0 +1,53 @@
+"""States of torchdata's StatefulDataLoader, as its version 0.11 writes and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def alone(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of one without workers whose data set is at `state`."""
+    return {
+        **_main(),
+        "_num_yielded": 0,
+        **_parts(state, False),
+        "_iterator_finished": False,
+    }
+
+
+def of_workers(each: Sequence[tuple[Mapping[str, Any], bool]], ahead: int) -> dict[str, Any]:
+    """The state of one whose workers are at these states, each with whether it has ended its epoch; the first `ahead`
+    workers have given their batches of a round."""
+    workers = {
+        f"worker_{at}": {"worker_id": at, **_parts(state, has_ended)}
+        for at, (state, has_ended) in enumerate(each)
+    }
+    return {
+        "_snapshot": {
+            "_snapshot_step": 0,
+            # The next batch is of the worker behind it.
+            "_last_yielded_worker_id": (ahead - 1) % len(each),
+            # Workers are seeded with the base seed; shuffling does not use it.
+            "_main_snapshot": {**_main(), "_num_workers": len(each), "_base_seed": 0},
+            "_worker_snapshots": workers,
+        },
+        "_steps_since_snapshot": 0,
+        "_iterator_finished": False,
+    }
+
+
+def _main() -> dict[str, Any]:
+    return {
+        "_index_sampler_state": None,
+        "_sampler_iter_state": None,
+        "_sampler_iter_yielded": 0,
+        "_IterableDataset_len_called": None,
+        "_shared_seed": None,
+    }
+
+
+def _parts(state: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
+    """The states of a data set and of its iterator."""
+    fetcher = {"dataset_iter_state": {"ended": has_ended}, "fetcher_ended": False}
+    return {"dataset_state": dict(state), "fetcher_state": fetcher}
