@@ -1,0 +1,167 @@
+"""Resuming with workers against a model: any stopping point, 0 to 3 workers to 0 to 3, any batch sizes.
+
+The workers of most cases run in this process, one step of one worker after another, and read ahead as torch's do;
+the last cases have real ones. DLFS_WORKER_CASES=10000 tries more, DLFS_WORKER_SEED another seed.
+"""
+
+import itertools
+import os
+import pickle
+import random
+
+import pytest
+
+import dlfs
+from conftest import SEED
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import dlfs.torch  # noqa: E402
+from test_resume import ids_of, through_json  # noqa: E402
+from torch.utils.data._utils import worker as of_worker  # noqa: E402
+
+CASES = int(os.environ.get("DLFS_WORKER_CASES", "30"))
+FIRST = int(os.environ.get("DLFS_WORKER_SEED", SEED))
+REAL = 2
+
+
+class InProcess(dlfs.torch.DataLoader):
+    """Its workers are copies of the data set that take turns in this process."""
+
+    starts = itertools.count(1)
+
+    def __init__(self, data, workers):
+        super().__init__(data, num_workers=workers)
+
+    def _get_iterator(self):
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        return self.in_turns(1000 * next(self.starts))
+
+    def in_turns(self, seed):
+        workers = []
+        for id in range(self.num_workers):
+            data = pickle.loads(pickle.dumps(self.dataset))
+            data._shared = self.dataset._shared  # as torch's own pickles keep it
+            info = of_worker.WorkerInfo(
+                id=id, num_workers=self.num_workers, seed=seed + id, dataset=data
+            )
+            workers.append((info, iter(data)))
+        turns, ahead = itertools.cycle(workers), []
+        left = len(workers)
+        ended = set()
+        while left or ahead:
+            while left and len(ahead) < 2 * len(workers):
+                info, batches = next(turns)
+                if info.id in ended:
+                    continue
+                of_worker._worker_info = info
+                try:
+                    ahead.append(next(batches))
+                except StopIteration:
+                    ended.add(info.id)
+                    left -= 1
+                finally:
+                    of_worker._worker_info = None
+            if ahead:
+                yield ahead.pop(0)
+
+
+class Model:
+    """What a run has left, in lists."""
+
+    def __init__(self, sequence_of, epoch, divides_evenly):
+        self.sequence_of, self.epoch, self.at = sequence_of, epoch, 0
+        # Whether worker w of N has every N-th sample of a round, from the w-th on: not so in grouped order.
+        self.divides_evenly = divides_evenly
+        # What is left of the round that was begun, and whether its order is known.
+        self.rest, self.is_known = [], True
+
+    def start(self, workers, batch_size):
+        self.workers, self.batch_size = max(workers, 1), batch_size
+        self.sizes = []  # of the batches of a round that these workers read
+
+    def take(self, ids):
+        """The run has given these samples. Returns whether its epoch has ended."""
+        sequence = self.sequence_of(self.epoch)
+        if not self.rest:
+            whole = sequence[self.at : self.at + self.workers * self.batch_size]
+            pieces = [whole[worker :: self.workers] for worker in range(self.workers)]
+            self.is_known = self.divides_evenly or self.workers == 1
+            self.rest, self.at = [id for piece in pieces for id in piece], self.at + len(whole)
+            self.sizes = [len(piece) for piece in pieces if piece]
+        if self.is_known:
+            count = self.sizes.pop(0) if self.sizes else self.batch_size
+            assert ids == self.rest[:count]
+        else:
+            assert 0 < len(ids) <= self.batch_size and len(ids) == len(set(ids))
+            assert set(ids) <= set(self.rest)
+        had = set(ids)
+        self.rest = [id for id in self.rest if id not in had]
+        if self.rest or self.at < len(sequence):
+            return False
+        self.epoch, self.at = self.epoch + 1, 0
+        return True
+
+
+def run(ds, draw, kind):
+    order, seed, epoch = draw.choice(["grouped", "global", "sequential"]), draw.randrange(99), draw.randrange(3)
+    sequences = {}
+
+    def sequence_of(epoch):
+        if epoch not in sequences:
+            sampler = dlfs.torch.BatchSampler(ds, len(ds), order, seed=seed)
+            sampler.set_epoch(epoch)
+            [sequences[epoch]] = sampler
+        return sequences[epoch]
+
+    model, state, told = Model(sequence_of, epoch, order != "grouped"), None, [(order, seed, epoch)]
+    for segment in range(draw.randrange(2, 5)):
+        workers, batch_size = draw.randrange(4), draw.choice([1, 7, 17, 32, 63, draw.randrange(8, 150)])
+        stop = draw.randrange(1 + 2 * len(ds) // batch_size)
+        told.append((workers, batch_size, stop))
+        data = dlfs.torch.IterableDataset(ds, batch_size, order, seed=seed, transform=ids_of)
+        loader = kind(data, workers)
+        if state is None:
+            loader.set_epoch(epoch)
+        else:
+            loader.load_state_dict(state)
+        model.start(workers, batch_size)
+        try:
+            in_epoch, has_ended = model.epoch, False
+            for ids, of in itertools.islice(loader, stop):
+                assert not has_ended, "more batches than the epoch has"
+                assert of == in_epoch
+                has_ended = model.take(ids)
+            state = through_json(loader.state_dict())
+            assert state.get("before", state)["epoch"] == model.epoch
+            assert ("round" in state) == bool(model.rest)
+        except AssertionError as error:
+            raise AssertionError(f"order, seed, epoch; then workers, batch size, stop: {told}") from error
+    # The rest of the epoch.
+    in_epoch = model.epoch
+    loader = kind(dlfs.torch.IterableDataset(ds, 32, order, seed=seed, transform=ids_of), 2)
+    loader.load_state_dict(state)
+    model.start(2, 32)
+    ends = [model.take(ids) for ids, _ in loader]
+    assert ends == [False] * (len(ends) - 1) + [True], (told, ends)
+    assert loader.state_dict()["epoch"] == in_epoch + 1, told
+
+
+def forked(data, workers):
+    return dlfs.torch.DataLoader(
+        data, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+
+
+def test_any_stop_with_any_workers_goes_on_as_a_model_does(ds, monkeypatch):
+    monkeypatch.setattr(dlfs.torch, "_set_up_worker", lambda: None)  # it is for the process of a worker
+    for case in range(CASES):
+        print("DLFS_WORKER_SEED", FIRST + case)
+        run(ds, random.Random(FIRST + case), InProcess)
+
+
+def test_so_do_real_workers(ds):
+    for case in range(REAL):
+        print("seed", FIRST + case)
+        run(ds, random.Random(FIRST + case), forked)
