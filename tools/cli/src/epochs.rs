@@ -32,6 +32,16 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
 }
 
+/// The ids of a batch. Those of a mixture have the number of their data set in front, as in Python's keys.
+fn keys(batch: &Batch) -> impl Iterator<Item = u64> + '_ {
+    let sources = batch.sources();
+    let source = move |at: usize| sources.map_or(0, |sources| u64::from(sources[at]));
+    batch.ids().enumerate().map(move |(at, id)| source(at) << ID_BITS | id.0)
+}
+
+/// There are at most 2^40 samples in a data set.
+const ID_BITS: u32 = 40;
+
 /// Takes batches until the end, or until `each` returns `false`. `each` receives every batch, and
 /// the loader with the state after it.
 ///
@@ -52,7 +62,7 @@ pub(crate) fn read_batches(
         }
         let waited = asked.elapsed();
         let batch_bytes = (0..batch.len()).map(|index| batch.bytes(index).len() as u64).sum();
-        stats.batch(batch.ids().map(|id| id.0), batch_bytes, waited);
+        stats.batch(keys(&batch), batch_bytes, waited);
         samples += batch.len() as u64;
         bytes += batch_bytes;
         meter.update(samples, bytes);

@@ -13,6 +13,7 @@ mod exit;
 mod export;
 mod help;
 mod log;
+mod mix_args;
 mod open;
 mod order_args;
 mod out;

@@ -63,7 +63,12 @@ impl ImageArgs {
 
 /// The engines in use, each once: `tcp`, `file (io_uring)`.
 pub(crate) fn engine(image: &Image) -> String {
-    let engines: BTreeSet<String> =
-        image.devices().iter().map(|device| device.namespace().engine).collect();
+    engines(std::iter::once(image))
+}
+
+/// The same, of several images.
+pub(crate) fn engines<'a>(images: impl Iterator<Item = &'a Image>) -> String {
+    let devices = images.flat_map(|image| image.devices());
+    let engines: BTreeSet<String> = devices.map(|device| device.namespace().engine).collect();
     engines.into_iter().collect::<Vec<_>>().join(", ")
 }

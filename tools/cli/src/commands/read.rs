@@ -11,7 +11,7 @@ use serde::Serialize;
 use dlfs::Error;
 use dlfs::buf::Pages;
 use dlfs::cache::{Cache, CacheStats, TierOptions};
-use dlfs::dataset::{Dataset, Image, Places, Share, load_state, save_state};
+use dlfs::dataset::{Dataset, Image, Mixture, Places, Share, load_state, save_state};
 use dlfs::order::{State, Tail};
 use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
@@ -22,7 +22,8 @@ use crate::args::ConnectionArgs;
 use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::help::loading;
-use crate::open::{ImageArgs, engine};
+use crate::mix_args::{MixArgs, Source, Sources, share};
+use crate::open::{ImageArgs, engines};
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
 use crate::peer_args::{Joined, PeerArgs, peer_lines};
@@ -41,6 +42,9 @@ use crate::tier_args::TierArgs;
 ///
 /// With --state FILE the run resumes from FILE, and stores its state there at the end. Every sample
 /// of an epoch is delivered once, also with another --batch or --world-size.
+///
+/// With --mix the run reads several images as one sequence, in given proportions: a mixture. Options
+/// that say something of one image do not go with it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReadArgs {
@@ -50,6 +54,8 @@ pub(crate) struct ReadArgs {
     order: OrderArgs,
     #[command(flatten)]
     share: ShareArgs,
+    #[command(flatten)]
+    mix: MixArgs,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -115,13 +121,15 @@ struct RunArgs {
     /// Stop with exit code 4 after the batch that reaches this many samples of this rank
     #[arg(long, value_name = "SAMPLES", requires = "state", value_parser = clap::value_parser!(u64).range(1..))]
     stop_after: Option<u64>,
-    /// Write the ids to FILE, one per line, in the order of delivery
+    /// Write the ids to FILE, one per line, in the order of delivery; of a mixture, the number of the
+    /// image and the id (0: IMAGE, 1: the first --mix)
     #[arg(long, value_name = "FILE")]
     ids: Option<PathBuf>,
     /// Print the report as one line of JSON
     ///
     /// order_crc32c is the CRC32C (Castagnoli) of the delivered ids in their order, each as 8 bytes
-    /// little-endian. stall_s is the time spent waiting for batches, batch_us its distribution.
+    /// little-endian; of a mixture, of the image's number << 40 | id. stall_s is the time spent
+    /// waiting for batches, batch_us its distribution.
     #[arg(long)]
     json: bool,
 }
@@ -163,7 +171,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
-    let total = samples_to_read(&dataset, &options)?;
+    let mixture = args.mix.mixture(&dataset, &args.connection)?;
+    let share = share(&dataset, mixture.as_ref(), &options)?;
+    let total = samples_to_read(&share, &options);
     // A completed run has nothing left to read, but a new one must have something.
     if total == 0 && options.resume.is_none() && dataset.directory().num_live() > 0 {
         let (rank, world_size) = (options.rank, options.world_size);
@@ -174,7 +184,11 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
-    let loader = dataset.loader(options)?;
+    let mut sources = args.mix.sources(&args.image.image);
+    let loader = match &mixture {
+        Some(mixture) => mixture.loader(options)?,
+        None => dataset.loader(options)?,
+    };
     keeper.keep(loader.state());
     keeper.save()?; // an unwritable file is reported before the work starts
     loader.stage(&mut (), crate::store_args::meter(quiet))?;
@@ -183,6 +197,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         if let Some(ids) = &mut ids {
             ids.append(batch)?;
         }
+        sources.count(batch);
         keeper.keep(loader.state());
         Ok(!stop.is_set() && stats.so_far().0 < limit)
     });
@@ -194,7 +209,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     if end == End::Complete {
         check_complete(report.samples, total)?;
     }
-    print_report(&args, dataset.image(), &report, &loader.stats())?;
+    let read = WhatWasRead { dataset: &dataset, mixture: mixture.as_ref(), sources: &sources };
+    print_report(&args, &read, &report, &loader.stats())?;
     match end {
         End::Complete => Ok(Outcome::Done),
         End::Stopped => Ok(keeper.stopped()),
@@ -303,15 +319,14 @@ impl RunArgs {
 }
 
 /// The number of samples that the run will deliver to this rank.
-fn samples_to_read(dataset: &Dataset, options: &LoaderOptions) -> Result<u64, Error> {
-    let share = Share::new(dataset, options)?;
+fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let (epoch, consumed) = match &options.resume {
         Some(state) => (state.epoch.0, state.consumed),
         None => (0, 0),
     };
-    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return Ok(0) };
+    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return 0 };
     let whole = epochs_after.saturating_mul(share.samples_after(0));
-    Ok(share.samples_after(consumed).saturating_add(whole))
+    share.samples_after(consumed).saturating_add(whole)
 }
 
 /// The ids of a run, one per line.
@@ -328,7 +343,11 @@ impl IdsFile {
 
     fn append(&mut self, batch: &Batch) -> Result<(), Error> {
         let mut write = || {
-            batch.ids().try_for_each(|id| writeln!(self.file, "{id}"))?;
+            match batch.sources() {
+                None => batch.ids().try_for_each(|id| writeln!(self.file, "{id}"))?,
+                Some(sources) => (sources.iter().zip(batch.ids()))
+                    .try_for_each(|(source, id)| writeln!(self.file, "{source} {id}"))?,
+            }
             self.file.flush() // never behind the state, however the process ends
         };
         write().map_err(|error| about_file("cannot write", &self.path, error))
@@ -355,15 +374,34 @@ struct JsonReport<'a> {
     /// What came from where: the same as in Python and C.
     #[serde(skip_serializing_if = "Option::is_none")]
     places: Option<Places>,
+    /// Of a mixture: what this rank has had of each image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sources: Option<&'a [Source]>,
+}
+
+/// The images of a run, and what it has had of each.
+struct WhatWasRead<'a> {
+    dataset: &'a Dataset,
+    mixture: Option<&'a Mixture>,
+    sources: &'a Sources,
+}
+
+impl WhatWasRead<'_> {
+    fn images(&self) -> impl Iterator<Item = &Image> {
+        let datasets = self.mixture.map_or(std::slice::from_ref(self.dataset), Mixture::datasets);
+        datasets.iter().map(Dataset::image)
+    }
 }
 
 fn print_report(
     args: &ReadArgs,
-    image: &Image,
+    read: &WhatWasRead<'_>,
     report: &RunReport,
     stats: &LoaderStats,
 ) -> Result<(), Failure> {
-    let engine = engine(image);
+    let image = read.dataset.image(); // tiers, peers and stores do not go with a mixture
+    let engine = engines(read.images());
+    let mixed = read.mixture.map(|_| read.sources);
     let tiers = image.tiers().map(Cache::stats);
     let store = image.store().map(|store| store.stats());
     // A store's exchange is no reading through peers.
@@ -384,6 +422,7 @@ fn print_report(
             peers,
             store,
             places,
+            sources: mixed.map(Sources::all),
         };
         out.json(&report)?;
         return out.flush();
@@ -396,6 +435,9 @@ fn print_report(
         out.bold(&text::count(report.samples_per_s as u64)),
         out.bold(&text::rate(report.bytes, report.time())),
     ))?;
+    for line in mixed.iter().flat_map(|sources| sources.lines()) {
+        out.line(line)?;
+    }
     for line in report.lines() {
         out.line(line)?;
     }
@@ -412,19 +454,25 @@ fn print_report(
         out.line(line)?;
     }
     store.iter().map(store_line).try_for_each(|line| out.line(line))?;
-    let verified = verified(image, report.samples);
+    let verified = verified(read);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
 }
 
 /// What was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
-fn verified(image: &Image, samples: u64) -> String {
-    let Some(learned) = image.directory().learned() else {
+fn verified(read: &WhatWasRead<'_>) -> String {
+    let (mut is_learned, mut learned, mut later) = (false, 0, 0);
+    for (image, Source { samples, .. }) in read.images().zip(read.sources.all()) {
+        let first = image.directory().learned().map(|learned| learned.count().min(*samples));
+        is_learned |= first.is_some();
+        learned += first.unwrap_or(0);
+        later += samples - first.unwrap_or(0);
+    }
+    if !is_learned {
         return "every sample verified".to_owned();
-    };
-    let learned = learned.count().min(samples);
+    }
     let checksums = text::counted(learned, "checksum");
-    let later = text::counted(samples - learned, "later read");
+    let later = text::counted(later, "later read");
     format!("{checksums} learned at first read, {later} verified")
 }
 
@@ -475,6 +523,7 @@ Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global
   dlfs read nvme-tcp://node1/nqn.2026-11.io.dlfs:train --order grouped --rank 3 --world-size 8
   dlfs read train.dlfs --tier ram:4G --tier file:/fast/cache:20G --policy clairvoyant --epochs 5
+  dlfs read web.dlfs --part 0.7 --mix code.dlfs=0.2 --mix books.dlfs=0.1 --epoch-size 1000000
   torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers auto --shard local
   torchrun --no-python dlfs read train.dlfs --order partial --exchange 0.3 --store file:/nvme:200G --peers auto
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";
