@@ -18,7 +18,7 @@ use super::ls::json_name;
 use crate::args::ConnectionArgs;
 use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome, complain};
-use crate::export::{FolderSink, Sink, SinkError, TarSink, check, escape};
+use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::progress::Meter;
@@ -135,9 +135,11 @@ impl Export<'_> {
         let mut meter = Meter::new("exporting", self.directory.num_live(), quiet);
         let mut batch = Batch::new();
         while loader.next_into(&mut batch)? {
+            let mut files = Vec::with_capacity(batch.len());
             for index in 0..batch.len() {
-                self.sample(&batch, index)?;
+                self.sample(&batch, index, &mut files)?;
             }
+            self.write(&files)?;
             meter.update(self.done.samples, self.done.bytes);
             if stop.is_set() {
                 return Ok(true);
@@ -148,7 +150,13 @@ impl Export<'_> {
         Ok(false)
     }
 
-    fn sample(&mut self, batch: &Batch, index: usize) -> Result<(), Failure> {
+    /// Adds the files of one sample to `files`, or says why it has none.
+    fn sample<'b>(
+        &mut self,
+        batch: &'b Batch,
+        index: usize,
+        files: &mut Vec<NewFile<'b>>,
+    ) -> Result<(), Failure> {
         let directory = self.directory;
         let id = batch.id(index);
         let name = directory.name(id)?.unwrap_or_default();
@@ -159,45 +167,52 @@ impl Export<'_> {
         }
         let fields = directory.fields();
         if fields.is_empty() {
-            return self.file(&name, batch.bytes(index));
+            return self.file(name, batch.bytes(index), files);
         }
         for (number, field) in fields.iter().enumerate() {
             if let Some(bytes) = batch.field(index, number)? {
-                self.file(&[&name[..], b".", field].concat(), bytes)?;
+                self.file([&name[..], b".", field].concat(), bytes, files)?;
             }
         }
         Ok(())
     }
 
-    fn file(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Failure> {
-        let escaped;
-        let written_as = match check(name) {
+    fn file<'b>(
+        &mut self,
+        name: Vec<u8>,
+        bytes: &'b [u8],
+        files: &mut Vec<NewFile<'b>>,
+    ) -> Result<(), Failure> {
+        let escaped = match check(&name) {
             Err(fault) if !self.escape => {
-                self.refuse(name, fault.to_string());
+                self.refuse(&name, fault.to_string());
                 return Ok(());
             }
-            Err(_) => {
-                escaped = escape(name);
-                &escaped[..]
-            }
-            Ok(()) => name,
+            Err(_) => Some(escape(&name)),
+            Ok(()) => None,
         };
-        if let Some(folder) = self.sample_in_the_way(written_as)? {
-            self.refuse(name, format!("{} is a sample and cannot be a folder", safe_name(folder)));
+        let file = NewFile { name, escaped, bytes };
+        if let Some(folder) = self.sample_in_the_way(file.path())? {
+            let reason = format!("{} is a sample and cannot be a folder", safe_name(folder));
+            self.refuse(&file.name, reason);
             return Ok(());
         }
-        match self.sink.write(written_as, bytes) {
-            Ok(()) => {
-                self.done.files += 1;
-                self.done.bytes += bytes.len() as u64;
-                Ok(())
+        files.push(file);
+        Ok(())
+    }
+
+    fn write(&mut self, files: &[NewFile<'_>]) -> Result<(), Failure> {
+        for (result, file) in self.sink.write_all(files).into_iter().zip(files) {
+            match result {
+                Ok(()) => {
+                    self.done.files += 1;
+                    self.done.bytes += file.bytes.len() as u64;
+                }
+                Err(SinkError::Conflict(reason)) => self.refuse(&file.name, reason.to_owned()),
+                Err(SinkError::Failed(failure)) => return Err(failure),
             }
-            Err(SinkError::Conflict(reason)) => {
-                self.refuse(name, reason.to_owned());
-                Ok(())
-            }
-            Err(SinkError::Failed(failure)) => Err(failure),
         }
+        Ok(())
     }
 
     /// The folder in `name` that is also a sample: whichever is written first, the sample is kept.

@@ -1,13 +1,16 @@
 //! Writes files below one folder, opened one component at a time so that no link and no race leads
-//! out of it.
+//! out of it. Several threads write at once, each the files of its own folders.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::fs::File;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
+use std::thread;
 
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
@@ -15,7 +18,7 @@ use rustix::process::{Resource, getrlimit};
 
 use dlfs::{Error, ErrorKind};
 
-use super::{Sink, SinkError};
+use super::{NewFile, Sink, SinkError};
 use crate::exit::{Failure, about_file};
 use crate::text;
 
@@ -26,6 +29,16 @@ use crate::text;
 /// a link.
 pub(crate) struct FolderSink {
     path: PathBuf,
+    /// Each writes on a thread of its own. A file's folder decides which, so that files of one
+    /// folder, which the file system creates one by one anyway, are written in their order.
+    writers: Vec<Writer>,
+}
+
+/// What went wrong, by the index of the file.
+type Written = Vec<(usize, Result<(), SinkError>)>;
+
+/// Writes the files of some folders.
+struct Writer {
     root: OwnedFd,
     open: OpenFolders,
 }
@@ -46,8 +59,44 @@ impl FolderSink {
         }
         let root = rustix::fs::open(path, DIRECTORY - OFlags::NOFOLLOW, Mode::empty())
             .map_err(|e| about_file("cannot open the folder", path, e.into()))?;
-        let open = OpenFolders::new(kept_open());
-        Ok(FolderSink { path: path.to_path_buf(), root, open })
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_WRITERS);
+        let writers = (0..threads).map(|_| {
+            let root =
+                root.try_clone().map_err(|e| about_file("cannot open the folder", path, e))?;
+            Ok(Writer { root, open: OpenFolders::new(kept_open() / threads) })
+        });
+        Ok(FolderSink { path: path.to_path_buf(), writers: writers.collect::<Result<_, Error>>()? })
+    }
+
+    /// Which writer has the folder of the file `name`.
+    fn writer_of(&self, name: &[u8]) -> usize {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(split(name).0);
+        (hash % self.writers.len() as u64) as usize
+    }
+}
+
+impl Writer {
+    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Errno> {
+        debug_assert_eq!(super::check(name), Ok(()), "the caller checks names");
+        let (folder, file_name) = split(name);
+        write_file(self.folder(folder)?, file_name, bytes)
+    }
+
+    /// Writes the files with these indices up to the first that ends the export.
+    fn share(&mut self, path: &Path, files: &[NewFile<'_>], share: &[usize]) -> Written {
+        let mut written = Vec::new();
+        for &index in share {
+            let file = &files[index];
+            if let Err(error) = self.write(file.path(), file.bytes) {
+                let error = failed(path, file.path(), error);
+                let over = matches!(error, SinkError::Failed(_));
+                written.push((index, Err(error)));
+                if over {
+                    break;
+                }
+            }
+        }
+        written
     }
 
     /// The folder `path`, created if it does not exist. The empty path is the root.
@@ -86,34 +135,42 @@ impl FolderSink {
         }
         Ok(())
     }
-
-    fn failed(&self, name: &[u8], error: Errno) -> SinkError {
-        match error {
-            Errno::EXIST => SinkError::Conflict("a file or folder of that name is already there"),
-            Errno::NOTDIR => SinkError::Conflict("a file lies where one of its folders should be"),
-            Errno::LOOP => SinkError::Conflict("a link lies where one of its folders should be"),
-            Errno::NAMETOOLONG => SinkError::Conflict("too long for this file system"),
-            Errno::INVAL | Errno::ILSEQ => SinkError::Conflict("not a name on this file system"),
-            error => {
-                let path = self.path.join(text::safe_name(name));
-                SinkError::Failed(about_file("cannot write", path, error.into()).into())
-            }
-        }
-    }
 }
 
 impl Sink for FolderSink {
     fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError> {
-        debug_assert_eq!(super::check(name), Ok(()), "the caller checks names");
-        let (folder, file_name) = match name.iter().rposition(|&byte| byte == b'/') {
-            Some(at) => (&name[..at], &name[at + 1..]),
-            None => (&b""[..], name),
-        };
-        let result = match self.folder(folder) {
-            Ok(folder) => write_file(folder, file_name, bytes),
-            Err(error) => Err(error),
-        };
-        result.map_err(|error| self.failed(name, error))
+        let writer = self.writer_of(name);
+        self.writers[writer].write(name, bytes).map_err(|error| failed(&self.path, name, error))
+    }
+
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
+        let mut shares = vec![Vec::new(); self.writers.len()];
+        for (index, file) in files.iter().enumerate() {
+            shares[self.writer_of(file.path())].push(index);
+        }
+        let path = &*self.path;
+        let mut results: Vec<_> = files.iter().map(|_| Ok(())).collect();
+        thread::scope(|scope| {
+            let work = self.writers.iter_mut().zip(&shares).filter(|(_, share)| !share.is_empty());
+            let mut work: Vec<_> = work.collect();
+            // One share is written here: with a single folder no thread is started.
+            let here = work.pop();
+            let mut running = Vec::new();
+            for (writer, share) in work {
+                running.push(scope.spawn(|| writer.share(path, files, share)));
+            }
+            let written = here.map(|(writer, share)| writer.share(path, files, share));
+            written.into_iter().flatten().for_each(|(index, result)| results[index] = result);
+            for written in running {
+                // A panic of a writer goes on here.
+                let written = written.join().unwrap_or_else(|panic| resume_unwind(panic));
+                written.into_iter().for_each(|(index, result)| results[index] = result);
+            }
+        });
+        if let Some(first) = results.iter().position(|r| matches!(r, Err(SinkError::Failed(_)))) {
+            results.truncate(first + 1);
+        }
+        results
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
@@ -121,11 +178,34 @@ impl Sink for FolderSink {
     }
 }
 
+/// What is said of the file `name` below `path` that was not written.
+fn failed(path: &Path, name: &[u8], error: Errno) -> SinkError {
+    match error {
+        Errno::EXIST => SinkError::Conflict("a file or folder of that name is already there"),
+        Errno::NOTDIR => SinkError::Conflict("a file lies where one of its folders should be"),
+        Errno::LOOP => SinkError::Conflict("a link lies where one of its folders should be"),
+        Errno::NAMETOOLONG => SinkError::Conflict("too long for this file system"),
+        Errno::INVAL | Errno::ILSEQ => SinkError::Conflict("not a name on this file system"),
+        error => {
+            let path = path.join(text::safe_name(name));
+            SinkError::Failed(about_file("cannot write", path, error.into()).into())
+        }
+    }
+}
+
+/// The folder of the file `name`, and the file's name in it. The empty path is the root.
+fn split(name: &[u8]) -> (&[u8], &[u8]) {
+    match name.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&name[..at], &name[at + 1..]),
+        None => (b"", name),
+    }
+}
+
 /// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each
 /// file is in another folder than the one before. The oldest is closed first.
 struct OpenFolders {
-    folders: HashMap<Rc<[u8]>, OwnedFd>,
-    oldest_first: VecDeque<Rc<[u8]>>,
+    folders: HashMap<Arc<[u8]>, OwnedFd>,
+    oldest_first: VecDeque<Arc<[u8]>>,
     most: usize,
 }
 
@@ -150,7 +230,7 @@ impl OpenFolders {
         {
             self.folders.remove(&oldest);
         }
-        let path: Rc<[u8]> = path.into();
+        let path: Arc<[u8]> = path.into();
         self.oldest_first.push_back(path.clone());
         self.folders.insert(path, folder);
     }
@@ -204,6 +284,8 @@ const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CLOEXEC);
 /// The most folders that stay open, whatever the limit of the process.
 const MOST_KEPT_OPEN: usize = 4096;
+/// The most threads that write at once.
+const MOST_WRITERS: usize = 8;
 /// Of the folders on the way to a file, those that stay open.
 const KEPT_DEPTH: usize = 64;
 
@@ -253,14 +335,18 @@ mod tests {
     fn more_folders_than_stay_open_are_opened_again() {
         for most in [1, 2, 7] {
             let (_outer, root, mut sink) = sink();
-            sink.open = OpenFolders::new(most);
+            for writer in &mut sink.writers {
+                writer.open = OpenFolders::new(most);
+            }
             let name = |folder: u32, file: u32| format!("{}/{folder}/deep/{file}", folder % 5);
             // 37 has no divisor with 40 in common: each round visits all folders, never in order.
             for file in 0..10 {
                 for folder in (0..40).map(|step| step * 37 % 40) {
                     sink.write(name(folder, file).as_bytes(), &[folder as u8]).unwrap();
-                    assert!(sink.open.folders.len() <= most);
-                    assert_eq!(sink.open.folders.len(), sink.open.oldest_first.len());
+                    for Writer { open, .. } in &sink.writers {
+                        assert!(open.folders.len() <= most);
+                        assert_eq!(open.folders.len(), open.oldest_first.len());
+                    }
                 }
             }
             for (folder, file) in (0..40).flat_map(|folder| (0..10).map(move |f| (folder, f))) {
@@ -268,6 +354,35 @@ mod tests {
                 assert_eq!(bytes, [folder as u8], "{folder} {file}");
             }
         }
+    }
+
+    #[test]
+    fn files_written_at_once_have_their_results_in_their_order() {
+        let (_outer, root, mut sink) = sink();
+        sink.write(b"0/taken", b"before").unwrap();
+        let bytes: Vec<_> = (0..1_000u32).map(u32::to_le_bytes).collect();
+        let name = |index: usize| match index % 100 {
+            7 => b"0/taken".to_vec(),
+            _ => format!("{}/{}/{index}", index % 11, index % 3).into_bytes(),
+        };
+        let file = |(index, bytes): (usize, &'_ [u8; 4])| (name(index), *bytes);
+        let named: Vec<_> = bytes.iter().enumerate().map(file).collect();
+        let files: Vec<_> = named
+            .iter()
+            .map(|(name, bytes)| NewFile { name: name.clone(), escaped: None, bytes })
+            .collect();
+        let results = sink.write_all(&files);
+        assert_eq!(results.len(), files.len());
+        for (index, (result, file)) in results.iter().zip(&files).enumerate() {
+            if index % 100 == 7 {
+                assert!(matches!(result, Err(SinkError::Conflict(_))), "{index}");
+            } else {
+                assert!(result.is_ok(), "{index}");
+                let path = root.join(std::str::from_utf8(&file.name).unwrap());
+                assert_eq!(std::fs::read(path).unwrap(), file.bytes);
+            }
+        }
+        assert_eq!(std::fs::read(root.join("0/taken")).unwrap(), b"before");
     }
 
     #[test]
@@ -308,7 +423,9 @@ mod tests {
     fn a_process_that_swaps_folders_for_links_gains_nothing() {
         let (outer, root, mut sink) = sink();
         // With one, each file opens its folder anew, which is what is attacked.
-        sink.open = OpenFolders::new(1);
+        for writer in &mut sink.writers {
+            writer.open = OpenFolders::new(1);
+        }
         let secret = outer.path().join("secret");
         std::fs::create_dir(&secret).unwrap();
         let over = AtomicBool::new(false);

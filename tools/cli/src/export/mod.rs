@@ -26,8 +26,38 @@ pub(crate) trait Sink {
     /// [`SinkError::Failed`] the export is over.
     fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError>;
 
+    /// Writes several files as [`Sink::write`] does one; returns their results in their order, up to
+    /// and with the first [`SinkError::Failed`].
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
+        let mut results = Vec::with_capacity(files.len());
+        for file in files {
+            results.push(self.write(file.path(), file.bytes));
+            if matches!(results.last(), Some(Err(SinkError::Failed(_)))) {
+                break;
+            }
+        }
+        results
+    }
+
     /// Ends the export: all data has been passed to the operating system.
     fn finish(&mut self) -> Result<(), Failure>;
+}
+
+/// A file to write.
+#[derive(Debug)]
+pub(crate) struct NewFile<'a> {
+    /// Its name in the image.
+    pub(crate) name: Vec<u8>,
+    /// The escaped name that it gets instead, if that one is refused by [`check`].
+    pub(crate) escaped: Option<Vec<u8>>,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl NewFile<'_> {
+    /// Where it is written, below the destination.
+    pub(crate) fn path(&self) -> &[u8] {
+        self.escaped.as_ref().unwrap_or(&self.name)
+    }
 }
 
 /// Why a file was not written.
