@@ -322,7 +322,7 @@ fn a_state_of_another_data_set_or_order_is_refused_and_the_run_stays_where_it_wa
     assert!(error.to_string().contains("image"), "{error}");
     let grouped = source.open().loader(options(GROUPED, 10, 2)).unwrap().state();
     let error = loader.set_state(&grouped).unwrap_err();
-    assert!(error.to_string().contains("Grouped"), "{error}");
+    assert!(error.to_string().contains("grouped"), "{error}");
     let mut seeded = options(GLOBAL, 10, 2);
     seeded.order.seed = 5;
     let error = loader.set_state(&source.open().loader(seeded).unwrap().state()).unwrap_err();

@@ -489,7 +489,7 @@ mod tests {
         assert!(check([9; 16], 3, spec(kind), 1000).contains("image 0909"));
         assert!(check(IMAGE, 4, spec(kind), 1000).contains("generation 4"));
         assert!(check(IMAGE, 2, spec(kind), 1000).contains("superblock may be damaged"));
-        assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("Global"));
+        assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("global"));
         let other = OrderKind::Grouped { lanes: 8, group: 5 };
         assert!(check(IMAGE, 3, spec(other), 1000).contains("group: 5"));
         assert!(check(IMAGE, 3, OrderSpec { kind, seed: 8 }, 1000).contains("seed is 7"));
