@@ -491,7 +491,7 @@ mod tests {
         assert!(check(IMAGE, 2, spec(kind), 1000).contains("superblock may be damaged"));
         assert!(check(IMAGE, 3, spec(OrderKind::Global), 1000).contains("global"));
         let other = OrderKind::Grouped { lanes: 8, group: 5 };
-        assert!(check(IMAGE, 3, spec(other), 1000).contains("group: 5"));
+        assert!(check(IMAGE, 3, spec(other), 1000).contains("group 5"));
         assert!(check(IMAGE, 3, OrderSpec { kind, seed: 8 }, 1000).contains("seed is 7"));
         assert!(check(IMAGE, 3, spec(kind), 99).contains("100 samples of an epoch of 99"));
     }
