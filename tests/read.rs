@@ -549,7 +549,7 @@ fn a_state_settles_lanes_that_were_left_open_and_the_version_of_the_order() {
         )
     };
     let error = fixture.image.prefetcher(other).unwrap_err();
-    assert!(error.to_string().contains("lanes: 4"), "{error}");
+    assert!(error.to_string().contains("lanes 4"), "{error}");
     let global = OrderSpec { kind: OrderKind::Global, seed: 3 };
     let aligned = LoaderOptions { sharding: Sharding::Aligned, ..LoaderOptions::new(global, 4, 1) };
     let error = fixture.image.prefetcher(aligned).unwrap_err();
