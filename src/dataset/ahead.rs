@@ -176,8 +176,10 @@ struct Window<T> {
     first: u64,
     /// The number of the last one of each sample.
     of: HashMap<SampleId, u64>,
-    /// The samples of the batch that the thread waits for.
+    /// The samples of the batch that the thread waits for, and those of the next one: between two batches, too, a
+    /// program that follows the order waits for what is being read instead of reading it itself.
     coming: HashSet<SampleId>,
+    following: HashSet<SampleId>,
     bytes: u64,
     most_bytes: u64,
     most_samples: usize,
@@ -227,13 +229,16 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         make: impl FnMut(&Batch, usize) -> Option<T> + Send + 'static,
     ) -> Result<Ahead<T>> {
         let options = order.options(dataset)?;
-        let sampler = Sampler::new(dataset, options.clone())?;
+        let mut sampler = Sampler::new(dataset, options.clone())?;
         let loader = dataset.loader(options)?;
+        let mut ids = Vec::new();
+        let first = sampler.next(&mut ids); // before the program asks for anything
         let window = Window {
             kept: VecDeque::new(),
             first: 0,
             of: HashMap::new(),
             coming: HashSet::new(),
+            following: ids.into_iter().collect(),
             bytes: 0,
             asked: 0,
             missed: VecDeque::new(),
@@ -249,12 +254,13 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         let shared = Arc::new(Shared { window: Mutex::new(window), changed: Condvar::new() });
         let work = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("dlfs-ahead".into()).spawn(move || {
-            let ended = caught("dlfs-ahead", || work.run(sampler, &loader, make));
+            let ended = caught("dlfs-ahead", || work.run(first, sampler, &loader, make));
             loader.close();
             let end = ended.unwrap_or_else(|error| End::Failed(error.report()));
             let mut window = work.window.lock();
             window.end = Some(end);
             window.coming.clear();
+            window.following.clear();
             work.changed.notify_all();
         })?;
         Ok(Ahead { shared, thread: Some(thread) })
@@ -264,9 +270,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
     pub fn take(&self, id: SampleId) -> Option<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
-        while !window.of.contains_key(&id) && window.coming.contains(&id) {
-            // The program is past what the window holds.
-            window.misses = window.misses.max(MISSES);
+        while !window.of.contains_key(&id) && window.is_coming(id) {
             window.awaited.insert(id);
             self.shared.changed.notify_all();
             if self.shared.changed.wait_until(&mut window, until).timed_out() {
@@ -307,22 +311,29 @@ impl<T: Clone + Send + 'static> Drop for Ahead<T> {
 impl<T: Clone> Shared<T> {
     fn run(
         &self,
+        first: Result<Option<bool>>,
         mut sampler: Sampler,
         loader: &Loader,
         mut make: impl FnMut(&Batch, usize) -> Option<T>,
     ) -> End {
         let mut ids = Vec::new();
         let mut batch = Batch::new();
+        let mut current = first;
         loop {
-            match sampler.next(&mut ids) {
+            match current {
                 Ok(Some(_)) => {}
                 Ok(None) => return End::Finished,
                 Err(error) => return End::Failed(error.report()),
             }
+            current = sampler.next(&mut ids);
             {
                 let mut window = self.window.lock();
-                window.coming.clear();
-                window.coming.extend(&ids);
+                let Window { coming, following, .. } = &mut *window;
+                std::mem::swap(coming, following);
+                following.clear();
+                if matches!(current, Ok(Some(_))) {
+                    following.extend(&ids);
+                }
                 if !self.wait_for_room(&mut window) {
                     return End::Stopped;
                 }
@@ -378,6 +389,16 @@ impl<T: Clone> Window<T> {
         (self.misses, self.moves) = (0, 0);
         self.stats.hits += 1;
         Some(kept.what.clone())
+    }
+
+    /// Whether the sample is being read, so that it is worth a wait.
+    fn is_coming(&mut self, id: SampleId) -> bool {
+        if self.coming.contains(&id) {
+            self.misses = self.misses.max(MISSES); // the program is past what the window holds
+            return true;
+        }
+        // What others of the program's threads have not taken yet stays.
+        self.following.contains(&id) && self.make_room()
     }
 
     /// Keeps a sample that was read ahead, unless the program was faster: so a thread that has fallen behind catches
@@ -476,6 +497,7 @@ mod tests {
             first: 0,
             of: HashMap::new(),
             coming: HashSet::new(),
+            following: HashSet::new(),
             bytes: 0,
             asked: 0,
             missed: VecDeque::new(),
@@ -567,6 +589,20 @@ mod tests {
         (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
         assert_eq!((window.take(SampleId(6)), window.take(SampleId(7))), (None, Some(7)));
         assert_eq!(window.take(SampleId(8)), Some(8), "the program is here");
+    }
+
+    #[test]
+    fn a_sample_of_the_next_batch_is_waited_for_unless_others_need_the_room() {
+        let mut window = window(10);
+        window.coming.insert(SampleId(10));
+        window.following.insert(SampleId(11));
+        (0..10).for_each(|id| window.keep(SampleId(id), 1, id));
+        assert!(!window.is_coming(SampleId(11)), "ten that nobody has taken are in the way");
+        (0..10).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
+        assert!(window.is_coming(SampleId(11)));
+        assert!(!window.is_coming(SampleId(12)));
+        assert_eq!((window.misses, window.stats.unused), (0, 0));
+        assert!(window.is_coming(SampleId(10)));
     }
 
     #[test]
