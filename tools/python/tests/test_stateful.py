@@ -1,6 +1,7 @@
 """States of dlfs.torch.DataLoader for torchdata's StatefulDataLoader, in the middle of an epoch."""
 
 import itertools
+import os
 
 import pytest
 
@@ -11,6 +12,12 @@ stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdat
 
 import dlfs.torch  # noqa: E402
 from test_resume import ids_in, ids_of, make, through_json  # noqa: E402
+
+
+# All of {0, 1, 2, 3} x {0, 1, 2, 3} where long tests are wanted.
+MATRIX = [(0, 2), (2, 3), (3, 0), (3, 1), (2, 2)]
+if "DLFS_WORKER_CASES" in os.environ:
+    MATRIX = list(itertools.product(range(4), range(4)))
 
 
 def theirs(ds, workers, batch_size=17, **options):
@@ -51,16 +58,6 @@ def test_after_an_epoch_it_goes_on_with_the_next(ds, workers):
     assert list(again) == list(ours) and ours.state_dict()["epoch"] == 2
 
 
-def test_workers_of_another_number_go_on_between_rounds(ds):
-    everything = list(range(len(ds)))
-    for before, after in ((0, 2), (2, 3), (3, 0), (3, 1)):
-        ours = make(ds, before)
-        front = list(itertools.islice(ours, 6))
-        again = theirs(ds, after)
-        again.load_state_dict(ours.stateful_state_dict(after))
-        assert sorted(ids_in(front + list(again))) == everything, (before, after)
-
-
 def test_within_a_round_another_number_is_refused_and_says_how_far_to_go(ds):
     ours = make(ds, 3)
     batches = iter(ours)
@@ -79,3 +76,59 @@ def test_within_a_round_another_number_is_refused_and_says_how_far_to_go(ds):
     resumed.load_state_dict(state)
     with pytest.raises(dlfs.Unsupported, match="batches of 8"):
         resumed.stateful_state_dict()
+
+
+@pytest.mark.parametrize("before, after", MATRIX)
+def test_any_number_of_their_workers_goes_on_from_any_other_through_here(ds, before, after):
+    """From between two rounds, and after the last batch."""
+    everything, order = list(range(len(ds))), ("global", "grouped")[(before + after) % 2]
+    for stop in (6, None):
+        first, front = theirs(ds, before, 30, order=order), []
+        for batch in first:
+            front.append(batch)
+            if len(front) == stop:
+                break
+        between = make(ds, before, 30, order=order)
+        between.load_state_dict(first.state_dict())
+        second = theirs(ds, after, 30, order=order)
+        second.load_state_dict(through_json(between.stateful_state_dict(after)))
+        rest = list(second)
+        if stop is None:
+            assert {epoch for _, epoch in rest} == {1} and sorted(ids_in(rest)) == everything
+        else:
+            assert {epoch for _, epoch in front + rest} == {0} and sorted(ids_in(front + rest)) == everything
+
+
+@pytest.mark.parametrize(
+    "workers, order, batch_size", [(1, "global", 133), (2, "grouped", 199), (3, "global", 133), (3, "grouped", 80)]
+)
+def test_the_last_states_of_an_epoch_load_here_also_where_some_workers_have_nothing_left(
+    ds, workers, order, batch_size
+):
+    """The last round of an epoch can be one sample long: its other workers are then at the next epoch already."""
+    loader, had = theirs(ds, workers, batch_size, order=order), []
+    walked = make(ds, workers, batch_size, order=order)
+    for ids, other in zip(loader, walked, strict=True):
+        had.append(ids)
+        assert ids == other
+        state = loader.state_dict()
+        ours = make(ds, 0, batch_size, order=order)
+        ours.load_state_dict(state)
+        assert ours.state_dict() == walked.state_dict(), len(had)
+        rest = list(ours) if len(ids_in(had)) < len(ds) else []
+        assert sorted(ids_in(had + rest)) == list(range(len(ds))), len(had)
+        assert ours.state_dict()["epoch"] == 1, len(had)
+
+
+def test_a_state_whose_workers_are_not_in_one_round_is_refused(ds):
+    loader = theirs(ds, 3)
+    batches = iter(loader)
+    [next(batches) for _ in range(4)]
+    state = loader.state_dict()
+    workers = state["_snapshot"]["_worker_snapshots"]
+    workers["worker_1"], workers["worker_0"] = workers["worker_0"], workers["worker_1"]
+    with pytest.raises(dlfs.InvalidArgument, match="not in one round"):
+        make(ds, 3).load_state_dict(state)
+    state["_snapshot"]["_worker_snapshots"] = {}
+    with pytest.raises(dlfs.InvalidArgument, match="no workers"):
+        make(ds, 3).load_state_dict(state)

@@ -293,9 +293,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             snapshot = state["_snapshot"]
             each = snapshot["_worker_snapshots"]
             states = [dict(each[f"worker_{at}"]["dataset_state"]) for at in range(len(each))]
-            reached = [(one["epoch"], one["consumed"]) for one in states]
+            reached = [(int(one["epoch"]), int(one["consumed"])) for one in states]
             behind = int(state["_steps_since_snapshot"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"this is not a state of a StatefulDataLoader over a dlfs.torch.IterableDataset: it lacks {error}"
             ) from None
@@ -304,17 +304,31 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"this state of a StatefulDataLoader is {behind} batches behind what was read: "
                 "take states with snapshot_every_n_steps=1"
             )
+        if not reached:
+            raise InvalidArgument("this state of a StatefulDataLoader has no workers")
         first = min(reached)
-        ahead = sum(one != first for one in reached)
         before = states[reached.index(first)]
-        if ahead == 0:
+        if reached == [first] * len(reached):
             return Place(before, None)
-        if reached[ahead:] != [first] * (len(reached) - ahead):
-            raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
         data = self.dataset
+        data._check_rounds()
         part = data._round(len(states), 0)
-        sizes = [len(piece) for piece in data._pieces(before, part)]
-        return Place(before, part._replace(had=sum(sizes[:ahead])))
+        pieces = [len(piece) for piece in data._pieces(before, part)]
+        after, next_epoch = data._after_round(before, part), (first[0] + 1, 0)
+        end = (after["epoch"], after["consumed"])
+        for ahead in range(len(reached) + 1):
+            # The workers that have given their batch of the round are behind it, the others in front of it; one that
+            # has no more in this epoch may say the next one.
+            expected = [end] * ahead + [first] * (len(reached) - ahead)
+            if all(
+                one == at or (one == next_epoch and data._ended(before, part, worker, worker < ahead))
+                for worker, (one, at) in enumerate(zip(reached, expected))
+            ):
+                had = sum(pieces[:ahead])
+                if had in (0, sum(pieces)):
+                    return Place(after if had else before, None)
+                return Place(before, part._replace(had=had))
+        raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
 
 
 class _Progress:

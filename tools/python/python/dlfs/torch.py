@@ -634,6 +634,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         ids.next()
         return ids.state_dict()
 
+    def _ended(self, state: Mapping[str, Any], round: Round, worker: int, has_had: bool) -> bool:
+        """Whether this worker has no batch in the epoch of `state`, or none behind the one of the round there."""
+        ids = self._ids_of(state, round, worker, self._rank()[0])
+        return ids.batches_left <= int(has_had)
+
     def _left(self, state: Mapping[str, Any], workers: int) -> int:
         """Batches of this rank from `state` to the end of its epoch."""
         rank, round = self._rank()[0], self._round(workers, 0)
