@@ -201,7 +201,7 @@ def test_wrong_states_and_data_sets_are_refused(ds):
     with pytest.raises(dlfs.InvalidArgument):
         loader.set_epoch(-1)
     with pytest.raises(TypeError, match="IterableDataset"):
-        dlfs.torch.DataLoader(dlfs.torch.Dataset(ds))
+        dlfs.torch.DataLoader(iter(ds))
     partial = make(ds, 2, order="partial")
     next(iter(partial))
     with pytest.raises(dlfs.Unsupported, match="partial"):

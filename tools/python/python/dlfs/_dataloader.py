@@ -17,6 +17,8 @@ import torch.utils.data._utils.pin_memory
 
 from . import Batch, InvalidArgument, Unsupported
 from ._dlfs import Sampler as _Ids
+from ._drawn import MapStyle
+from ._sampler import BatchSampler
 from ._stateful import alone, of_workers
 
 if TYPE_CHECKING:
@@ -78,15 +80,24 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     StatefulDataLoader over the same data set. If it is from within a round of workers, the rest of that round is
     read in this process, with the transform, before workers go on.
 
+    A map-style data set takes a dlfs.torch.BatchSampler:
+
+        items = dlfs.torch.Dataset(ds, transform=decode)
+        loader = dlfs.torch.DataLoader(items, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=3)
+
+    Its state is that of the sampler after the batches that the loop has had, not after those drawn ahead. Any number
+    of workers goes on from it, at any batch, and so does the sampler alone.
+
     len() is the number of batches of a whole epoch. Other options are torch's.
     """
 
-    dataset: IterableDataset
+    dataset: IterableDataset  # or a map-style data set, which nothing here asks
 
     def __init__(
         self,
-        dataset: IterableDataset,
+        dataset: IterableDataset | torch.utils.data.Dataset[Any],
         *,
+        batch_sampler: BatchSampler | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -99,14 +110,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         from .torch import IterableDataset
 
-        if not isinstance(dataset, IterableDataset):
+        # The sampler's side of a map-style data set.
+        self._map: MapStyle | None = None
+        kind = type(dataset).__qualname__
+        if isinstance(dataset, IterableDataset):
+            if batch_sampler is not None:
+                raise TypeError(f"batch_sampler: a {kind} makes its batches itself; leave it out")
+        elif isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise TypeError(f"dataset: a dlfs.torch.IterableDataset, or a map-style data set, not {kind}")
+        elif not isinstance(batch_sampler, BatchSampler):
             raise TypeError(
-                f"dataset: a dlfs.torch.IterableDataset, not {type(dataset).__qualname__}; for map-style data sets, "
-                "torchdata's StatefulDataLoader with batch_sampler=dlfs.torch.BatchSampler(...)"
+                f"batch_sampler: a {kind} is a map-style data set, for which a dlfs.torch.BatchSampler says what is "
+                f"read next: batch_sampler=dlfs.torch.BatchSampler(ds, batch_size), not {batch_sampler!r}"
             )
+        else:
+            self._map = MapStyle(batch_sampler)
+        batches: dict[str, Any] = {"batch_size": None}
+        if self._map is not None:
+            batches = {"batch_sampler": self._map.draws}
         super().__init__(
             dataset,
-            batch_size=None,
+            **batches,
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -117,6 +141,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
         )
+        if self._map is not None:
+            return
+        dataset = self.dataset
         # Where the next iterator begins, unless the data set was moved since.
         self._next = Place(dataset._own_state(), None)
         self._moves = dataset._moves()
@@ -127,15 +154,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._under_way = False
 
     def __len__(self) -> int:
-        return self.dataset.num_batches(self.num_workers)
+        return self.dataset.num_batches(self.num_workers) if self._map is None else len(self._map.draws)
 
     def __iter__(self) -> Any:
+        if self._map is not None:
+            return _Run(self, self._map.items(super().__iter__))
         if self.num_workers == 0:
             self.dataset.prepare()
-        return _Run(self)
+        return _Run(self, self._items())
 
     def set_epoch(self, epoch: int) -> None:
         """Moves to the start of `epoch`; right after load_state_dict, the epoch of the state resumes."""
+        if self._map is not None:
+            return self._map.set_epoch(epoch)
         place = self._begin()
         if self._loaded and epoch == place.state["epoch"]:
             return
@@ -145,12 +176,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches that the newest iterator has given."""
+        if self._map is not None:
+            return self._map.state_dict()
         place = self._begin() if self._run is None else self._run.place()
         return place.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator resumes from `state`: one of this class, of dlfs.Loader or dlfs.torch.IterableDataset, or
+        """The next iterator resumes from `state`: one of this class, of dlfs.Loader, of what this loader is made of, or
         of a StatefulDataLoader over a data set like this one. Raises the errors of Loader.load_state_dict."""
+        if self._map is not None:
+            return self._map.load_state_dict(state)
         if "_snapshot" in state or "_num_yielded" in state:
             place = self._of_stateful(state)
         else:
@@ -171,6 +206,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         workers = self.num_workers if num_workers is None else num_workers
         if workers < 0:
             raise InvalidArgument(f"num_workers: there are no {workers} workers")
+        if self._map is not None:
+            return self._map.stateful_state_dict(workers)
         place, data = Place.of(self.state_dict()), self.dataset
         if workers == 0:
             if place.round is not None:
@@ -367,8 +404,8 @@ class _Progress:
 class _Run(Iterator[Any]):
     """One iteration of a DataLoader."""
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader, self._items = loader, loader._items()
+    def __init__(self, loader: DataLoader, items: Iterator[Any]) -> None:
+        self._loader, self._items = loader, items
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     The options are those of dlfs.Loader. Each iterator covers the
     epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
     ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
-    indices drawn. A DataLoader with workers draws ahead, so take the state from StatefulDataLoader there.
+    indices drawn. torch's DataLoader with workers draws ahead: take the state from dlfs.torch.DataLoader, or from
+    StatefulDataLoader.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._given = (rank, world_size)
         self._warned = False
         self._ids = self._make(place_of(rank, world_size))
+        # How often the user has said where the next iterator begins.
+        self.moves = 0
         self._begin_at(self._ids.state_dict())
 
     def _begin_at(self, state: dict[str, Any]) -> None:
@@ -72,7 +76,21 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         return self._make(place_of(*self._given)).batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return _Drawn(self)
+        return self.drawn()
+
+    # What dlfs.torch.DataLoader asks.
+
+    def drawn(self) -> Drawn:
+        """An iterator that says where it stands."""
+        return Drawn(self)
+
+    def next_place(self) -> dict[str, Any]:
+        """Where the next iterator begins."""
+        return dict(self._start)
+
+    @property
+    def epochs(self) -> int:
+        return self._made[1].get("epochs") or sys.maxsize
 
     def _begin(self) -> _Ids:
         """The order from the start of the next iterator."""
@@ -100,6 +118,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         if not (self._resumed and epoch == self._start["epoch"]):
             self._ids.set_epoch(epoch)
             self._begin_at(self._ids.state_dict())
+        self.moves += 1
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the newest iterator, after the batches drawn."""
@@ -110,6 +129,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._ids.load_state_dict(state)
         self._begin_at(self._ids.state_dict())
         self._resumed = True
+        self.moves += 1
 
     def __getstate__(self) -> dict[str, Any]:
         place = place_of(*self._given)
@@ -121,7 +141,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.load_state_dict(state["state"])
 
 
-class _Drawn(Iterator[list[int]]):
+class Drawn(Iterator[list[int]]):
     """One iteration of a BatchSampler, with its own position in the order."""
 
     def __init__(self, sampler: BatchSampler) -> None:
@@ -146,6 +166,11 @@ class _Drawn(Iterator[list[int]]):
         if not indices:  # this rank has no samples in it
             raise StopIteration
         return indices
+
+    def place(self) -> tuple[dict[str, Any], bool]:
+        """Where this iterator stands, and whether this rank has had all of its epoch."""
+        assert self._ids is not None, "it has drawn"
+        return self._ids.state_dict(), self._ended or not self._ids.batches_left
 
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader, which loads the sampler's state, too."""
@@ -204,7 +229,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[int]:
-        return _DrawnSingly(_Drawn(self._batches))
+        return _DrawnSingly(Drawn(self._batches))
 
     def set_epoch(self, epoch: int) -> None:
         """As BatchSampler's."""
@@ -220,7 +245,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
 
 class _DrawnSingly(Iterator[int]):
-    def __init__(self, drawn: _Drawn) -> None:
+    def __init__(self, drawn: Drawn) -> None:
         self._drawn = drawn
         self.state_dict, self.load_state_dict = drawn.state_dict, drawn.load_state_dict
 

@@ -37,6 +37,28 @@ def of_workers(each: Sequence[tuple[Mapping[str, Any], bool]], ahead: int) -> di
     }
 
 
+def of_sampler(state: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """The state of one over a map-style data set, whose batch sampler is at `state`."""
+    main = {**_main(), "_index_sampler_state": dict(state), "_sampler_iter_state": {"ended": False}}
+    if workers == 0:
+        idle = {"dataset_state": None, "fetcher_state": None}
+        return {**main, "_num_yielded": 0, **idle, "_iterator_finished": False}
+    each = {
+        f"worker_{at}": {"worker_id": at, "dataset_state": None, "fetcher_state": None}
+        for at in range(workers)
+    }
+    return {
+        "_snapshot": {
+            "_snapshot_step": 0,
+            "_last_yielded_worker_id": workers - 1,
+            "_main_snapshot": {**main, "_num_workers": workers, "_base_seed": 0},
+            "_worker_snapshots": each,
+        },
+        "_steps_since_snapshot": 0,
+        "_iterator_finished": False,
+    }
+
+
 def _main() -> dict[str, Any]:
     return {
         "_index_sampler_state": None,
