@@ -194,7 +194,7 @@ impl Index {
         let mut sum = 0u64;
         for &row in rows {
             let at = row as usize;
-            sum = sum.wrapping_add(self.names.ends[at]);
+            sum = sum.wrapping_add(self.names.start(at) as u64);
             sum = sum.wrapping_add(self.labels.get(at).map_or(0, |label| *label as u64));
             let container = self.payload_containers.get(at);
             sum = sum.wrapping_add(container.map_or(0, |container| u64::from(*container)));
@@ -389,7 +389,8 @@ impl Index {
             hash.update(&container.len_bytes.to_le_bytes());
         }
         hash.update(&self.names.bytes);
-        self.names.ends.iter().for_each(|end| hash.update(&end.to_le_bytes()));
+        let ends = (0..self.names.len()).map(|row| self.names.end(row) as u64);
+        ends.for_each(|end| hash.update(&end.to_le_bytes()));
         self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
         self.payload_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
         self.payload_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
@@ -440,26 +441,45 @@ pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
      names",
 );
 
-/// Concatenated names.
+/// Concatenated names, with 2.5 bytes for each to say where it begins.
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    ends: Vec<u64>,
+    /// Where the first name of each block of [`NAMES_A_BLOCK`] begins.
+    blocks: Vec<u64>,
+    /// Where each name begins in its block.
+    starts: Vec<u16>,
 }
+
+/// So few that their starts fit 16 bits: 15 names of the longest sort lie before the last one.
+const NAMES_A_BLOCK: usize = 16;
+const _: () = assert!((NAMES_A_BLOCK - 1) * MAX_NAME_BYTES <= u16::MAX as usize);
 
 impl Names {
     fn len(&self) -> usize {
-        self.ends.len()
+        self.starts.len()
     }
 
     fn at(&self, row: usize) -> &[u8] {
-        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[start as usize..self.ends[row] as usize]
+        &self.bytes[self.start(row)..self.end(row)]
+    }
+
+    fn start(&self, row: usize) -> usize {
+        self.blocks[row / NAMES_A_BLOCK] as usize + usize::from(self.starts[row])
+    }
+
+    fn end(&self, row: usize) -> usize {
+        if row + 1 < self.len() { self.start(row + 1) } else { self.bytes.len() }
     }
 
     fn push(&mut self, name: &[u8]) {
+        assert!(name.len() <= MAX_NAME_BYTES, "sources refuse longer names");
+        if self.len().is_multiple_of(NAMES_A_BLOCK) {
+            self.blocks.push(self.bytes.len() as u64);
+        }
+        let block = self.blocks.last().map_or(0, |block| *block as usize);
+        self.starts.push((self.bytes.len() - block) as u16); // see NAMES_A_BLOCK
         self.bytes.extend_from_slice(name);
-        self.ends.push(self.bytes.len() as u64);
     }
 }
 
@@ -522,5 +542,17 @@ mod tests {
         let kept = index.without(&[2, 4]);
         assert_eq!((kept.len(), kept.name(2)), (3, &b"a"[..]));
         assert_ne!(kept.fingerprint(), index.fingerprint());
+    }
+
+    #[test]
+    fn names_of_every_length_are_found_again() {
+        let lengths = [0, 1, 4096, 4096, 255, 7, 4095, 4096];
+        let name = |row: usize| vec![row as u8; lengths[row % lengths.len()]];
+        let mut names = Names::default();
+        (0..200).for_each(|row| names.push(&name(row)));
+        (0..40).for_each(|_| names.push(&[b'x'; MAX_NAME_BYTES]));
+        assert!((0..200).all(|row| names.at(row) == name(row)));
+        assert!((200..240).all(|row| names.at(row) == [b'x'; MAX_NAME_BYTES]));
+        assert_eq!((names.len(), names.end(239)), (240, names.bytes.len()));
     }
 }
