@@ -251,6 +251,7 @@ fn a_million_samples_of_64_a_chunk_cost_at_most_20_bytes_each_and_are_found_in_4
         part_window: samples,
         part_count: samples,
         fields: Vec::new(),
+        columns: Vec::new(),
     };
     let name_of = |id: SampleId| format!("class{:03}/{:07}", id.0 / 1000, id.0).into_bytes();
     let mut builder = DirectoryBuilder::new(layout);
@@ -260,7 +261,10 @@ fn a_million_samples_of_64_a_chunk_cost_at_most_20_bytes_each_and_are_found_in_4
         for slot in first..(first + 64).min(samples) {
             let id = placement.id_at(Slot(slot));
             chunk
-                .add(&SampleMeta { id, name: &name_of(id), label: None }, id.0 as u32 % 60)
+                .add(
+                    &SampleMeta { id, name: &name_of(id), label: None, values: Default::default() },
+                    id.0 as u32 % 60,
+                )
                 .unwrap();
         }
         let finished = chunk.finish(first / 64, 1, 0, first / 64 + 1);

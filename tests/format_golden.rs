@@ -4,6 +4,7 @@
 mod images;
 
 use dlfs::directory::Directory;
+use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
 use dlfs::format::superblock_set::CommitStep;
 use dlfs::format::{ChunkHead, ChunkHeader, FormatError, FormatVersion, Pack};
@@ -29,6 +30,64 @@ fn image_of_a_large_sample() -> Image {
     let mut image = Image::new(1, Pack::Aligned);
     image.add(&[mostly_zero("large", None, (1 << 20) + 5)], 0, 0, &[]);
     image
+}
+
+/// One value of each type, and none of each.
+fn values() -> ColumnTable {
+    let kinds = [
+        ("int", ColumnType::Int),
+        ("float", ColumnType::Float),
+        ("f32", ColumnType::Float32),
+        ("bool", ColumnType::Bool),
+        ("str", ColumnType::Text),
+    ];
+    let specs = kinds.map(|(name, kind)| ColumnSpec { name: name.to_owned(), kind });
+    let mut table = ColumnTable::new(&specs);
+    for (int, float, bit, text) in [(-300, 0.1, true, "zwei"), (7, -1e300, false, "eins")] {
+        table.push(|column| match column.kind {
+            ColumnType::Int => Value::Int(int),
+            ColumnType::Float | ColumnType::Float32 => Value::Float(float),
+            ColumnType::Bool => Value::Bool(bit),
+            ColumnType::Text => Value::Text(text),
+        });
+    }
+    table.push(|_| Value::None);
+    table
+}
+
+/// An image with typed columns, appended to without values.
+fn image_of_columns() -> Image {
+    let mut image = Image::new(1, Pack::Aligned);
+    image.values = values();
+    image.add(&source()[..3], 42, 3, &[]);
+    image.values = ColumnTable::default();
+    image.add(&[sample("bee", None, 1)], 0, 0, &[]);
+    image
+}
+
+#[test]
+fn typed_columns_are_those_of_the_golden_image() {
+    let image = image_of_columns();
+    let written = hex(&image.namespaces[0]);
+    if written != include_str!("golden/image-2-columns.hex") {
+        let path = format!("{}/image-2-columns.hex", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(&path, &written).unwrap();
+        panic!("the format has changed: compare tests/golden/image-2-columns.hex with {path}");
+    }
+    let (directory, superblock) = image.open();
+    assert_eq!(superblock.features_to_write, 1);
+    let narrow = f64::from(0.1f32);
+    for (name, expected) in [
+        ("int", [Value::Int(-300), Value::Int(7)]),
+        ("float", [Value::Float(0.1), Value::Float(-1e300)]),
+        ("f32", [Value::Float(narrow), Value::Float(f64::NEG_INFINITY)]),
+        ("bool", [Value::Bool(true), Value::Bool(false)]),
+        ("str", [Value::Text("zwei"), Value::Text("eins")]),
+    ] {
+        let column = directory.column(name).unwrap();
+        let found: Vec<Value<'_>> = (0..4).map(|id| column.get(id)).collect();
+        assert_eq!(found, [expected[0], expected[1], Value::None, Value::None], "{name}");
+    }
 }
 
 /// A long sample, mostly zeroes, so that it takes few rows below.

@@ -7,6 +7,7 @@ use dlfs::directory::commit::{freed_by_next, reserve_current};
 use dlfs::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use dlfs::directory::{Directory, DirectoryBuilder, Rewrite};
 use dlfs::format::chunk::ChunkKind;
+use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::snapshot::SnapshotHead;
 use dlfs::format::{ChunkHead, ChunkSpec, GenerationRecord, Pack, Part, Space};
 use dlfs::units::{Generation, SampleId};
@@ -83,6 +84,7 @@ fn purge(image: &mut Image, source: &[Sample]) -> Directory {
         part_window: part.window,
         part_count: part.count,
         fields: directory.fields().to_vec(),
+        columns: Vec::new(),
     };
     let mut builder = DirectoryBuilder::new(image.layout);
     let samples = (part.first..part.first + part.count).map(|slot| {
@@ -114,6 +116,52 @@ fn a_rebuild_from_chunk_headers_alone_gives_the_snapshot_byte_for_byte() {
             assert_eq!(rebuilt.to_snapshot().unwrap(), imported.to_snapshot().unwrap());
         }
     }
+}
+
+/// Values of samples, many of them none; texts appear and are in no order.
+fn values(count: usize, salt: usize) -> ColumnTable {
+    let spec = |name: &str, kind| ColumnSpec { name: name.to_owned(), kind };
+    let mut table = ColumnTable::new(&[
+        spec("n", ColumnType::Int),
+        spec(&format!("x{salt}"), ColumnType::Float32),
+        spec("t", ColumnType::Text),
+    ]);
+    for at in 0..count {
+        let text = format!("{}", at * 7919 % (10 + salt));
+        table.push(|column| match column.kind {
+            _ if at % 5 == salt => Value::None,
+            ColumnType::Text => Value::Text(&text),
+            ColumnType::Int => Value::Int((at * salt) as i64 - 100),
+            _ => Value::Float(at as f64 / 3.0),
+        });
+    }
+    table
+}
+
+#[test]
+fn typed_columns_survive_a_rebuild_byte_for_byte() {
+    let mut image = Image::new(2, Pack::Aligned);
+    image.add(&folder(1, 10), 9, 10, &[]);
+    image.values = values(150, 1);
+    let first: Vec<Sample> = (0..150).map(|i| sample(&format!("a/{i}"), None, i * 30)).collect();
+    image.add(&first, 9, 150, &[]);
+    image.delete(&[20, 27, 149]);
+    let base = image.open().0;
+    image.values = values(70, 3);
+    let more: Vec<Sample> = (0..70).map(|i| sample(&format!("m/{i}"), None, i * 900)).collect();
+    image.add(&more, 10, 16, &[]);
+    let (current, _) = image.open();
+    assert_eq!(current.columns().len(), 4);
+    assert_eq!(current.column("n").unwrap().get(12), Value::Int(2 - 100));
+    assert_eq!(rebuild(&image, None).to_snapshot().unwrap(), current.to_snapshot().unwrap());
+    assert_eq!(rebuild(&image, Some(&base)).to_snapshot().unwrap(), current.to_snapshot().unwrap());
+    // An append that continues the columns gives what copying chunk by chunk does.
+    let mut copied = DirectoryBuilder::new(image.layout);
+    (0..base.num_chunks()).for_each(|c| copied.copy_chunk(&base, c).unwrap());
+    copied.delete(&base.deleted_ranges());
+    let copied = copied.finish(Generation(9), 9).unwrap();
+    let continued = DirectoryBuilder::after(&base).unwrap().finish(Generation(9), 9).unwrap();
+    assert_eq!(copied.to_snapshot().unwrap(), continued.to_snapshot().unwrap());
 }
 
 #[test]

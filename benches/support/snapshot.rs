@@ -18,6 +18,7 @@ pub fn directory_of(samples: u64) -> Directory {
         part_window: part.window,
         part_count: part.count,
         fields: Vec::new(),
+        columns: Vec::new(),
     };
     let mut builder = DirectoryBuilder::new(layout);
     let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
@@ -26,7 +27,12 @@ pub fn directory_of(samples: u64) -> Directory {
         for slot in first..samples.min(first + SAMPLES_A_CHUNK as u64) {
             let id = placement.id_at(Slot(slot));
             let name = name_of(id.0);
-            let meta = SampleMeta { id, name: &name, label: Some((id.0 % CLASSES) as i64) };
+            let meta = SampleMeta {
+                id,
+                name: &name,
+                label: Some((id.0 % CLASSES) as i64),
+                values: Default::default(),
+            };
             let len = 200 + (id.0.wrapping_mul(0x9e37_79b9) >> 16) as u32 % 400;
             chunk.add(&meta, len).expect("a valid name");
         }

@@ -63,7 +63,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::cache::{Cache, CacheStats};
-use crate::directory::{Directory, Labels};
+use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
@@ -196,6 +196,16 @@ impl Dataset {
     /// The labels of all samples by id; `None` if no sample has one.
     pub fn labels(&self) -> Option<&Labels> {
         self.directory().labels()
+    }
+
+    /// The typed columns: values that a table gave the samples when they were imported.
+    pub fn columns(&self) -> &[Column] {
+        self.directory().columns()
+    }
+
+    /// The typed column called `name`, by id; `None` if there is none.
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.directory().column(name)
     }
 
     /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.

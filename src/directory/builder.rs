@@ -10,8 +10,10 @@ use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
 use crate::directory::names::Names;
 use crate::directory::names_writer::NamesWriter;
 use crate::directory::tree::{Tree, TreeEntry};
-use crate::directory::{Bytes, Directory, ImageMetadata, Learned};
+use crate::directory::typed::TypedColumns;
+use crate::directory::{Bytes, Column, Directory, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
+use crate::format::columns::{ColumnTable, Value};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{CellRange, ChunkHead, ChunkHeader, FormatError, ImageLayout, Part, Placement};
@@ -42,6 +44,8 @@ pub struct DirectoryBuilder {
     /// By slot; empty while no sample has one.
     labels: Vec<i64>,
     label_range: LabelRange,
+    /// The typed columns, by slot.
+    typed: ColumnTable,
     /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
     names: NamesWriter,
     shuffled: Option<Shuffled>,
@@ -88,6 +92,7 @@ impl DirectoryBuilder {
             checksums: Vec::new(),
             labels: Vec::new(),
             label_range: LabelRange::default(),
+            typed: ColumnTable::default(),
             names: NamesWriter::new(),
             shuffled: None,
             names_come_last: false,
@@ -106,10 +111,13 @@ impl DirectoryBuilder {
     /// # Errors
     /// `NotLoaded`: its names are still on media.
     pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
+        let mut typed = ColumnTable::default();
+        typed.grow(base.columns().iter().map(Column::spec))?;
         Ok(DirectoryBuilder {
             parts: base.parts().copied().collect(),
             started_ns: base.metadata.started_ns.clone(),
             names: NamesWriter::after(base.names()?)?,
+            typed,
             fields: base.fields().to_vec(),
             classes: base.classes().to_vec(),
             base: Some(base.clone()),
@@ -153,6 +161,7 @@ impl DirectoryBuilder {
             window: head.part_window,
         };
         self.grow_part(part, u64::from(head.num_samples), head.time_ns)?;
+        self.typed.grow(header.columns())?;
         self.chunks.push(raw_chunk(head));
         let mut walk = Walk::new(self.layout.pack);
         for sample in header.samples() {
@@ -165,6 +174,7 @@ impl DirectoryBuilder {
                 deleted: sample.purged,
             };
             self.push(&mut walk, new);
+            self.typed.push(|column| sample.values.get(column));
         }
         Ok(())
     }
@@ -183,6 +193,7 @@ impl DirectoryBuilder {
         if self.fields.is_empty() {
             self.fields = from.fields().to_vec();
         }
+        self.typed.grow(from.columns().iter().map(Column::spec))?;
         self.chunks.push(from.columns.table()[c as usize]);
         let (mut walk, mut name) = (Walk::new(self.layout.pack), Vec::new());
         for slot in from.columns.slots_of(c) {
@@ -197,6 +208,10 @@ impl DirectoryBuilder {
                 deleted: !from.is_live(id),
             };
             self.push(&mut walk, new);
+            self.typed.push(|column| match from.column(&column.name) {
+                Some(found) => found.get(id.0),
+                None => Value::None,
+            });
         }
         Ok(())
     }
@@ -231,6 +246,7 @@ impl DirectoryBuilder {
             let (id, name) = (UNKNOWN, &b""[..]);
             let new = NewSample { id, len: 0, crc: 0, label: None, name, deleted: true };
             self.push(&mut Walk::new(self.layout.pack), new);
+            self.typed.push(|_| Value::None);
         }
         Ok(())
     }
@@ -262,6 +278,7 @@ impl DirectoryBuilder {
         let mut walk = Walk::new(self.layout.pack);
         for (id, (name, len, label)) in (first_slot..).zip(files) {
             self.push(&mut walk, NewSample { id, len, crc: 0, label, name, deleted: false });
+            self.typed.push(|_| Value::None);
         }
         Ok(())
     }
@@ -336,6 +353,7 @@ impl DirectoryBuilder {
         let (deleted_ids, deleted_slots) = self.deletions(&placements)?;
         // One column after the other, dropping its input: memory peaks with the tree.
         let labels = self.labels(&placements);
+        let typed = self.typed(&placements);
         let names = self.names(&placements, given)?;
         let tree = self.tree(&names)?;
         let metadata = ImageMetadata {
@@ -365,6 +383,7 @@ impl DirectoryBuilder {
             deleted_ids,
             deleted_slots,
             labels,
+            typed,
             learned: None,
             names: Arc::new(names.into()),
             lookup_on_media: Vec::new(),
@@ -500,6 +519,15 @@ impl DirectoryBuilder {
         let slots = slots_by_id(placements, first).map(label);
         let base = self.base.as_ref().and_then(|base| base.labels.as_ref());
         Labels::extended(base, first, slots, self.label_range)
+    }
+
+    fn typed(&mut self, placements: &[Placement]) -> TypedColumns {
+        let (first, new) = (self.first_new(), std::mem::take(&mut self.typed));
+        let none = TypedColumns::default();
+        let base = self.base.as_ref().map_or(&none, |base| &base.typed);
+        TypedColumns::extended(base, first, &new, || {
+            slots_by_id(placements, first).map(|slot| slot - first)
+        })
     }
 
     fn names<'n>(

@@ -12,7 +12,7 @@
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
-use crate::format::superblock::SnapshotLocation;
+use crate::format::superblock::{SnapshotLocation, TYPED_COLUMNS};
 use crate::format::superblock_set::{CommitStep, commit_steps};
 use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock};
 
@@ -73,7 +73,7 @@ impl Commit {
             snapshot: location,
             num_samples: directory.num_samples(),
             num_live: directory.num_live(),
-            features_to_write: 0,
+            features_to_write: if directory.columns().is_empty() { 0 } else { TYPED_COLUMNS },
         };
         let superblocks = (0..).zip(ends).map(superblock).collect();
         Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })

@@ -39,6 +39,11 @@ impl Labels {
         Some(Labels { bytes: bytes.into(), width })
     }
 
+    /// A column of `count` samples without a label.
+    pub(crate) fn absent(count: u64) -> Labels {
+        Labels { bytes: vec![absent(1) as u8; count as usize].into(), width: 1 }
+    }
+
     /// The column from `bytes`, with `width` bytes a label, for `num_samples` samples.
     ///
     /// # Errors

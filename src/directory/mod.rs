@@ -17,7 +17,7 @@
 //! | chunk table | 40 / samples a chunk: 0.63 from 64 | location and identity of each chunk          |
 //! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
 //!
-//! That is at most 17.3 of the 20 bytes that the design allows. Names and labels are extra.
+//! That is at most 17.3 of the 20 bytes that the design allows. Names, labels and typed columns are extra.
 //!
 //! The columns are the bytes of the snapshot on media: loading means reading and verifying. Tree and names may
 //! stay on media until a name is asked for ([`Directory::attach_tree`], [`Directory::attach_names`]): reading by
@@ -51,6 +51,7 @@ pub mod rebuild;
 mod rewritten;
 mod snapshot;
 mod tree;
+mod typed;
 mod used_len;
 mod viewed;
 
@@ -65,6 +66,7 @@ pub use learned::Learned;
 pub use listing::{Entry, EntryKind};
 pub use rewritten::Rewrite;
 pub use snapshot::SnapshotWriter;
+pub use typed::Column;
 pub use viewed::ViewMark;
 
 use crate::format::checksum::fingerprint;
@@ -77,6 +79,7 @@ use columns::Columns;
 use deleted::DeletedSet;
 use names::Names;
 use tree::Tree;
+use typed::TypedColumns;
 
 /// All samples of one generation of an image. Immutable; share it in an `Arc`.
 #[derive(Debug, Clone)]
@@ -93,6 +96,7 @@ pub struct Directory {
     deleted_ids: DeletedSet,
     deleted_slots: DeletedSet,
     labels: Option<Labels>,
+    typed: TypedColumns,
     /// Checksums computed at first read, if none are on media.
     learned: Option<Arc<Learned>>,
     /// Shared by all generations and views of it that have the same names.
@@ -344,6 +348,16 @@ impl Directory {
         self.labels.as_ref()
     }
 
+    /// The typed columns, in the order in which they came into the image.
+    pub fn columns(&self) -> &[Column] {
+        self.typed.all()
+    }
+
+    /// The typed column called `name`.
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.columns().iter().find(|column| column.name() == name)
+    }
+
     /// The checksums computed at first read; `None` if all of them are on media.
     pub fn learned(&self) -> Option<&Arc<Learned>> {
         self.learned.as_ref()
@@ -453,6 +467,7 @@ impl Directory {
             tree: self.tree.get().map_or(0, Tree::memory_bytes),
             deletions: self.deleted_ids.memory_bytes() + self.deleted_slots.memory_bytes(),
             labels: self.labels.as_ref().map_or(0, Labels::memory_bytes),
+            columns: self.typed.memory_bytes(),
             names,
             name_order,
         }
@@ -509,6 +524,8 @@ pub struct Memory {
     pub deletions: u64,
     /// The label column.
     pub labels: u64,
+    /// The typed columns.
+    pub columns: u64,
     /// The names, if they are loaded.
     pub names: u64,
     /// The order of names, where it is not that of ids.
@@ -516,7 +533,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Total without names and labels, for which the design allows 20 bytes a sample.
+    /// Total without names, labels and typed columns, for which the design allows 20 bytes a sample.
     pub fn core(&self) -> u64 {
         let Memory { lengths_and_checksums, checkpoints, chunks, tree, deletions, .. } = *self;
         lengths_and_checksums + checkpoints + chunks + tree + deletions
@@ -524,6 +541,6 @@ impl Memory {
 
     /// Total.
     pub fn total(&self) -> u64 {
-        self.core() + self.labels + self.names + self.name_order
+        self.core() + self.labels + self.columns + self.names + self.name_order
     }
 }

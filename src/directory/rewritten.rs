@@ -33,7 +33,7 @@ pub struct Rewrite<'a> {
 
 impl Directory {
     /// This directory as another generation, with new chunks. What is deleted in their slots has neither
-    /// length nor name nor label there.
+    /// length nor name nor label nor other value there.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole ones.
@@ -80,12 +80,13 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Drops names, labels and entries of the tree.
+    /// Drops names, labels, values of typed columns and entries of the tree.
     fn drop_names(&mut self, dropped: &DeletedSet) -> Result<(), FormatError> {
         let num_samples = self.num_samples();
         self.names = Arc::new(self.names()?.without(dropped)?.into());
         let tree = self.tree()?.without(num_samples, |id| dropped.contains(id));
         self.tree = Arc::new(tree.into());
+        self.typed = self.typed.without(num_samples, &|id| dropped.contains(id));
         let Some(labels) = &self.labels else { return Ok(()) };
         let label = |id| match dropped.contains(id) {
             true => NO_LABEL,

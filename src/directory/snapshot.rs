@@ -8,6 +8,7 @@ use crate::directory::deleted::DeletedSet;
 use crate::directory::labels::Labels;
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};
+use crate::directory::typed::TypedColumns;
 use crate::directory::used_len::used_lengths;
 use crate::directory::{Bytes, Directory, ImageMetadata};
 use crate::format::checksum::crc32c;
@@ -89,6 +90,10 @@ impl Directory {
             Some(section) => Some(Labels::from_bytes(source.bytes_of(section)?, section.param, n)?),
             None => None,
         };
+        let typed = match head.section(kind::TYPED) {
+            Some(section) => TypedColumns::decode(&source.bytes_of(section)?, section.param, n)?,
+            None => TypedColumns::default(),
+        };
         let is_lookup = |section: &&Section| {
             matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS) || is_name(section)
         };
@@ -105,6 +110,7 @@ impl Directory {
             deleted_ids,
             deleted_slots,
             labels,
+            typed,
             names: Arc::default(),
             lookup_on_media: head.sections.iter().filter(is_lookup).copied().collect(),
             head_crc32c: source.bytes.first_chunk().map(head_crc32c),
@@ -180,7 +186,12 @@ impl Directory {
     /// `NotLoaded`: the names are still on media.
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let (tree, names) = (self.tree()?, self.names()?);
-        let mut sections: Vec<(u16, u64, Bytes)> = vec![
+        let mut sections: Vec<(u16, u64, Bytes)> = Vec::new();
+        if !self.typed.all().is_empty() {
+            let (bytes, head_len) = self.typed.encode();
+            sections.push((kind::TYPED, head_len, bytes.into()));
+        }
+        sections.extend([
             (kind::FACTS, 0, self.encode_facts().into()),
             (kind::CHUNKS, 0, self.columns.chunks.clone()),
             (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone()),
@@ -188,7 +199,7 @@ impl Directory {
             (kind::CHECKSUMS, 0, self.columns.checksums.clone()),
             (kind::TREE_KEYS, tree.len(), tree.keys().clone()),
             (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone()),
-        ];
+        ]);
         let deleted =
             [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
         for (kind, set) in deleted {
@@ -432,6 +443,7 @@ fn is_name(section: &&Section) -> bool {
 
 fn section_name(kind: u16) -> &'static str {
     match kind {
+        kind::TYPED => "snapshot, typed columns",
         kind::FACTS => "snapshot, facts",
         kind::CHUNKS => "snapshot, chunk table",
         kind::CHECKPOINTS => "snapshot, checkpoints",

@@ -6,6 +6,7 @@ use crate::format::checksum::crc32c;
 use crate::format::chunk::{
     ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded,
 };
+use crate::format::columns::{ColumnSpec, check_columns};
 use crate::format::error::at_most;
 use crate::format::fill::{Fill, Fit};
 use crate::format::geometry::ImageLayout;
@@ -32,6 +33,8 @@ pub struct ChunkSpec {
     pub part_count: u64,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
+    /// The typed columns of the image, in their order; version 1 has none.
+    pub columns: Vec<ColumnSpec>,
 }
 
 /// A chunk whose bytes are complete.
@@ -89,20 +92,21 @@ impl ChunkBuilder {
     /// An empty chunk whose first sample has `first_slot`. The contents of `buf` do not matter.
     ///
     /// # Errors
-    /// `OutOfRange`: the names of the fields are too long or contain NUL.
+    /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
     ///
     /// # Panics
     /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
         let (layout, fields) = (spec.layout, encode_fields(&spec.fields)?);
+        check_columns(&spec.columns)?;
         Ok(ChunkBuilder {
+            fill: Fill::new(layout, fields.len(), &spec.columns),
+            table: Table::new(&spec.columns),
             spec,
             first_slot,
             buf,
-            fill: Fill::new(layout, fields.len()),
             fields,
-            table: Table::default(),
             encoded: None,
         })
     }
@@ -170,7 +174,7 @@ impl ChunkBuilder {
     ///
     /// A purge uses it for deleted samples, so that the ids and slots of all others stay.
     pub fn push_purged(&mut self, id: SampleId) -> Fit {
-        let meta = SampleMeta { id, name: b"", label: None };
+        let meta = SampleMeta { id, name: b"", label: None, values: Default::default() };
         let fit = self.fit(&meta, 0);
         if fit == Fit::Here {
             self.put_entry(&meta, 0, crc32c(b""), true);
@@ -244,7 +248,8 @@ impl ChunkBuilder {
         location: ChunkLocation,
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
-        let (mut encoded, mut table) = (encode_fields(&spec.fields)?, Table::default());
+        check_columns(&spec.columns)?;
+        let (mut encoded, mut table) = (encode_fields(&spec.fields)?, Table::new(&spec.columns));
         table.push(meta, len, sums.crc32c(), false);
         table.push_pieces(sums.pieces());
         let max_len = max_table_bytes(&spec.layout);
@@ -355,6 +360,7 @@ mod tests {
             part_window,
             part_count,
             fields,
+            columns: Vec::new(),
         };
         // Old contents of the buffer must not reach the media.
         let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
@@ -363,7 +369,7 @@ mod tests {
     }
 
     fn meta(id: u64, name: &[u8]) -> SampleMeta<'_> {
-        SampleMeta { id: SampleId(id), name, label: None }
+        SampleMeta { id: SampleId(id), name, label: None, values: Default::default() }
     }
 
     #[test]
@@ -394,7 +400,7 @@ mod tests {
         assert_eq!(finished.bytes().len(), 16 << 10, "no data, no block for it");
 
         for version in [FormatVersion::V1, FormatVersion::V2] {
-            let mut fill = Fill::new(layout(version, 64 << 20), 0);
+            let mut fill = Fill::new(layout(version, 64 << 20), 0, &[]);
             for id in 0..65_535 {
                 assert_eq!(fill.fit(&meta(id, b""), 0), Fit::Here);
                 fill.take(&meta(id, b""), 0);

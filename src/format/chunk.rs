@@ -18,6 +18,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::checksum::crc32c;
+use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
 use crate::format::pieces::num_pieces;
@@ -311,6 +312,8 @@ pub struct SampleEntry<'a> {
     pub name: &'a [u8],
     /// Its label, if it has one.
     pub label: Option<i64>,
+    /// Its values in the typed columns.
+    pub values: RowValues<'a>,
     /// Where its record begins, from the start of the chunk.
     pub offset_bytes: u64,
     /// Bytes of its record.
@@ -389,11 +392,17 @@ impl ChunkHeader {
         })
     }
 
+    /// The typed columns that it has values of.
+    pub fn columns(&self) -> impl Iterator<Item = &ColumnSpec> {
+        self.table.typed.specs()
+    }
+
     /// Its samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
         let (pack, data_start) = (self.head.layout.pack, self.head.data_start());
         let (mut end, mut pieces) = (0, &self.table.pieces[..]);
-        (self.head.first_slot.0..).zip(&self.table.rows).map(move |(slot, row)| {
+        let rows = self.table.rows.iter().enumerate();
+        (self.head.first_slot.0..).zip(rows).map(move |(slot, (index, row))| {
             let at = pack.next_start(end, row.len);
             end = at + u64::from(row.len);
             let mine = pieces.split_off(..num_pieces(row.len).min(pieces.len()));
@@ -402,6 +411,7 @@ impl ChunkHeader {
                 slot: Slot(slot),
                 name: self.table.name(row),
                 label: row.label,
+                values: self.table.typed.row(index),
                 offset_bytes: data_start + at,
                 len_bytes: row.len,
                 crc32c: row.crc32c,
@@ -412,7 +422,7 @@ impl ChunkHeader {
     }
 
     /// The same header with these checksums of the pieces of its large samples. `None`: it has no room for them
-    /// without moving the samples, or it is one of version 1, or has columns of a later release.
+    /// without moving the samples, or it is one of version 1, or has columns behind them.
     pub fn with_pieces(&self, sums: Vec<u32>) -> Option<ChunkHeader> {
         let mut table = self.table.clone();
         table.pieces = sums;

@@ -89,6 +89,29 @@ pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+/// Bytes of a LEB128 number.
+pub(crate) fn number_len(value: u64) -> usize {
+    (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
+}
+
+/// A number that stands for a number with a sign, or for none: see [`crate::format::table::kind::LABELS`].
+pub(crate) fn label_code(label: Option<i64>) -> u64 {
+    // The lowest number is no label, so that neither code overflows.
+    label.map_or(0, |label| match label {
+        0.. => 2 * label as u64 + 1,
+        _ => 2 * label.unsigned_abs(),
+    })
+}
+
+/// The inverse of [`label_code`].
+pub(crate) fn label_of(code: u64) -> Option<i64> {
+    match (code, code / 2) {
+        (0, _) => None,
+        (_, half) if code % 2 == 1 => Some(half as i64),
+        (_, half) => Some((half as i64).wrapping_neg()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

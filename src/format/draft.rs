@@ -2,6 +2,7 @@
 
 use crate::format::builder::encode_fields;
 use crate::format::chunk::{HEAD_BYTES, max_table_bytes, padded};
+use crate::format::columns::check_columns;
 use crate::format::fill::{Fill, Fit};
 use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
@@ -62,11 +63,12 @@ impl<'a> ChunkDraft<'a> {
     /// A chunk without samples.
     ///
     /// # Errors
-    /// `OutOfRange`: the names of the fields are too long or contain NUL.
+    /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
     pub fn new(spec: &'a ChunkSpec) -> Result<ChunkDraft<'a>, FormatError> {
         let fields = encode_fields(&spec.fields)?;
-        let fill = Fill::new(spec.layout, fields.len());
-        let table = Table::default();
+        check_columns(&spec.columns)?;
+        let fill = Fill::new(spec.layout, fields.len(), &spec.columns);
+        let table = Table::new(&spec.columns);
         let encoded = Vec::new();
         Ok(ChunkDraft { spec, fields, fill, table, aligned_end: 0, tight_end: 0, encoded })
     }
@@ -102,7 +104,7 @@ impl<'a> ChunkDraft<'a> {
             record_bytes: self.tight_end,
             alignment_bytes: self.aligned_end - self.tight_end,
         };
-        self.fill = Fill::new(self.spec.layout, self.fields.len());
+        self.fill = Fill::new(self.spec.layout, self.fields.len(), &self.spec.columns);
         self.table.clear();
         (self.aligned_end, self.tight_end) = (0, 0);
         len

@@ -2,6 +2,7 @@
 
 use crate::format::SampleMeta;
 use crate::format::chunk::{HEAD_BYTES, padded};
+use crate::format::columns::ColumnSpec;
 use crate::format::geometry::{FormatVersion, ImageLayout, MAX_CHUNK_SAMPLES};
 use crate::format::table::{Bound, ENTRY_BYTES};
 
@@ -29,6 +30,8 @@ pub struct Fill {
     fixed: usize,
     num_samples: u32,
     table: TableLen,
+    /// That of a chunk without samples.
+    empty: TableLen,
     /// End of the last sample, relative to the start of the data.
     end: u64,
 }
@@ -41,10 +44,10 @@ enum TableLen {
 }
 
 impl TableLen {
-    fn new(version: FormatVersion) -> TableLen {
+    fn new(version: FormatVersion, typed: &[ColumnSpec]) -> TableLen {
         match version {
             FormatVersion::V1 => TableLen::Entries(0),
-            FormatVersion::V2 => TableLen::Columns(Bound::default()),
+            FormatVersion::V2 => TableLen::Columns(Bound::new(typed)),
         }
     }
 
@@ -72,10 +75,10 @@ impl TableLen {
 }
 
 impl Fill {
-    /// An empty chunk whose table begins with `fields_len` bytes of field names.
-    pub fn new(layout: ImageLayout, fields_len: usize) -> Fill {
-        let (fixed, table) = (HEAD_BYTES + fields_len, TableLen::new(layout.version));
-        Fill { layout, fixed, num_samples: 0, table, end: 0 }
+    /// An empty chunk whose table begins with `fields_len` bytes of field names, and has these typed columns.
+    pub fn new(layout: ImageLayout, fields_len: usize, typed: &[ColumnSpec]) -> Fill {
+        let (fixed, table) = (HEAD_BYTES + fields_len, TableLen::new(layout.version, typed));
+        Fill { layout, fixed, num_samples: 0, empty: table.clone(), table, end: 0 }
     }
 
     /// Its number of samples.
@@ -96,7 +99,7 @@ impl Fill {
     /// Where a sample with a record of `len` bytes belongs.
     pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let size = u64::from(self.layout.chunk_size_bytes);
-        let alone = self.fixed + TableLen::new(self.layout.version).with(meta, len);
+        let alone = self.fixed + self.empty.with(meta, len);
         if padded(alone as u64) + u64::from(len) > size {
             return Fit::Oversize;
         }

@@ -1,6 +1,7 @@
 //! Valid names and labels of a sample.
 
 use crate::format::FormatError;
+use crate::format::columns::RowValues;
 use crate::format::error::at_most;
 use crate::format::geometry::MAX_NAME_BYTES;
 use crate::units::SampleId;
@@ -14,13 +15,16 @@ pub struct SampleMeta<'a> {
     pub name: &'a [u8],
     /// Its label, if it has one: any number but `i64::MIN`, which the directory uses for "no label".
     pub label: Option<i64>,
+    /// Its values in the typed columns.
+    pub values: RowValues<'a>,
 }
 
 impl SampleMeta<'_> {
     /// An error unless name and label are valid.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         check_name(self.name)?;
-        check_label(self.label)
+        check_label(self.label)?;
+        self.values.check()
     }
 }
 

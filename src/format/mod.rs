@@ -76,6 +76,7 @@ pub mod builder;
 pub mod checksum;
 pub mod choose;
 pub mod chunk;
+pub mod columns;
 
 pub(crate) mod cursor;
 pub mod draft;

@@ -87,6 +87,9 @@ const _: () = assert!(size_of::<RawSection>() == 32);
 
 /// Kinds of sections, in the order in which they lie. `directory` describes their contents.
 pub mod kind {
+    /// The typed columns, by id; `param` is bytes before their values. Absent when the image has none. Earlier
+    /// releases ignore it. It lies first, since kinds ascend and what is read by id comes before the names.
+    pub const TYPED: u16 = 0;
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
     pub const FACTS: u16 = 1;
     /// The chunk table.
@@ -166,7 +169,7 @@ impl SnapshotHead {
         for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
             *raw = RawSection {
                 kind: section.kind.into(),
-                flags: FLAG_REQUIRED.into(),
+                flags: if section.kind == kind::TYPED { 0 } else { FLAG_REQUIRED }.into(),
                 crc: section.crc32c.into(),
                 offset: section.offset.into(),
                 len: section.len.into(),
@@ -303,7 +306,7 @@ impl RawSnapshotHead {
             at_most("kind of the section before", last_kind, u64::from(kind))?;
             end = offset + len;
             last_kind = u64::from(kind) + 1;
-            if kind == 0 || kind > kind::NAME_ORDER {
+            if kind > kind::NAME_ORDER {
                 equal(
                     "flags of an unknown section",
                     0,

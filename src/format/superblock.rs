@@ -188,7 +188,7 @@ impl Superblock {
     /// # Errors
     /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
     pub fn check_writable(&self) -> Result<(), FormatError> {
-        match self.features_to_write {
+        match self.features_to_write & !TYPED_COLUMNS {
             0 => Ok(()),
             unknown => Err(FormatError::FeaturesToWrite { unknown }),
         }
@@ -254,6 +254,9 @@ pub(crate) fn copy_index(generation: Generation) -> usize {
 /// Optional feature, set by a rebuild or an `import --force` that erases the other copy: the erased copy
 /// held no newer generation. The next commit clears it.
 pub const OTHER_COPY_VOID: u64 = 1;
+/// Feature to write: chunks have [typed columns](crate::format::columns), which a release that does not know them
+/// would lose when it rewrites a chunk or appends.
+pub const TYPED_COLUMNS: u64 = 1;
 
 /// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
 /// both, and lies within the smallest cell.

@@ -17,7 +17,8 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::FormatError;
-use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
+use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::{FormatVersion, ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
@@ -69,12 +70,14 @@ pub mod kind {
     pub const NAME_ORDER: u64 = 6;
     /// The names, front-coded.
     pub const NAMES: u64 = 7;
-    /// Columns of this kind and above may be ignored. 65 is reserved for typed columns.
+    /// Columns of this kind and above may be ignored.
     pub const MAY_BE_IGNORED: u64 = 64;
     /// The logarithm to base 2 of the bytes of a piece, LEB128, and then, for each record of more than 1 MiB,
     /// a u32 CRC32C of each of its pieces. Absent if no record is that long, or if an earlier release wrote
     /// the chunk. A reader ignores it if it has pieces of other lengths.
     pub const PIECES: u64 = MAY_BE_IGNORED;
+    /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
+    pub const TYPED: u64 = 65;
 }
 
 /// What a table says of one sample.
@@ -109,9 +112,16 @@ pub(crate) struct Table {
     names: Vec<u8>,
     /// Checksums of the pieces of all large records, one after the other; none if they are not known.
     pub(crate) pieces: Vec<u32>,
+    /// The typed columns, with a row for each sample if there are any.
+    pub(crate) typed: ColumnTable,
 }
 
 impl Table {
+    /// A table without samples.
+    pub(crate) fn new(typed: &[ColumnSpec]) -> Table {
+        Table { typed: ColumnTable::new(typed), ..Table::default() }
+    }
+
     /// Appends a sample.
     pub(crate) fn push(&mut self, meta: &SampleMeta<'_>, len: u32, crc32c: u32, purged: bool) {
         self.rows.push(Row {
@@ -124,6 +134,7 @@ impl Table {
             purged,
         });
         self.names.extend_from_slice(meta.name);
+        self.typed.push(|column| meta.values.get(column));
     }
 
     /// Appends the checksums of the pieces of the record that was appended last, if it is large.
@@ -142,6 +153,7 @@ impl Table {
         self.rows.clear();
         self.names.clear();
         self.pieces.clear();
+        self.typed.clear();
     }
 
     /// Appends the encoded table to `out`, which ends with the names of the fields.
@@ -159,7 +171,9 @@ impl Table {
             FormatVersion::V1 => self.encode_entries(out),
             FormatVersion::V2 => {
                 self.encode_columns(part, out);
-                self.encode_pieces(max_len, out);
+                let typed = self.encode_typed();
+                self.encode_pieces(max_len.saturating_sub(typed.len()), out);
+                out.extend_from_slice(&typed);
             }
         }
     }
@@ -231,7 +245,7 @@ impl Table {
             name_at += u32::from(entry.name_len.get()); // 65,535 times 65,535 at most
         }
         equal("length of the names of a chunk", names.len() as u64, name_at.into())?;
-        Ok(Table { rows, names: names.to_vec(), pieces: Vec::new() })
+        Ok(Table { rows, names: names.to_vec(), ..Table::default() })
     }
 
     fn encode_columns(&self, part: &Part, out: &mut Vec<u8>) {
@@ -286,6 +300,17 @@ impl Table {
             put_number(out, kind::PIECES);
             put_string(out, &column);
         }
+    }
+
+    /// The column of the typed columns, if there are any.
+    fn encode_typed(&self) -> Vec<u8> {
+        let (mut out, mut column) = (Vec::new(), Vec::new());
+        if !self.typed.is_empty() {
+            self.typed.encode(&mut column);
+            put_number(&mut out, kind::TYPED);
+            put_string(&mut out, &column);
+        }
+        out
     }
 
     fn read_pieces(&mut self, mut from: Cursor<'_>) -> Result<(), FormatError> {
@@ -381,6 +406,10 @@ impl Table {
         if let Some(pieces) = columns.pieces {
             table.read_pieces(Cursor::new("column of a chunk", pieces))?;
         }
+        table.typed = match columns.typed {
+            Some(typed) => ColumnTable::decode(typed, num_samples)?,
+            None => ColumnTable::of_rows(num_samples),
+        };
         Ok(table)
     }
 
@@ -414,12 +443,13 @@ impl Table {
 struct Columns<'a> {
     found: [Option<&'a [u8]>; KNOWN_KINDS],
     pieces: Option<&'a [u8]>,
+    typed: Option<&'a [u8]>,
 }
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let (mut cursor, mut found) = (Cursor::new("columns of a chunk", bytes), [None; _]);
-        let (mut next, mut pieces) = (1, None);
+        let (mut next, mut pieces, mut typed) = (1, None, None);
         while cursor.len() > 0 {
             let (kind, column) = (cursor.number()?, cursor.string()?);
             at_most("kind of the column before", next, kind)?;
@@ -427,6 +457,7 @@ impl<'a> Columns<'a> {
             match usize::try_from(kind).ok().and_then(|kind| found.get_mut(kind)) {
                 Some(found) => *found = Some(column),
                 None if kind == kind::PIECES => pieces = Some(column),
+                None if kind == kind::TYPED => typed = Some(column),
                 None if kind >= kind::MAY_BE_IGNORED => {}
                 None => {
                     let (what, limit) = ("kind of a column", KNOWN_KINDS as u64 - 1);
@@ -434,7 +465,7 @@ impl<'a> Columns<'a> {
                 }
             }
         }
-        Ok(Columns { found, pieces })
+        Ok(Columns { found, pieces, typed })
     }
 
     fn find(&self, kind: u64) -> Option<Cursor<'a>> {
@@ -495,22 +526,6 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     Ok(order)
 }
 
-fn label_code(label: Option<i64>) -> u64 {
-    // The lowest number is no label, so that neither code overflows.
-    label.map_or(0, |label| match label {
-        0.. => 2 * label as u64 + 1,
-        _ => 2 * label.unsigned_abs(),
-    })
-}
-
-fn label_of(code: u64) -> Option<i64> {
-    match (code, code / 2) {
-        (0, _) => None,
-        (_, half) if code % 2 == 1 => Some(half as i64),
-        (_, half) => Some((half as i64).wrapping_neg()),
-    }
-}
-
 /// At most how many bytes the table of a chunk takes, behind the names of the fields, in version 2: from
 /// what each of its samples adds, whatever their order.
 #[derive(Debug, Clone, Default)]
@@ -522,9 +537,15 @@ pub(crate) struct Bound {
     any_label: bool,
     /// What all names begin with.
     prefix: Vec<u8>,
+    typed: ColumnBound,
 }
 
 impl Bound {
+    /// Of no samples.
+    pub(crate) fn new(typed: &[ColumnSpec]) -> Bound {
+        Bound { typed: ColumnBound::new(typed), ..Bound::default() }
+    }
+
     /// The bound with one more sample.
     pub(crate) fn with(&self, meta: &SampleMeta<'_>, len: u32) -> usize {
         let prefix = self.prefix_with(meta.name);
@@ -535,7 +556,8 @@ impl Bound {
         // Order, shared bytes and other bytes of the name take 2 each.
         let each = num_samples * (2 + 2 + 2) + num_samples.div_ceil(8);
         let labels = if any_label { num_samples } else { 0 };
-        COLUMN_HEADS + self.values + values(meta, len) + each + labels + names
+        let values = self.values + values(meta, len) + self.typed.with(&meta.values);
+        COLUMN_HEADS + values + each + labels + names
     }
 
     /// Adds a sample.
@@ -543,6 +565,7 @@ impl Bound {
         self.values += values(meta, len);
         self.num_samples += 1;
         self.any_label |= meta.label.is_some();
+        self.typed.take(&meta.values);
         if meta.name.is_empty() {
             return;
         }
@@ -576,11 +599,6 @@ fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
         count => PIECES_HEAD + 1 + count * 4,
     };
     number_len(len.into()) + 4 + label + pieces
-}
-
-/// Bytes of a LEB128 number.
-fn number_len(value: u64) -> usize {
-    (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }
 
 /// The minimum number of bytes that a sample takes in the table of its chunk.
@@ -625,7 +643,12 @@ mod tests {
         for slot in 0..30_000 {
             let id = placement.id_at(Slot(slot));
             let name = format!("train-00003-of-01024/{:07}", id.0);
-            table.push(&SampleMeta { id, name: name.as_bytes(), label: None }, 100, 7, false);
+            table.push(
+                &SampleMeta { id, name: name.as_bytes(), label: None, values: Default::default() },
+                100,
+                7,
+                false,
+            );
         }
         let (mut columns, mut names) = (Vec::new(), Vec::new());
         table.encode_columns(&part, &mut columns);
@@ -654,7 +677,7 @@ mod tests {
                 let (len, crc) = if *purged { (0, 0) } else { (*len, 77 * u32::from(*len > 0)) };
                 let name = if *purged { "" } else { name };
                 let id = placement.id_at(Slot(slot));
-                let meta = SampleMeta { id: SampleId(id.0), name: name.as_bytes(), label };
+                let meta = SampleMeta { id: SampleId(id.0), name: name.as_bytes(), label, values: Default::default() };
                 limit = bound.with(&meta, len);
                 bound.take(&meta, len);
                 table.push(&meta, len, crc, *purged);
@@ -684,7 +707,17 @@ mod tests {
     fn unknown_columns_are_refused_or_ignored_as_their_kind_says() {
         let part = Part { first: 0, count: 1, seed: 0, window: 0 };
         let mut table = Table::default();
-        table.push(&SampleMeta { id: SampleId(0), name: b"n", label: Some(-3) }, 0, 0, false);
+        table.push(
+            &SampleMeta {
+                id: SampleId(0),
+                name: b"n",
+                label: Some(-3),
+                values: Default::default(),
+            },
+            0,
+            0,
+            false,
+        );
         let mut bytes = Vec::new();
         table.encode_columns(&part, &mut bytes);
         let head = head(&part, 1);
@@ -707,7 +740,12 @@ mod tests {
         let mut table = Table::default();
         for id in 0..1000 {
             table.push(
-                &SampleMeta { id: SampleId(id), name: &[b'n'; 4096], label: None },
+                &SampleMeta {
+                    id: SampleId(id),
+                    name: &[b'n'; 4096],
+                    label: None,
+                    values: Default::default(),
+                },
                 0,
                 0,
                 false,

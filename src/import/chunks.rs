@@ -187,7 +187,8 @@ impl<'a, T> ChunkWriter<'a, T> {
             && head.part_first == job.spec.part_first
             && head.part_seed == job.spec.part_seed
             && head.part_window == job.spec.part_window
-            && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]));
+            && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
+            && header.columns().eq(&job.spec.columns);
         same_location
             && same_chunk
             && header.samples().all(|sample| {
@@ -196,6 +197,11 @@ impl<'a, T> ChunkWriter<'a, T> {
                 sample.id == meta.id
                     && sample.name == meta.name
                     && sample.label == meta.label
+                    && job
+                        .spec
+                        .columns
+                        .iter()
+                        .all(|column| sample.values.get(column) == meta.values.get(column))
                     && !sample.purged
                     && self.job.rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
             })
@@ -253,6 +259,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             id: SampleId(self.job.placement.part().first + row),
             name: self.job.rows.index.name(row),
             label: self.job.rows.label(row),
+            values: self.job.rows.values(row),
         }
     }
 

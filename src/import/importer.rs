@@ -11,13 +11,15 @@ use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::space::without;
 use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
+use crate::import::columns::{ColumnFile, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::open_for_import;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
+    BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
+    Stage, no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
 use crate::import::plan::{Plan, Rows};
@@ -142,21 +144,28 @@ fn run(
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
+    let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
     let media = prepare::in_image_order(&Media::new(devices)?)?;
     let lease = Lease::take(&media, options.lease)?;
     let source = match source {
         OpenSource::Indexed(source) => *source,
         OpenSource::Streams(found) => {
-            let result = streamed::run(*found, media, &lease, options, progress);
+            let result = streamed::run(*found, columns, media, &lease, options, progress);
             return lease.explain(result);
         }
     };
     let index = source.index();
-    let state = prepare::prepare(media, options, index.fingerprint(), index.len())?;
+    if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
+        columns.of_rows(index)?; // while the image is still there
+    }
+    let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
+    let state = prepare::prepare(media, options, index.fingerprint() ^ of_columns, index.len())?;
     if state.done {
         return Ok(report_of_done(&state, &source));
     }
-    let mut import = Import { source, state, options, lease, bad: Vec::new() };
+    let image = state.current.as_ref().map(|current| &*current.directory);
+    let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
+    let mut import = Import { source, state, options, lease, columns, bad: Vec::new() };
     import.leave_out_duplicate_names()?;
     let result = import.run(progress);
     import.lease.explain(result)
@@ -168,6 +177,8 @@ struct Import<'a> {
     state: ImportState,
     options: &'a ImportOptions,
     lease: Lease,
+    /// The values of typed columns.
+    columns: Option<ColumnFile>,
     /// Rows that turned out to be bad after indexing.
     bad: Vec<BadEntry>,
 }
@@ -180,6 +191,7 @@ struct Written {
     samples: u64,
     sample_bytes: u64,
     media: MediaUse,
+    columns: Option<ColumnCounts>,
 }
 
 impl Import<'_> {
@@ -262,7 +274,8 @@ impl Import<'_> {
             return Ok(Err(bad));
         }
         let media = plan.media.with_commit(&commit);
-        Ok(Ok(Written { commit, chunks, found, samples: index.len(), sample_bytes, media }))
+        let (samples, columns) = (index.len(), rows.values.as_ref().map(RowColumns::counts));
+        Ok(Ok(Written { commit, chunks, found, samples, sample_bytes, media, columns }))
     }
 
     /// Commits. After a lost connection it first verifies every chunk that may have been lost.
@@ -330,6 +343,11 @@ impl Import<'_> {
         });
         let class_numbers = class_numbers.collect();
         let source_fields = match_fields(&fields, &own_fields(), index)?;
+        let columns = match &self.columns {
+            Some(given) => given.join(directory.map(|directory| &**directory)),
+            None => columns_of(directory.map(|directory| &**directory)),
+        };
+        let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
         let spec = ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
@@ -338,8 +356,9 @@ impl Import<'_> {
             part_window: journal.part.window,
             part_count: journal.part.count,
             fields,
+            columns,
         };
-        Ok((Rows { index, source_fields, class_numbers }, spec, classes))
+        Ok((Rows { index, source_fields, class_numbers, values }, spec, classes))
     }
 
     /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of
@@ -408,6 +427,7 @@ impl Import<'_> {
             pack: directory.layout().pack,
             bad: self.all_bad(),
             file_counts: self.source.file_counts().to_vec(),
+            columns: written.columns,
         }
     }
 }
@@ -466,5 +486,6 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         pack: current.directory.layout().pack,
         bad: index.bad.clone(),
         file_counts: index.file_counts.clone(),
+        columns: None,
     }
 }

@@ -19,6 +19,7 @@
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
 
 mod chunks;
+mod columns;
 mod commit;
 mod device;
 mod edit;
@@ -48,8 +49,8 @@ pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{
-    BadEntries, EditOptions, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
-    Stage,
+    BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, OnError, Onto,
+    PlacementOrder, Progress, Stage,
 };
 pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
 pub use purge::{purge, purge_on};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::format::Pack;
 use crate::format::Uuid;
+use crate::format::columns::ColumnType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
 use crate::import::media_use::MediaUse;
 use crate::import::sources::{BadEntry, FileCount, SourceKind};
@@ -30,6 +31,8 @@ pub struct ImportOptions {
     pub pack: Pack,
     /// What to do with entries that cannot be imported.
     pub on_error: OnError,
+    /// A table of values of the samples: their typed columns.
+    pub columns: Option<ColumnsFrom>,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
     /// Threads that read the source; 0: chosen for this machine.
@@ -44,6 +47,30 @@ pub struct ImportOptions {
     /// Whether to append to the older generation, and discard a newer one, if a bad superblock copy may
     /// have committed a newer one. Otherwise the import is refused.
     pub accept_older_generation: bool,
+}
+
+/// A file that gives samples values by their names: the first line of CSV (`.csv`) and of tab-separated values
+/// (`.tsv`) names the columns; a line of JSON Lines (`.jsonl`, `.ndjson`) is an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnsFrom {
+    /// The file.
+    pub path: PathBuf,
+    /// Its column of the samples' names. `None`: the one called name, file, filename, file_name, path, key or
+    /// `__key__`, or else the first of CSV.
+    pub key: Option<String>,
+    /// The columns to take, and their types; `None`: that of the values. Empty: all of them.
+    pub only: Vec<(String, Option<ColumnType>)>,
+}
+
+/// How a table of values fitted the samples of an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ColumnCounts {
+    /// Samples with a row in the table.
+    pub samples: u64,
+    /// Samples without one: they have no values.
+    pub samples_without: u64,
+    /// Rows that name no sample of this import.
+    pub rows_without: u64,
 }
 
 /// Options of a delete or purge.
@@ -148,6 +175,8 @@ pub struct ImportReport {
     pub bad: Vec<BadEntry>,
     /// How every file of the source was treated.
     pub file_counts: Vec<FileCount>,
+    /// How the table of values fitted the samples, if one was given.
+    pub columns: Option<ColumnCounts>,
 }
 
 impl Default for ImportOptions {
@@ -160,6 +189,7 @@ impl Default for ImportOptions {
             chunk_size_bytes: DEFAULT_CHUNK_BYTES,
             pack: Pack::Aligned,
             on_error: OnError::Stop,
+            columns: None,
             spool: None,
             reader_threads: 0,
             uuid: None,

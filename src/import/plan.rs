@@ -1,9 +1,11 @@
 //! Divides the rows of a source among chunks and assigns their cells: arithmetic on lengths and names.
 
+use crate::format::columns::RowValues;
 use crate::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, FormatVersion, Placement, SampleMeta,
     Space, fields,
 };
+use crate::import::columns::RowColumns;
 use crate::import::media_use::MediaUse;
 use crate::import::sources::Index;
 use crate::units::{SampleId, Slot};
@@ -17,9 +19,16 @@ pub(super) struct Rows<'a> {
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image; empty if labels are numbers.
     pub(super) class_numbers: Vec<i64>,
+    /// Their values in the typed columns, if the import gives any.
+    pub(super) values: Option<RowColumns<'a>>,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Values of a row in the typed columns.
+    pub(super) fn values(&self, row: u64) -> RowValues<'a> {
+        self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row))
+    }
+
     /// Lengths of a row's fields, in the image's order.
     pub(super) fn field_lens(&self, row: u64, lens: &mut Vec<Option<u64>>) {
         lens.clear();
@@ -123,7 +132,8 @@ impl Plan {
                 let row = ahead.row(Slot(next), rows.index, placement);
                 let id = SampleId(part.first + row);
                 let len = rows.record_len(row, &mut lens)?;
-                let meta = SampleMeta { id, name: rows.index.name(row), label: rows.label(row) };
+                let (name, label) = (rows.index.name(row), rows.label(row));
+                let meta = SampleMeta { id, name, label, values: rows.values(row) };
                 match draft.push(&meta, len) {
                     Fit::Here => {}
                     Fit::Oversize if draft.num_samples() == 1 && Slot(next) == first_slot => {

@@ -406,7 +406,8 @@ impl<'a> Rewriter<'a> {
                 let at = extent.offset_bytes;
                 return Err(damaged(sample.id, at, &self.channel, info.namespace));
             };
-            let meta = SampleMeta { id: sample.id, name: sample.name, label: sample.label };
+            let (name, label, values) = (sample.name, sample.label, sample.values);
+            let meta = SampleMeta { id: sample.id, name, label, values };
             self.push(sample.slot, Some((&meta, record)))?;
         }
         Ok(())
@@ -450,6 +451,7 @@ impl<'a> Rewriter<'a> {
                 part_window: part.window,
                 part_count: part.count,
                 fields: self.old.fields().to_vec(),
+                columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),
             };
             let buf = std::mem::take(&mut self.buf);
             self.open = Some((ChunkBuilder::new(spec, slot, buf)?, part));

@@ -7,10 +7,12 @@ use crate::directory::DirectoryBuilder;
 use crate::directory::commit::freed_by_next;
 use crate::format::Fit;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
+use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::{
     CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, RecordSums, SampleMeta, Space,
     fields,
 };
+use crate::import::columns::{ColumnFile, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -31,6 +33,7 @@ use crate::{Error, ErrorKind, Result};
 /// Imports the streams `found` onto `media`.
 pub(super) fn run(
     found: Found,
+    columns: Option<ColumnFile>,
     media: Media,
     lease: &Lease,
     options: &ImportOptions,
@@ -40,6 +43,8 @@ pub(super) fn run(
     if state.done {
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
+    let image = state.current.as_ref().map(|current| &*current.directory);
+    let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
     let paths = found.files.into_iter().map(|file| file.path).collect();
@@ -50,7 +55,7 @@ pub(super) fn run(
         state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
-    let mut writer = Writer::new(&state, lease, options, progress)?;
+    let mut writer = Writer::new(&state, columns.as_ref(), lease, options, progress)?;
     while let Some(sample) = source.next_sample()? {
         if !writer.only_names_matter && options.on_error == OnError::Stop {
             writer.only_names_matter = !source.bad().is_empty();
@@ -80,6 +85,11 @@ pub(super) fn run(
 struct Writer<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
+    columns: Vec<ColumnSpec>,
+    /// The values of the samples so far, if the import gives any.
+    values: Option<RowColumns<'a>>,
+    /// The name of the first sample, if there are values.
+    example: Option<Vec<u8>>,
     progress: &'a mut dyn Progress,
     writes: WriteBehind<()>,
     space: Space,
@@ -100,11 +110,13 @@ struct Writer<'a> {
 impl<'a> Writer<'a> {
     fn new(
         state: &'a ImportState,
+        columns: Option<&'a ColumnFile>,
         lease: &'a Lease,
         options: &ImportOptions,
         progress: &'a mut dyn Progress,
     ) -> Result<Writer<'a>> {
         let layout = state.journal.layout;
+        let current = state.current.as_ref().map(|current| &*current.directory);
         let builder = match &state.current {
             Some(current) => DirectoryBuilder::after(&current.directory)?,
             None => DirectoryBuilder::new(layout),
@@ -112,6 +124,12 @@ impl<'a> Writer<'a> {
         Ok(Writer {
             state,
             lease,
+            columns: match columns {
+                Some(given) => given.join(current),
+                None => columns_of(current),
+            },
+            values: columns.map(ColumnFile::of_stream),
+            example: None,
             progress,
             writes: WriteBehind::new(state.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
             space: prepare::free_space(&state.media, &layout, state.current.as_ref()),
@@ -147,7 +165,14 @@ impl<'a> Writer<'a> {
         if self.only_names_matter {
             return Ok(());
         }
-        self.push(sample, field_names, &lens, len)?;
+        let values = match &mut self.values {
+            Some(values) => {
+                self.example.get_or_insert_with(|| sample.name.clone());
+                values.next(&sample.name)
+            }
+            None => RowValues::default(),
+        };
+        self.push(sample, values, field_names, &lens, len)?;
         self.writes.has_read(len as usize);
         self.samples += 1;
         self.sample_bytes += u64::from(len);
@@ -169,6 +194,7 @@ impl<'a> Writer<'a> {
     fn push(
         &mut self,
         sample: &StreamSample,
+        values: RowValues<'_>,
         names: &[Vec<u8>],
         lens: &[Option<u64>],
         len: u32,
@@ -176,7 +202,8 @@ impl<'a> Writer<'a> {
         loop {
             // Slots are ids here: samples lie on media in the order of the stream.
             let slot = self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot);
-            let meta = SampleMeta { id: SampleId(slot.0), name: &sample.name, label: sample.label };
+            let (id, name, label) = (SampleId(slot.0), &sample.name[..], sample.label);
+            let meta = SampleMeta { id, name, label, values };
             if self.open.is_none() {
                 let buf = self.writes.chunk_buf();
                 self.open = Some(ChunkBuilder::new(self.spec(names), slot, buf)?);
@@ -336,6 +363,7 @@ impl<'a> Writer<'a> {
             part_window: journal.part.window,
             part_count: 0,
             fields: names.to_vec(),
+            columns: self.columns.clone(),
         }
     }
 
@@ -347,6 +375,9 @@ impl<'a> Writer<'a> {
     ) -> Result<ImportReport> {
         self.finish_chunk()?;
         self.drain()?;
+        if let Some(values) = &self.values {
+            values.check(self.example.as_deref())?;
+        }
         if let Some(current) = &self.state.current {
             let kept: Vec<CellRange> = self.builder.cell_ranges().collect();
             let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
@@ -380,6 +411,7 @@ impl<'a> Writer<'a> {
             pack: commit.directory.layout().pack,
             bad,
             file_counts,
+            columns: self.values.as_ref().map(RowColumns::counts),
         })
     }
 }

@@ -111,8 +111,12 @@ impl Batch {
         self.mixed.is_some().then_some(&self.sources)
     }
 
-    /// The directory of the data set that the sample at `index` is of.
-    fn directory_of(&self, index: usize) -> Option<&Arc<Directory>> {
+    /// The directory of the data set that the sample at `index` is of: it has the typed columns. `None` before the
+    /// batch was read.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Batch::len`], as a slice does.
+    pub fn directory_of(&self, index: usize) -> Option<&Arc<Directory>> {
         match &self.mixed {
             Some(directories) => directories.get(self.sources[index] as usize),
             None => self.directory.as_ref(),

@@ -6,17 +6,20 @@
 //! | `label` | the label, a number or the name of a class                                              |
 //! | `len`   | the length in bytes, of all fields together                                             |
 //! | `name`  | the name, any bytes, compared bytewise                                                  |
+//! | others  | the value in the typed column of this name                                              |
 //!
 //! A sample without a label has the label `none`, which equals no number: `!=` and `not in` hold for it, and
-//! no other comparison does.
+//! no other comparison does. So it is with one that has no value in a typed column. A text is compared with a string,
+//! bytewise; a bool with `true` and `false`; a number of type f32 with what f32 makes of a decimal.
 
-use crate::directory::Directory;
+use crate::directory::{self, Directory};
 use crate::format::FormatError;
+use crate::format::columns::ColumnType;
 use crate::units::SampleId;
 
 use super::glob::Glob;
 use super::ids::Ones;
-use super::text::{Compare, Expr, Problem, Test, Text, Value};
+use super::text::{Compare, Expr, Problem, Test, Text, Value, number_at, order_of};
 use super::{IdSet, ViewError};
 
 /// An expression, made for one directory.
@@ -41,6 +44,8 @@ enum Column {
     Id,
     Label,
     Len,
+    /// A typed column, by its place among them. Texts count as their numbers, and floats as their [`order_of`].
+    Typed(usize),
 }
 
 /// Ascending numbers, as ranges that include their ends, and whether the absence of one fits, too.
@@ -141,6 +146,13 @@ impl Rows<'_> {
                     Some(labels) => keep(first, block, |id| ranges.has(labels.get(id))),
                     None => keep(first, block, |_| ranges.has(None)),
                 },
+                Column::Typed(at) => {
+                    let column = &directory.columns()[*at];
+                    match column.kind().is_float() {
+                        true => keep(first, block, |id| ranges.has(column.float(id).map(order_of))),
+                        false => keep(first, block, |id| ranges.has(column.int(id))),
+                    }
+                }
                 Column::Len => keep(first, block, |id| {
                     ranges.has(directory.len_bytes(SampleId(id)).map(i64::from))
                 }),
@@ -187,6 +199,17 @@ impl Ranges {
         }
     }
 
+    /// What compares so with `bound`.
+    fn compared(compare: Compare, bound: i64) -> Ranges {
+        let range = match compare {
+            Compare::Less => bound.checked_sub(1).map(|last| (i64::MIN, last)),
+            Compare::LessOrEqual => Some((i64::MIN, bound)),
+            Compare::Greater => bound.checked_add(1).map(|first| (first, i64::MAX)),
+            _ => Some((bound, i64::MAX)),
+        };
+        Ranges { ranges: range.into_iter().collect(), is_none: false }
+    }
+
     fn of(numbers: impl IntoIterator<Item = i64>, is_none: bool) -> Ranges {
         let mut ranges: Vec<(i64, i64)> = numbers.into_iter().map(|one| (one, one)).collect();
         ranges.sort_unstable();
@@ -212,7 +235,7 @@ impl Node {
         match self {
             Node::All(nodes) | Node::Any(nodes) => nodes.iter().map(Node::cost).max().unwrap_or(0),
             Node::Not(node) => node.cost(),
-            Node::Number { column: Column::Id | Column::Label, .. } => 0,
+            Node::Number { column: Column::Id | Column::Label | Column::Typed(_), .. } => 0,
             Node::Number { column: Column::Len, .. } => 1,
             Node::Name(_) => NAME_COST,
         }
@@ -247,11 +270,10 @@ impl Binding<'_> {
             "label" => Column::Label,
             "len" => Column::Len,
             "name" => return self.name_test(test),
-            other => {
-                let what =
-                    format!("there is no column `{other}`: there are id, label, len and name");
-                return Err(self.problem(test.at, what));
-            }
+            other => match self.directory.columns().iter().position(|own| own.name() == other) {
+                Some(at) => Column::Typed(at),
+                None => return Err(self.problem(test.at, self.no_column(other))),
+            },
         };
         if column == Column::Label && self.directory.labels().is_none() {
             return Err(self.problem(test.at, "no sample of this data set has a label"));
@@ -263,7 +285,17 @@ impl Binding<'_> {
         Ok(Node::Number { column, ranges: self.ranges(test, column)? })
     }
 
+    fn no_column(&self, name: &str) -> String {
+        let mut known = vec!["id", "label", "len", "name"];
+        known.extend(self.directory.columns().iter().map(directory::Column::name));
+        let last = known.pop().unwrap_or_default();
+        format!("there is no column `{name}`: there are {} and {last}", known.join(", "))
+    }
+
     fn ranges(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
+        if let Column::Typed(at) = column {
+            return self.typed_ranges(test, &self.directory.columns()[at]);
+        }
         if test.compare == Compare::Glob {
             return self.classes_like(test, column);
         }
@@ -272,6 +304,10 @@ impl Binding<'_> {
         for (value, at) in &test.values {
             match value {
                 Value::Number(number) => numbers.push(*number),
+                Value::Decimal(_) | Value::Bool(_) => {
+                    let what = format!("`{}` is a whole number", test.column);
+                    return Err(self.problem(*at, what));
+                }
                 Value::None if is_equal && column == Column::Label => is_none = true,
                 Value::None => {
                     return Err(self.problem(*at, "only `label ==`, `!=` and `in` take `none`"));
@@ -284,14 +320,76 @@ impl Binding<'_> {
         if is_equal {
             return Ok(Ranges::of(numbers, is_none));
         }
-        let bound = numbers[0];
-        let range = match test.compare {
-            Compare::Less => bound.checked_sub(1).map(|last| (i64::MIN, last)),
-            Compare::LessOrEqual => Some((i64::MIN, bound)),
-            Compare::Greater => bound.checked_add(1).map(|first| (first, i64::MAX)),
-            _ => Some((bound, i64::MAX)),
-        };
-        Ok(Ranges { ranges: range.into_iter().collect(), is_none: false })
+        Ok(Ranges::compared(test.compare, numbers[0]))
+    }
+
+    /// What a typed column is compared with.
+    fn typed_ranges(&self, test: &Test, column: &directory::Column) -> Result<Ranges, Problem> {
+        let (kind, texts) = (column.kind(), column.texts());
+        if test.compare == Compare::Glob {
+            let (glob, at) = self.glob(test)?;
+            if kind != ColumnType::Text {
+                let what = format!("`glob` compares texts, and `{}` is {kind}", test.column);
+                return Err(self.problem(at, what));
+            }
+            let fits = (0..).zip(texts).filter(|(_, text)| glob.fits(text.as_bytes()));
+            return Ok(Ranges::of(fits.map(|(number, _)| number), false));
+        }
+        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
+        let (mut numbers, mut is_none) = (Vec::new(), false);
+        for (value, at) in &test.values {
+            let number = match (kind, value) {
+                (_, Value::None) if is_equal => {
+                    is_none = true;
+                    continue;
+                }
+                (_, Value::None) => {
+                    return Err(self.problem(*at, "only `==`, `!=` and `in` take `none`"));
+                }
+                (ColumnType::Int, Value::Number(number)) => *number,
+                (ColumnType::Float, Value::Number(number)) => order_of(*number as f64),
+                (ColumnType::Float, Value::Decimal(order)) => *order,
+                (ColumnType::Float32, Value::Number(number)) => order_of(f64::from(*number as f32)),
+                (ColumnType::Float32, Value::Decimal(order)) => {
+                    order_of(f64::from(number_at(*order) as f32))
+                }
+                (ColumnType::Bool, Value::Bool(is_true)) if is_equal => (*is_true).into(),
+                (ColumnType::Bool, Value::Number(bit @ 0..=1)) if is_equal => *bit,
+                (ColumnType::Text, Value::Bytes(bytes)) if is_equal => {
+                    match texts.binary_search_by(|text| text.as_bytes().cmp(bytes)) {
+                        Ok(number) => number as i64,
+                        Err(_) => continue, // no sample has it
+                    }
+                }
+                (ColumnType::Text, Value::Bytes(bytes)) => {
+                    let less = texts.partition_point(|text| text.as_bytes() < &bytes[..]) as i64;
+                    let same = texts.partition_point(|text| text.as_bytes() <= &bytes[..]) as i64;
+                    let (first, end) = match test.compare {
+                        Compare::Less => (0, less),
+                        Compare::LessOrEqual => (0, same),
+                        Compare::Greater => (same, i64::MAX),
+                        _ => (less, i64::MAX),
+                    };
+                    let range = (first < end).then_some((first, end - 1));
+                    return Ok(Ranges { ranges: range.into_iter().collect(), is_none: false });
+                }
+                _ => {
+                    let takes = match kind {
+                        ColumnType::Int => "a whole number",
+                        ColumnType::Float | ColumnType::Float32 => "a number",
+                        ColumnType::Bool => "`true` or `false`, by `==`, `!=` or `in`",
+                        ColumnType::Text => "a string in quotes",
+                    };
+                    let what = format!("`{}` is {kind}: compare it with {takes}", test.column);
+                    return Err(self.problem(*at, what));
+                }
+            };
+            numbers.push(number);
+        }
+        match is_equal {
+            true => Ok(Ranges::of(numbers, is_none)),
+            false => Ok(Ranges::compared(test.compare, numbers[0])),
+        }
     }
 
     /// The label of the class `name`.

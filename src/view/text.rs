@@ -9,8 +9,8 @@
 //!          | column ["not"] "in" "(" value ("," value)* ")"
 //!          | column ["not"] "glob" string
 //! compare  = "==" | "=" | "!=" | "<" | "<=" | ">" | ">="
-//! column   = letter (letter | digit | "_" | ".")*
-//! value    = integer ["K" | "M" | "G" | "T"] | string | "none"
+//! column   = letter (letter | digit | "_" | ".")* | "`" any characters "`"
+//! value    = integer ["K" | "M" | "G" | "T"] | decimal | string | "true" | "false" | "none"
 //! string   = '...' or "...", with \\ \' \" \n \t \xHH
 //! ```
 //!
@@ -59,6 +59,9 @@ pub(super) enum Compare {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Number(i64),
+    /// A decimal, as its [`order_of`].
+    Decimal(i64),
+    Bool(bool),
     Bytes(Vec<u8>),
     None,
 }
@@ -160,6 +163,8 @@ impl fmt::Display for Token {
             Token::Word(word) => write!(f, "`{}`", format!("{word:?}").to_lowercase()),
             Token::Value(Value::Number(number)) => write!(f, "the number {number}"),
             Token::Value(Value::Bytes(bytes)) => write!(f, "the string '{}'", bytes.escape_ascii()),
+            Token::Value(Value::Decimal(order)) => write!(f, "the number {}", number_at(*order)),
+            Token::Value(Value::Bool(is_true)) => write!(f, "`{is_true}`"),
             Token::Value(Value::None) => f.write_str("`none`"),
             Token::Compare(_) => f.write_str("a comparison"),
             Token::Open => f.write_str("`(`"),
@@ -372,6 +377,7 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
             '\'' | '"' => string(text, at)?,
             '0'..='9' | '-' | '+' => number(text, at)?,
             'a'..='z' | 'A'..='Z' | '_' => word(rest),
+            '`' => quoted(text, at)?,
             _ => match SIGNS.iter().find(|(sign, _)| rest.starts_with(sign)) {
                 Some((sign, token)) => (token.clone(), sign.len()),
                 None => {
@@ -412,9 +418,19 @@ fn word(rest: &str) -> (Token, usize) {
         "in" | "IN" => Token::Word(Word::In),
         "glob" | "GLOB" => Token::Word(Word::Glob),
         "none" | "NONE" => Token::Value(Value::None),
+        "true" | "TRUE" | "True" => Token::Value(Value::Bool(true)),
+        "false" | "FALSE" | "False" => Token::Value(Value::Bool(false)),
         name => Token::Column(name.to_owned()),
     };
     (token, len)
+}
+
+/// The name of a column in backquotes.
+fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
+    match text[at + 1..].find('`') {
+        Some(len) => Ok((Token::Column(text[at + 1..at + 1 + len].to_owned()), len + 2)),
+        None => Err(Problem::new(text, at, "this name of a column has no end")),
+    }
 }
 
 fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
@@ -432,6 +448,14 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     let number = digits.replace('_', "").parse::<i64>().ok();
     match number.and_then(|number| number.checked_mul(unit)) {
         Some(number) => Ok((Token::Value(Value::Number(number)), len)),
+        None if is_decimal(written) => {
+            let number: f64 = written.replace('_', "").parse().unwrap_or(f64::NAN);
+            if !number.is_finite() {
+                let what = format!("`{}` is no number", shown(written));
+                return Err(Problem::new(text, at, what));
+            }
+            Ok((Token::Value(Value::Decimal(order_of(number))), len))
+        }
         None => {
             let what = format!(
                 "`{}` is no integer of 64 bits, with or without K, M, G or T (powers of 1,024)",
@@ -440,6 +464,24 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
             Err(Problem::new(text, at, what))
         }
     }
+}
+
+/// Whether this is written as a number with a point or an exponent.
+fn is_decimal(written: &str) -> bool {
+    let digits = written.strip_prefix(['-', '+']).unwrap_or(written);
+    let starts = digits.starts_with(|first: char| first.is_ascii_digit());
+    starts && digits.contains(['.', 'e', 'E'])
+}
+
+/// A number that orders floating-point numbers as they are: equal ones have the same, and -0 is 0.
+pub(super) fn order_of(number: f64) -> i64 {
+    let bits = (number + 0.0).to_bits() as i64;
+    if bits < 0 { bits ^ i64::MAX } else { bits }
+}
+
+/// The inverse of [`order_of`].
+pub(super) fn number_at(order: i64) -> f64 {
+    f64::from_bits(if order < 0 { order ^ i64::MAX } else { order } as u64)
 }
 
 fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
@@ -547,7 +589,9 @@ mod tests {
             ("name == 'cat", 9, "no end"),
             ("len < 4X", 7, "`4X` is no integer"),
             ("len < 99999999999T", 7, "no integer of 64 bits"),
-            ("len < 1.5", 7, "no integer"),
+            ("len < 1.5.2", 7, "no number"),
+            ("len < 1e999", 7, "no number"),
+            ("`len < 1", 1, "has no end"),
             ("näme == 1", 2, "`ä` has no meaning"),
             ("label == 3 & len < 4", 12, "`&`"),
             ("label not 3", 11, "`in` or `glob`"),
@@ -571,6 +615,18 @@ mod tests {
         assert!(Text::parse(&wide[..MAX_LEN - MAX_LEN % 7 - 4]).is_ok());
     }
 
+    #[test]
+    fn decimals_keep_their_order() {
+        let numbers =
+            [f64::NEG_INFINITY, -1e300, -1.5, -1e-320, 0.0, 5e-324, 0.1, 1.0, 1e300, f64::INFINITY];
+        for pair in numbers.windows(2) {
+            assert!(order_of(pair[0]) < order_of(pair[1]), "{pair:?}");
+            assert_eq!(number_at(order_of(pair[0])), pair[0]);
+        }
+        assert_eq!(order_of(-0.0), order_of(0.0));
+        assert_eq!(order_of(0.0) - 2, order_of(-5e-324), "the next one below, but for -0");
+    }
+
     impl Expr {
         fn to_text(&self) -> String {
             let joined = |list: &[Expr], sign| {
@@ -583,6 +639,12 @@ mod tests {
                 Expr::Test(Test { column, compare, values, .. }) => {
                     let sign = ["=", "!=", "<", "<=", ">", ">=", " in ", "~"][*compare as usize];
                     let Value::Number(number) = values[0].0 else {
+                        if let Value::Decimal(order) = values[0].0 {
+                            return format!("{column}{sign}{}", number_at(order));
+                        }
+                        if let Value::Bool(is_true) = values[0].0 {
+                            return format!("{column}{sign}{is_true}");
+                        }
                         let Value::Bytes(bytes) = &values[0].0 else { return "none".into() };
                         return format!("{column}{sign}{}", bytes.escape_ascii());
                     };

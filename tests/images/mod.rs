@@ -8,6 +8,7 @@ use dlfs::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs::directory::rebuild::newest_record;
 use dlfs::directory::{Directory, DirectoryBuilder};
 use dlfs::format::builder::ChunkLocation;
+use dlfs::format::columns::{ColumnSpec, ColumnTable};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
@@ -65,6 +66,8 @@ pub struct Image {
     pub time_ns: u64,
     /// Flushes and superblock writes of the last commit, if it is to stop before its end.
     pub stop_commit_after: usize,
+    /// Values of the samples of the next `add`, in their order.
+    pub values: ColumnTable,
 }
 
 impl Image {
@@ -87,7 +90,8 @@ impl Image {
     fn with_uuid(uuid: Uuid, num_namespaces: u16, pack: Pack) -> Image {
         let layout = ImageLayout::new(uuid, 64 << 10, pack, num_namespaces).unwrap();
         let namespaces = vec![Vec::new(); num_namespaces.into()];
-        Image { layout, namespaces, time_ns: 1_000_000, stop_commit_after: usize::MAX }
+        let values = ColumnTable::default();
+        Image { layout, namespaces, time_ns: 1_000_000, stop_commit_after: usize::MAX, values }
     }
 
     pub fn write(&mut self, namespace: u16, offset: u64, bytes: &[u8]) {
@@ -159,6 +163,7 @@ impl Image {
             part_window: window,
             part_count: part.count,
             fields: fields.iter().map(|name| name.as_bytes().to_vec()).collect(),
+            columns: self.columns(current.as_ref().map(|(directory, _)| directory)),
         };
         let placement = Placement::new(part);
         let source = (first..first + part.count).map(|slot| {
@@ -172,6 +177,19 @@ impl Image {
         }
         let directory = builder.finish(generation, self.time_ns).unwrap();
         self.commit(directory, &mut space)
+    }
+
+    /// The typed columns that there are, and those of the next `add`.
+    fn columns(&self, current: Option<&Directory>) -> Vec<ColumnSpec> {
+        let columns = current.map_or(&[][..], Directory::columns);
+        let mut specs: Vec<ColumnSpec> =
+            columns.iter().map(|column| column.spec().clone()).collect();
+        for spec in self.values.specs() {
+            if !specs.contains(spec) {
+                specs.push(spec.clone());
+            }
+        }
+        specs
     }
 
     /// Writes samples as chunks; `None` keeps the place of a purged one.
@@ -191,7 +209,13 @@ impl Image {
                 let fit = match sample {
                     None => chunk.push_purged(id),
                     Some(Sample { name, label, record }) => {
-                        chunk.push(&SampleMeta { id, name, label: *label }, record).unwrap()
+                        let meta = SampleMeta {
+                            id,
+                            name,
+                            label: *label,
+                            values: self.values.row((id.0 - spec.part_first) as usize),
+                        };
+                        chunk.push(&meta, record).unwrap()
                     }
                 };
                 if fit == Fit::Here {
@@ -244,7 +268,12 @@ impl Image {
         space: &mut Space,
         builder: &mut DirectoryBuilder,
     ) {
-        let meta = SampleMeta { id, name: &sample.name, label: sample.label };
+        let meta = SampleMeta {
+            id,
+            name: &sample.name,
+            label: sample.label,
+            values: self.values.row((id.0 - spec.part_first) as usize),
+        };
         let sums = RecordSums::of(&sample.record);
         let len = sample.record.len() as u32;
         let mut place =

@@ -298,3 +298,54 @@ fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
         assert_eq!(dir.files(&out), dir.files("source"), "{image}");
     }
 }
+
+#[test]
+fn a_table_gives_samples_columns_that_are_shown_selected_and_exported() {
+    let dir = TestDir::with_source();
+    let (source, image, table) = (dir.arg("source"), dir.arg("train.dlfs"), dir.arg("table.csv"));
+    let mut text = "file,width,score:f32,lang,good\n".to_owned();
+    for at in 0..100 {
+        let (half, lang) = (at as f64 / 2.0, ["de", "\"a, b\"", ""][at % 3]);
+        text += &format!("cat/{at:03}.bin,{},{half},{lang},{}\n", 500 + at, at % 2 == 0);
+    }
+    fs::write(&table, text + "cow/000.bin,1,1,de,true\n").unwrap();
+    let import = |image: &str, more: &[&str]| run(&[&["import", &source, image], more].concat());
+    let said = import(&image, &["--columns", &table]).code(0);
+    let counts = "values of 100 samples; 200 samples have none; 1 rows name no sample";
+    assert!(said.text().contains(counts), "{}", said.text());
+    let stat = run(&["stat", &image]).code(0);
+    let columns = "columns      width int, score f32, lang str, good bool";
+    assert!(stat.text().contains(columns), "{}", stat.text());
+    let one = run(&["stat", &image, "cat/003.bin", "--json"]).code(0).json();
+    let expected = serde_json::json!({"width": 503, "score": 1.5, "lang": "de", "good": false});
+    assert_eq!(one["columns"], expected);
+    let listed = run(&["ls", "-R", &image, "--json"]).code(0);
+    let last = listed.text().lines().last().unwrap().to_owned();
+    assert!(last.contains("\"width\":null"), "{last}");
+    let select = |expression: &str| run(&["select", &image, expression, "--json"]).code(0).json();
+    assert_eq!(select("width >= 510 and lang == 'a, b'")["views"][0]["samples"], 30);
+    assert_eq!(select("score < 2.5 and good == true or width == none")["views"][0]["samples"], 203);
+
+    let (out, again, csv) = (dir.arg("out"), dir.arg("again.dlfs"), dir.arg("out.csv"));
+    run(&["export", &image, &out, "--columns", &csv]).code(0);
+    import(&again, &["--columns", &csv]).code(0);
+    let line = |image: &str| run(&["ls", "-R", image, "--json"]).code(0).stdout;
+    assert_eq!(line(&again), line(&image));
+    run(&["export", &image, &dir.arg("other"), "--columns", &csv])
+        .code(1)
+        .complains_of(&["out.csv"]);
+
+    let chosen = ["--columns", &table, "--column", "width:str", "--column", "good", "--force"];
+    import(&again, &chosen).code(0);
+    let stat = run(&["stat", &again]).code(0);
+    assert!(stat.text().contains("columns      width str, good bool"), "{}", stat.text());
+    for (more, what) in [
+        (&["--column", "width:i3"][..], "none of int, float, f32, bool and str"),
+        (&["--column", "wide"], "no column `wide` among file, width, score, lang, good"),
+        (&["--columns-key", "lang"], "line 4: there is no name of a sample"),
+    ] {
+        let ran = import(&again, &[&["--columns", &table, "--force"], more].concat());
+        assert!(ran.stderr.contains(what), "{more:?}: {}", ran.stderr);
+    }
+    run(&["verify", &again]).code(0);
+}

@@ -18,7 +18,7 @@ use super::ls::json_name;
 use crate::args::ConnectionArgs;
 use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome, complain};
-use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape};
+use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape, write_table};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::progress::Meter;
@@ -44,6 +44,9 @@ pub(crate) struct ExportArgs {
     /// Write refused names in an escaped form instead, as described below
     #[arg(long)]
     escape: bool,
+    /// Write names and typed columns of the samples into a new file FILE.csv, for dlfs import --columns
+    #[arg(long, value_name = "FILE")]
+    columns: Option<PathBuf>,
     /// Print the result as one line of JSON
     #[arg(long)]
     json: bool,
@@ -58,6 +61,9 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE, || Outcome::Incomplete)?;
     let image = args.image.open_with_names(&args.connection)?;
     let began = Instant::now();
+    if let Some(path) = &args.columns {
+        write_table(image.directory(), path)?;
+    }
     let mut sink = open_sink(&args.dest)?;
     let mut export = Export {
         directory: image.directory(),

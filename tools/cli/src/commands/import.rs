@@ -10,8 +10,11 @@ use serde::Serialize;
 
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::Pack;
+use dlfs::format::columns::ColumnType;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
-use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage};
+use dlfs::import::{
+    ColumnsFrom, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+};
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
@@ -69,6 +72,17 @@ pub(crate) struct ImportArgs {
     /// What to do with entries that cannot be imported
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
     on_error: OnErrorArg,
+    /// Values of the samples, by their names: FILE.csv or .tsv, whose first line names the columns, or .jsonl with an
+    /// object on each line. They become typed columns, which dlfs select compares
+    #[arg(long, value_name = "FILE")]
+    columns: Option<PathBuf>,
+    /// The column of FILE with the names of the samples; by default name, file, filename, file_name, path, key or
+    /// __key__, or the first one
+    #[arg(long, value_name = "NAME", requires = "columns")]
+    columns_key: Option<String>,
+    /// Take only this column of FILE, with TYPE int, float, f32, bool or str, or that of its values; several times
+    #[arg(long, value_name = "NAME[:TYPE]", requires = "columns", value_parser = parse_column)]
+    column: Vec<Chosen>,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
@@ -96,6 +110,10 @@ struct OntoArgs {
     #[arg(long)]
     force: bool,
 }
+
+/// A column, and its type if that is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chosen(String, Option<ColumnType>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PlacementArg {
@@ -196,6 +214,11 @@ impl ImportArgs {
                 OnErrorArg::Stop => OnError::Stop,
                 OnErrorArg::Skip => OnError::Skip,
             },
+            columns: self.columns.as_ref().map(|path| ColumnsFrom {
+                path: path.clone(),
+                key: self.columns_key.clone(),
+                only: self.column.iter().map(|Chosen(name, kind)| (name.clone(), *kind)).collect(),
+            }),
             spool: self.spool.clone(),
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
@@ -256,6 +279,13 @@ fn source_kind() -> impl TypedValueParser<Value = SourceKind> {
         .map(|text| text.parse().expect("the library knows the kinds above by these names"))
 }
 
+fn parse_column(text: &str) -> Result<Chosen, String> {
+    match text.rsplit_once(':') {
+        Some((name, kind)) => Ok(Chosen(name.to_owned(), Some(kind.parse()?))),
+        None => Ok(Chosen(text.to_owned(), None)),
+    }
+}
+
 fn parse_chunk_size(text: &str) -> Result<u32, String> {
     let size = parse_size(text)?;
     u32::try_from(size)
@@ -277,8 +307,18 @@ struct JsonReport {
     chunks_found: u64,
     image_bytes: u64,
     media: JsonMedia,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    columns: Option<JsonColumns>,
     taken: Vec<JsonTaken>,
     bad: Vec<JsonBad>,
+}
+
+/// How the table of values fitted the samples.
+#[derive(Serialize)]
+struct JsonColumns {
+    samples: u64,
+    samples_without: u64,
+    rows_without: u64,
 }
 
 /// What this import wrote, in bytes.
@@ -342,6 +382,11 @@ impl JsonReport {
                 directory: report.media.directory_bytes,
                 tight_saves: report.media.alignment_bytes,
             },
+            columns: report.columns.map(|counts| JsonColumns {
+                samples: counts.samples,
+                samples_without: counts.samples_without,
+                rows_without: counts.rows_without,
+            }),
             taken: report.file_counts.iter().map(taken).collect(),
             bad: report.bad.iter().map(bad).collect(),
         }
@@ -369,6 +414,18 @@ fn print_report(
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
     ))?;
+    if let Some(counts) = &report.columns {
+        let some = |count: u64, what: &str| match count {
+            0 => String::new(),
+            count => format!("; {} {what}", text::count(count)),
+        };
+        out.line(format!(
+            "  columns    values of {}{}{}",
+            text::counted(counts.samples, "sample"),
+            some(counts.samples_without, "samples have none"),
+            some(counts.rows_without, "rows name no sample of this import"),
+        ))?;
+    }
     print_media(out, report)?;
     if report.chunks_found > 0 {
         out.line(format!(

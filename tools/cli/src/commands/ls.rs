@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::directory::{Directory, EntryKind};
+use dlfs::format::columns::Value;
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
@@ -81,6 +82,26 @@ struct JsonEntry {
     bytes: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     label: Option<i64>,
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    columns: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The values of a sample in the typed columns; null where it has none.
+pub(super) fn json_values(
+    directory: &Directory,
+    id: SampleId,
+) -> serde_json::Map<String, serde_json::Value> {
+    let json = |value: Value<'_>| match value {
+        Value::None => serde_json::Value::Null,
+        Value::Int(number) => number.into(),
+        // Infinity is none in JSON, and is shown as text.
+        Value::Float(number) if number.is_infinite() => number.to_string().into(),
+        Value::Float(number) => number.into(),
+        Value::Bool(is_true) => is_true.into(),
+        Value::Text(text) => text.into(),
+    };
+    let columns = directory.columns().iter();
+    columns.map(|column| (column.name().to_owned(), json(column.get(id.0)))).collect()
 }
 
 impl Listing<'_> {
@@ -123,7 +144,9 @@ impl Listing<'_> {
         label: Option<i64>,
     ) -> Result<(), Failure> {
         let (name, name_hex) = json_name(name);
-        self.out.json(&JsonEntry { name, name_hex, kind, id, bytes, label })
+        let columns =
+            id.map_or_else(Default::default, |id| json_values(self.directory, SampleId(id)));
+        self.out.json(&JsonEntry { name, name_hex, kind, id, bytes, label, columns })
     }
 
     fn null(&mut self, name: &[u8], suffix: &[u8]) -> Result<(), Failure> {

@@ -23,9 +23,10 @@ use crate::text;
 /// A view is a part of one generation of an image: `dlfs read --view FILE` reads it as a data set of its
 /// own, as do ls, cat, export, mount and others, Python and C. Only the directory is read.
 ///
-/// EXPR compares the columns id, label, len (in bytes) and name, such as 'label in (3, 7) and len < 4K'
-/// or 'name glob "train/*.jpg"'; a label is a number or, in quotes, the name of a class. With and, or,
-/// not, parentheses; == != < <= > >= in glob. Without EXPR and --ids: all samples.
+/// EXPR compares the columns id, label, len (in bytes), name and those of dlfs import --columns, such as
+/// 'label in (3, 7) and len < 4K', 'name glob "train/*.jpg"' or 'width >= 512 and lang == "de"'; a label is a
+/// number or, in quotes, the name of a class. With and, or, not, parentheses; == != < <= > >= in glob. Without
+/// EXPR and --ids: all samples.
 ///
 /// --split divides the samples by a keyed hash of each, so that a sample stays in its part when others
 /// are appended or deleted.
@@ -34,7 +35,7 @@ use crate::text;
 pub(crate) struct SelectArgs {
     #[command(flatten)]
     image: ImageArgs,
-    /// The samples to select: an expression over id, label, len and name
+    /// The samples to select: an expression over id, label, len, name and typed columns
     #[arg(value_name = "EXPR")]
     expression: Option<String>,
     /// A file with ids to select, one on each line, or - for standard input; those that fit EXPR

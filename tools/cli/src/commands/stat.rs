@@ -10,7 +10,7 @@ use dlfs::format::superblock_copies::BadCopy;
 use dlfs::units::SampleId;
 
 use super::cat::find;
-use super::ls::json_name;
+use super::ls::{json_name, json_values};
 use crate::args::{ConnectionArgs, Name};
 use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
@@ -70,12 +70,20 @@ struct ImageFacts {
     fields: Vec<String>,
     classes: u64,
     labels: bool,
+    /// The typed columns.
+    columns: Vec<ColumnFacts>,
     /// Of a folder without import: checksums learned so far; null where all are on the image.
     checksums_learned: Option<u64>,
     /// Superblock copies that could not be read or used.
     bad_superblock_copies: Vec<CopyFacts>,
     namespaces: Vec<NamespaceFacts>,
     directory: DirectoryFacts,
+}
+
+#[derive(Serialize)]
+struct ColumnFacts {
+    name: String,
+    r#type: &'static str,
 }
 
 #[derive(Serialize)]
@@ -144,6 +152,14 @@ impl ImageFacts {
             fields: directory.fields().iter().map(|field| safe_name(field)).collect(),
             classes: directory.classes().len() as u64,
             labels: directory.labels().is_some(),
+            columns: directory
+                .columns()
+                .iter()
+                .map(|column| ColumnFacts {
+                    name: column.name().to_owned(),
+                    r#type: column.kind().name(),
+                })
+                .collect(),
             checksums_learned: directory.learned().map(|learned| learned.count()),
             bad_superblock_copies: image
                 .bad_superblock_copies()
@@ -203,6 +219,11 @@ impl ImageFacts {
         }
         let labels = if self.labels { "a label each" } else { "no labels" };
         out.line(format!("classes      {}; {labels}", text::count(self.classes)))?;
+        if !self.columns.is_empty() {
+            let columns =
+                self.columns.iter().map(|column| format!("{} {}", column.name, column.r#type));
+            out.line(format!("columns      {}", columns.collect::<Vec<_>>().join(", ")))?;
+        }
         if let Some(learned) = self.checksums_learned {
             let (learned, samples) = (text::count(learned), text::count(self.samples));
             out.line(format!(
@@ -243,6 +264,7 @@ impl DirectoryFacts {
             ("tree", memory.tree),
             ("deletions", memory.deletions),
             ("labels", memory.labels),
+            ("typed columns", memory.columns),
             ("names", memory.names),
             ("order of names", memory.name_order),
         ];
@@ -287,6 +309,8 @@ struct SampleFacts {
     label: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<String>,
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    columns: serde_json::Map<String, serde_json::Value>,
     slot: Option<u64>,
     chunk: Option<u32>,
     namespace: u16,
@@ -307,6 +331,7 @@ impl SampleFacts {
             bytes: extent.len_bytes,
             label,
             class: class.map(|class| safe_name(class)),
+            columns: json_values(directory, id),
             slot: directory.slot_of(id).map(|slot| slot.0),
             chunk: directory.chunk_of(id),
             namespace: extent.namespace,
@@ -328,6 +353,9 @@ impl SampleFacts {
         if let Some(label) = self.label {
             let class = self.class.as_ref().map_or_else(String::new, |class| format!(" ({class})"));
             out.line(format!("label        {label}{class}"))?;
+        }
+        for (name, value) in &self.columns {
+            out.line(format!("{name:<12} {}", safe_name(value.to_string().as_bytes())))?;
         }
         if let (Some(slot), Some(chunk)) = (self.slot, self.chunk) {
             out.line(format!("place        slot {slot}, chunk {chunk}"))?;

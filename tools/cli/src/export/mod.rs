@@ -9,10 +9,12 @@
 
 mod folder;
 mod names;
+mod table;
 mod tarball;
 
 pub(crate) use folder::FolderSink;
 pub(crate) use names::{check, escape};
+pub(crate) use table::write_table;
 pub(crate) use tarball::TarSink;
 
 use crate::exit::Failure;

@@ -1,0 +1,332 @@
+//! The typed columns: values of each sample, read without I/O, as the [label](super::Labels) is.
+//!
+//! Their bytes are those of the snapshot's section: first the number of columns, and for each its name, the number
+//! of its type, the bytes of a value, and, for texts, their number and the texts in their order. The values of each
+//! column follow, by id, from a multiple of 8 bytes. Numbers are LEB128, and the length stands before a string.
+//!
+//! | type       | a value                                                                             |
+//! |------------|-------------------------------------------------------------------------------------|
+//! | int, bool  | as a label: 1, 2, 4 or 8 bytes, of which the least number means none                |
+//! | str        | likewise, the number of a text                                                      |
+//! | float, f32 | f64 or f32; NaN means none                                                          |
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::directory::Bytes;
+use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
+use crate::format::FormatError;
+use crate::format::columns::{
+    ColumnSpec, ColumnTable, ColumnType, MAX_COLUMNS, Value, none_of, raw_of, value_of,
+};
+use crate::format::cursor::{Cursor, put_number, put_string};
+use crate::format::error::{at_most, enough, equal};
+
+/// A typed column: a value of each sample, by id.
+#[derive(Debug, Clone)]
+pub struct Column {
+    spec: ColumnSpec,
+    store: Store,
+    /// The texts of a column of type str, ascending; each is the value of a sample.
+    texts: Arc<[String]>,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    /// Ints, bools, and numbers of texts.
+    Ints(Labels),
+    /// Floating-point numbers of so many bytes.
+    Floats(Bytes, usize),
+}
+
+impl Column {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// What its values are.
+    pub fn kind(&self) -> ColumnType {
+        self.spec.kind
+    }
+
+    /// Name and type.
+    pub fn spec(&self) -> &ColumnSpec {
+        &self.spec
+    }
+
+    /// The texts of a column of type str, ascending: values are their numbers.
+    pub fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
+    /// The value of `id`, deleted or not.
+    pub fn get(&self, id: u64) -> Value<'_> {
+        value_of(self.spec.kind, self.raw(id), &self.texts)
+    }
+
+    /// The int of `id`, its bool as 0 or 1, or the number of its text; `None` if it has no value, and of floats.
+    #[inline]
+    pub fn int(&self, id: u64) -> Option<i64> {
+        match &self.store {
+            Store::Ints(ints) => ints.get(id),
+            Store::Floats(..) => None,
+        }
+    }
+
+    /// The floating-point number of `id`; `None` if it has no value, and of other types.
+    #[inline]
+    pub fn float(&self, id: u64) -> Option<f64> {
+        let Store::Floats(bytes, width) = &self.store else { return None };
+        let at = usize::try_from(id).ok()?.checked_mul(*width)?;
+        let bytes = bytes.get(at..at.checked_add(*width)?)?;
+        let number = match *width {
+            4 => f64::from(f32::from_le_bytes(bytes.try_into().ok()?)),
+            _ => f64::from_le_bytes(bytes.try_into().ok()?),
+        };
+        (!number.is_nan()).then_some(number)
+    }
+
+    /// Its values, little-endian, by id: see the page of this module.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.store {
+            Store::Ints(ints) => ints.as_bytes(),
+            Store::Floats(bytes, _) => bytes,
+        }
+    }
+
+    /// Bytes a value.
+    pub fn width_bytes(&self) -> usize {
+        match &self.store {
+            Store::Ints(ints) => ints.width_bytes(),
+            Store::Floats(_, width) => *width,
+        }
+    }
+
+    fn shared(&self) -> &Bytes {
+        match &self.store {
+            Store::Ints(ints) => ints.shared(),
+            Store::Floats(bytes, _) => bytes,
+        }
+    }
+
+    fn raw(&self, id: u64) -> i64 {
+        match &self.store {
+            Store::Ints(ints) => ints.get(id).unwrap_or(NO_LABEL),
+            Store::Floats(..) => self.float(id).map_or(none_of(self.spec.kind), raw_of),
+        }
+    }
+
+    /// The column whose first `num_base` ids have the values of `base`, and whose others have `new` ones, in the
+    /// order of ids: raw numbers, of texts those of `new_texts`.
+    fn extended(
+        spec: &ColumnSpec,
+        base: Option<&Column>,
+        num_base: u64,
+        new: impl Iterator<Item = i64>,
+        new_texts: &[String],
+    ) -> Column {
+        let column = |store, texts| Column { spec: spec.clone(), store, texts };
+        if spec.kind.is_float() {
+            let width = if spec.kind == ColumnType::Float32 { 4 } else { 8 };
+            let mut bytes = base.map_or_else(Vec::new, |base| base.as_bytes().to_vec());
+            let old = (bytes.len() as u64 / width as u64..num_base).map(|_| none_of(spec.kind));
+            for raw in old.chain(new) {
+                let number = f64::from_bits(raw as u64);
+                match width {
+                    4 => bytes.extend_from_slice(&(number as f32).to_le_bytes()),
+                    _ => bytes.extend_from_slice(&number.to_le_bytes()),
+                }
+            }
+            return column(Store::Floats(bytes.into(), width), Arc::default());
+        }
+        if spec.kind != ColumnType::Text {
+            let ints = base.and_then(Column::ints);
+            return column(Store::Ints(ints_of(ints, num_base, new)), Arc::default());
+        }
+        // Texts stay in their order, so those of the base may get other numbers.
+        let old_texts = base.map_or(&[][..], Column::texts);
+        let mut texts: Vec<String> = old_texts.iter().chain(new_texts).cloned().collect();
+        texts.sort_unstable();
+        texts.dedup();
+        let number_of: BTreeMap<&str, i64> = texts.iter().map(|text| &**text).zip(0..).collect();
+        let numbers = |texts: &[String]| -> Vec<i64> {
+            texts.iter().map(|text| number_of[&**text]).collect()
+        };
+        let (old_numbers, new_numbers) = (numbers(old_texts), numbers(new_texts));
+        let number = |numbers: &[i64], raw: i64| {
+            let index = usize::try_from(raw).ok();
+            index.and_then(|index| numbers.get(index)).copied().unwrap_or(NO_LABEL)
+        };
+        let old = (0..num_base).map(|id| base.map_or(NO_LABEL, |base| base.raw(id)));
+        let old = old.map(|raw| number(&old_numbers, raw));
+        let new = new.map(|raw| number(&new_numbers, raw));
+        let ints = ints_of(None, 0, old.chain(new));
+        column(Store::Ints(ints), texts.into())
+    }
+
+    /// The same column without the values of the ids for which `is_dropped` holds, and without texts that are then
+    /// no sample's.
+    fn without(&self, num_samples: u64, is_dropped: &dyn Fn(u64) -> bool) -> Column {
+        let none = none_of(self.spec.kind);
+        let kept = |id| if is_dropped(id) { none } else { self.raw(id) };
+        let mut is_used = vec![false; self.texts.len()];
+        if self.spec.kind == ColumnType::Text {
+            for raw in (0..num_samples).map(kept) {
+                let used = usize::try_from(raw).ok().and_then(|raw| is_used.get_mut(raw));
+                used.into_iter().for_each(|used| *used = true);
+            }
+        }
+        // Among those that stay, the numbers of texts close up.
+        let numbers: Vec<i64> = is_used
+            .iter()
+            .scan(0, |next, used| {
+                let number = *next;
+                *next += i64::from(*used);
+                Some(number)
+            })
+            .collect();
+        let used = self.texts.iter().zip(&is_used).filter(|(_, used)| **used);
+        let texts: Vec<String> = used.map(|(text, _)| text.clone()).collect();
+        let renumbered = |raw: i64| match self.spec.kind {
+            ColumnType::Text => {
+                let index = usize::try_from(raw).ok();
+                index.and_then(|index| numbers.get(index)).copied().unwrap_or(none)
+            }
+            _ => raw,
+        };
+        let new = (0..num_samples).map(|id| renumbered(kept(id))).collect::<Vec<i64>>();
+        Column::extended(&self.spec, None, 0, new.into_iter(), &texts)
+    }
+
+    fn ints(&self) -> Option<&Labels> {
+        match &self.store {
+            Store::Ints(ints) => Some(ints),
+            Store::Floats(..) => None,
+        }
+    }
+}
+
+fn ints_of(base: Option<&Labels>, num_base: u64, new: impl Iterator<Item = i64>) -> Labels {
+    let new: Vec<i64> = new.collect();
+    let mut range = LabelRange::default();
+    new.iter().for_each(|number| range.take(*number));
+    let count = num_base + new.len() as u64;
+    let ints = Labels::extended(base, num_base, new.into_iter(), range);
+    ints.unwrap_or_else(|| Labels::absent(count))
+}
+
+/// All typed columns of a directory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TypedColumns(Arc<[Column]>);
+
+impl TypedColumns {
+    pub(crate) fn all(&self) -> &[Column] {
+        &self.0
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let texts = |column: &Column| column.texts.iter().map(String::len).sum::<usize>();
+        self.0.iter().map(|column| (column.as_bytes().len() + texts(column)) as u64).sum()
+    }
+
+    /// The columns of `base`, for the first `num_base` ids, continued by `new`, whose columns begin with those of
+    /// the base and whose rows are slots; `slots` has the slots of the new ids, in their order, from 0 on.
+    pub(crate) fn extended<I: Iterator<Item = u64>>(
+        base: &TypedColumns,
+        num_base: u64,
+        new: &ColumnTable,
+        slots: impl Fn() -> I,
+    ) -> TypedColumns {
+        let extended = |(index, column): (usize, &crate::format::columns::TableColumn)| {
+            let raws = slots().map(|slot| {
+                let raw = column.raw.get(slot as usize);
+                raw.copied().unwrap_or(none_of(column.spec.kind))
+            });
+            Column::extended(&column.spec, base.0.get(index), num_base, raws, &column.texts)
+        };
+        TypedColumns(new.columns().iter().enumerate().map(extended).collect())
+    }
+
+    pub(crate) fn without(&self, num_samples: u64, is_dropped: &dyn Fn(u64) -> bool) -> Self {
+        let columns = self.0.iter();
+        TypedColumns(columns.map(|column| column.without(num_samples, is_dropped)).collect())
+    }
+
+    /// The bytes of the section, and how many of them lie before the values.
+    pub(crate) fn encode(&self) -> (Vec<u8>, u64) {
+        let mut out = Vec::new();
+        put_number(&mut out, self.0.len() as u64);
+        for column in self.0.iter() {
+            put_string(&mut out, column.spec.name.as_bytes());
+            put_number(&mut out, column.spec.kind.number());
+            put_number(&mut out, column.width_bytes() as u64);
+            if column.spec.kind == ColumnType::Text {
+                put_number(&mut out, column.texts.len() as u64);
+                column.texts.iter().for_each(|text| put_string(&mut out, text.as_bytes()));
+            }
+        }
+        let head_len = out.len() as u64;
+        for column in self.0.iter() {
+            out.resize(out.len().next_multiple_of(ALIGN), 0);
+            out.extend_from_slice(column.shared());
+        }
+        (out, head_len)
+    }
+
+    /// Reads the section. Values are slices of `bytes`.
+    pub(crate) fn decode(
+        bytes: &Bytes,
+        head_len: u64,
+        num_samples: u64,
+    ) -> Result<TypedColumns, FormatError> {
+        enough(WHAT, head_len, bytes.len())?;
+        let mut head = Cursor::new(WHAT, &bytes[..head_len as usize]);
+        let count = at_most("number of typed columns", head.number()?, MAX_COLUMNS as u64)?;
+        let (mut columns, mut at) = (Vec::new(), head_len as usize);
+        for _ in 0..count {
+            let name = text(head.string()?)?;
+            let (number, width) = (head.number()?, head.number()?);
+            let kind = ColumnType::from_number(number); // one of a later release is left out
+            let mut texts = Vec::new();
+            if kind == Some(ColumnType::Text) {
+                for _ in 0..head.count(1)? {
+                    texts.push(text(head.string()?)?);
+                }
+            }
+            let len = num_samples.saturating_mul(width);
+            let start = at.next_multiple_of(ALIGN);
+            enough(WHAT, (start as u64).saturating_add(len), bytes.len())?;
+            at = start + len as usize;
+            let values = bytes.slice(start..at).expect("they are there");
+            let Some(kind) = kind else { continue };
+            let store = match kind {
+                ColumnType::Float | ColumnType::Float32 => {
+                    let expected = if kind == ColumnType::Float { 8 } else { 4 };
+                    equal("bytes of a value of a typed column", expected, width)?;
+                    Store::Floats(values, width as usize)
+                }
+                _ => Store::Ints(Labels::from_bytes(values, width, num_samples)?),
+            };
+            let spec = ColumnSpec { name, kind };
+            columns.push(Column { spec, store, texts: texts.into() });
+        }
+        // What a later release may have put behind the heads and behind the values is ignored.
+        let specs: Vec<ColumnSpec> = columns.iter().map(|column| column.spec.clone()).collect();
+        crate::format::columns::check_columns(&specs)?;
+        Ok(TypedColumns(columns.into()))
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<String, FormatError> {
+    let wrong = |error: std::str::Utf8Error| FormatError::OutOfRange {
+        what: "byte that is no UTF-8, of a text at",
+        value: error.valid_up_to() as u64,
+        limit: 0,
+    };
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(wrong)
+}
+
+/// Of what the start of a column's values is a multiple.
+const ALIGN: usize = 8;
+const WHAT: &str = "typed columns of a snapshot";
