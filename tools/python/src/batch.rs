@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use dlfs::format::columns::ColumnType;
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString, PyTuple};
 
-use crate::error::{class, kind_of, raise, raise_no_array};
+use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
-use crate::held::{Absent, Choice, Copied, Fields, Held};
+use crate::held::{Absent, Choice, Copied, Fields, Held, Values};
 use crate::index::position;
 use crate::names;
 use crate::numpy;
@@ -161,6 +162,31 @@ impl Batch {
         }
         let labels = (0..self.held.len()).map(|index| self.held.label(index).unwrap_or(NO_LABEL));
         numpy::int64(py, labels).map(Some)
+    }
+
+    /// Names of the typed columns: see `column`.
+    #[getter]
+    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.held.column_names())
+    }
+
+    /// Values of the samples in the typed column called `name`, from memory: int64[B] of type int, with
+    /// dlfs.NO_LABEL where a sample has none; likewise of bool, 0 and 1, and of str, numbers of
+    /// Dataset.texts(name); float64[B] of float and float32[B] of f32, with NaN for none.
+    ///
+    /// Raises NotFound if there is no such column.
+    fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let values = self.held.column(name, 0..self.held.len());
+        let values = values.map_err(|error| raise(py, &error))?;
+        let floats = values.raw.iter().map(|raw| f64::from_bits(*raw as u64));
+        match values.kind {
+            ColumnType::Float => numpy::of_bytes(py, floats.flat_map(f64::to_le_bytes), "<f8"),
+            ColumnType::Float32 => {
+                let narrow = floats.map(|number| number as f32);
+                numpy::of_bytes(py, narrow.flat_map(f32::to_le_bytes), "<f4")
+            }
+            _ => numpy::int64(py, values.raw.into_iter()),
+        }
     }
 
     /// Lengths in bytes: int64[B]. If samples are several fields, their total.
@@ -367,7 +393,12 @@ pub(crate) fn parts<'py>(
         .collect();
     let records = PyBytes::new(py, &records.concat());
     let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
-    (records, ends, ids, labels, place, fields, failures, sources).into_pyobject(py)
+    let columns = held.column_names().into_iter().map(|name| held.column(&name, picked.clone()));
+    let columns = columns.collect::<dlfs::Result<Vec<Values>>>();
+    let columns = columns.map_err(|error| raise(py, &error))?;
+    let columns = columns.into_iter().map(|values| (values.name, values.kind.name(), values.raw));
+    let columns: Vec<_> = columns.collect();
+    (records, ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
 }
 
 /// The batch that [`parts`] copied.
@@ -377,7 +408,7 @@ pub(crate) fn parts<'py>(
 #[allow(clippy::type_complexity)] // the fields of a pickle, in one place
 pub(crate) fn held_of(
     py: Python<'_>,
-    (records, ends, ids, labels, (epoch, ends_epoch), (names, one, several), failures, sources): (
+    (records, ends, ids, labels, place, (names, one, several), failures, sources, columns): (
         PyBackedBytes,
         Vec<usize>,
         Vec<i64>,
@@ -386,9 +417,17 @@ pub(crate) fn held_of(
         (Vec<PyBackedBytes>, Option<PyBackedBytes>, Option<Vec<PyBackedBytes>>),
         Vec<(usize, String, String)>,
         Option<Vec<u32>>,
+        Vec<(String, String, Vec<i64>)>,
     ),
 ) -> PyResult<Arc<Held>> {
-    let copied = Copied { records, ends, ids, labels, epoch, ends_epoch, sources }.check(py)?;
+    let (epoch, ends_epoch) = place;
+    let columns = columns.into_iter().map(|(name, kind, raw)| {
+        let kind = kind.parse().map_err(|text| raise_invalid(py, text))?;
+        Ok(Values { name, kind, raw })
+    });
+    let columns = columns.collect::<PyResult<Vec<Values>>>()?;
+    let copied =
+        Copied { records, ends, ids, labels, epoch, ends_epoch, sources, columns }.check(py)?;
     let owned =
         |names: &[PyBackedBytes]| names.iter().map(|name| name.to_vec()).collect::<Vec<_>>();
     let mut fields = Fields::new(&owned(&names));

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
+use dlfs::directory::{Column, Directory};
+use dlfs::format::columns::Value;
 use dlfs::nvme::Address;
 use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
@@ -211,6 +213,60 @@ impl Dataset {
         numpy::view(memory.as_any(), len, &dtype).map(Some)
     }
 
+    /// The typed columns, in their order: {name: "int", "float", "f32", "bool" or "str"}.
+    #[getter]
+    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (dataset, columns) = (self.dataset(py)?, PyDict::new(py));
+        for column in dataset.directory().columns() {
+            columns.set_item(column.name(), column.kind().name())?;
+        }
+        Ok(columns)
+    }
+
+    /// Values of all samples in the typed column called `name`, by id, from memory: a read-only numpy view.
+    /// Of type int it is int8 to int64[number of ids], whose least value marks samples without a value;
+    /// likewise of bool, 0 and 1, and of str, numbers of `texts(name)`. Of float it is float64, of f32
+    /// float32, where NaN marks them.
+    ///
+    /// Raises NotFound if there is no such column.
+    fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let dataset = self.dataset(py)?;
+        let directory = dataset.directory();
+        let (at, column) = column_at(directory, name).map_err(|error| raise(py, &error))?;
+        let letter = if column.kind().is_float() { 'f' } else { 'i' };
+        let (len, dtype) = (column.as_bytes().len(), format!("<{letter}{}", column.width_bytes()));
+        let memory = Bound::new(py, Memory::whole(Source::Column(Arc::clone(directory), at)))?;
+        numpy::view(memory.as_any(), len, &dtype)
+    }
+
+    /// The texts of the typed column called `name`, of type str, ascending: its values are indexes into them.
+    /// Empty for columns of other types.
+    ///
+    /// Raises NotFound if there is no such column.
+    fn texts<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+        let dataset = self.dataset(py)?;
+        let found = column_at(dataset.directory(), name).map_err(|error| raise(py, &error))?;
+        PyTuple::new(py, found.1.texts())
+    }
+
+    /// Values of the sample `id` in all typed columns, without I/O: {name: int, float, bool, str or None}.
+    fn values<'py>(&self, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let (py, id) = (id.py(), SampleId(index::id(id)?));
+        let (dataset, values) = (self.dataset(py)?, PyDict::new(py));
+        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
+        for column in dataset.directory().columns() {
+            let name = column.name();
+            match column.get(id.0) {
+                Value::None => values.set_item(name, py.None())?,
+                Value::Int(number) => values.set_item(name, number)?,
+                Value::Float(number) => values.set_item(name, number)?,
+                Value::Bool(is_true) => values.set_item(name, is_true)?,
+                Value::Text(text) => values.set_item(name, text)?,
+            }
+        }
+        Ok(values)
+    }
+
     /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
     #[getter]
     fn classes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -343,7 +399,8 @@ impl Dataset {
     }
 
     /// A part of the samples as a data set of its own, a view: those that fit `expression`, over the
-    /// columns id, label, len and name, such as "label in (3, 7) and len < 4096" or "name glob '*.jpg'";
+    /// columns id, label, len, name and the typed ones, such as "width > 512 and lang == 'de'",
+    /// "label in (3, 7) and len < 4096" or "name glob '*.jpg'";
     /// or those with these `ids` (any iterable of integers, or an array). Of both: those that are in both.
     ///
     /// It shares connections, tiers and peers with this data set, and takes no I/O, unless the expression
@@ -791,4 +848,16 @@ fn tier_dict<'py>(py: Python<'py>, tier: &TierStats) -> PyResult<Bound<'py, PyDi
     dict.set_item("hit_s", tier.hit_s)?;
     dict.set_item("fill_s", tier.fill_s)?;
     Ok(dict)
+}
+
+/// The typed column called `name`, and its place among them.
+fn column_at<'d>(directory: &'d Directory, name: &str) -> dlfs::Result<(usize, &'d Column)> {
+    let columns = directory.columns();
+    let found = columns.iter().enumerate().find(|(_, column)| column.name() == name);
+    found.ok_or_else(|| {
+        let known: Vec<&str> = columns.iter().map(Column::name).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let text = format!("there is no typed column {name:?}: there are {known}");
+        dlfs::Error::new(dlfs::ErrorKind::NotFound, text)
+    })
 }

@@ -27,6 +27,8 @@ pub(crate) enum Source {
     Field(Arc<Held>, usize),
     /// The column of labels of a directory.
     Labels(Arc<Directory>),
+    /// A typed column of a directory, by its place among them.
+    Column(Arc<Directory>, usize),
 }
 
 impl Source {
@@ -35,6 +37,9 @@ impl Source {
             Source::Batch(held) if part == WHOLE => held.whole(),
             Source::Batch(held) => Ok(held.shown(part)?.unwrap_or_default()),
             Source::Field(held, field) => Ok(held.field(part, *field)?.unwrap_or_default()),
+            Source::Column(directory, at) => {
+                Ok(directory.columns().get(*at).map_or(&[], |column| column.as_bytes()))
+            }
             Source::Labels(directory) => {
                 Ok(directory.labels().map_or(&[], |labels| labels.as_bytes()))
             }

@@ -4,8 +4,11 @@
 //! Python never sees the record: a sample is the field that was chosen, or else a mapping of names
 //! to fields, which is no buffer.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use dlfs::directory::{Column, Directory};
+use dlfs::format::columns::ColumnType;
 use dlfs::format::fields::{find, table_len};
 use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
@@ -247,6 +250,16 @@ pub(crate) struct Copied {
     pub(crate) ends_epoch: bool,
     /// The source of each sample, if they are of a mixture.
     pub(crate) sources: Option<Vec<u32>>,
+    pub(crate) columns: Vec<Values>,
+}
+
+/// The values of the samples of a batch in a typed column.
+#[derive(Debug, Clone)]
+pub(crate) struct Values {
+    pub(crate) name: String,
+    pub(crate) kind: ColumnType,
+    /// Ints, bools, numbers of texts, or the bits of f64; [`NO_LABEL`] or NaN for none.
+    pub(crate) raw: Vec<i64>,
 }
 
 impl Copied {
@@ -256,7 +269,9 @@ impl Copied {
             self.ends.is_sorted() && self.ends.last().copied().unwrap_or(0) == self.records.len();
         let labels = self.labels.as_ref().map_or(self.ids.len(), Vec::len);
         let sources = self.sources.as_ref().map_or(self.ids.len(), Vec::len);
+        let columns = self.columns.iter().all(|column| column.raw.len() == self.ids.len());
         if rises
+            && columns
             && sources == self.ids.len()
             && self.ids.len() == self.ends.len()
             && labels == self.ends.len()
@@ -283,6 +298,17 @@ impl Absent {
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, (usize, Error)> {
         self.0.iter()
     }
+}
+
+/// The directories of the samples of a batch, each of them once if they follow each other.
+fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
+    let mut last: Option<&Arc<Directory>> = None;
+    (0..batch.len()).filter_map(move |index| {
+        let directory = batch.directory_of(index)?;
+        let is_new = last.is_none_or(|last| !Arc::ptr_eq(last, directory));
+        last = Some(directory);
+        is_new.then_some(directory)
+    })
 }
 
 impl Held {
@@ -354,6 +380,75 @@ impl Held {
                 .map(|labels| labels[index])
                 .filter(|label| *label != NO_LABEL),
         }
+    }
+
+    /// Names of the typed columns: of a mixture, those of the data sets that its samples are of.
+    pub(crate) fn column_names(&self) -> Vec<String> {
+        match &*self.samples {
+            Samples::Read(batch) => {
+                let mut names: Vec<String> = Vec::new();
+                for directory in directories(batch) {
+                    for column in directory.columns() {
+                        if !names.iter().any(|name| name == column.name()) {
+                            names.push(column.name().to_owned());
+                        }
+                    }
+                }
+                names
+            }
+            Samples::Copied(copied) => {
+                copied.columns.iter().map(|column| column.name.clone()).collect()
+            }
+        }
+    }
+
+    /// The values of some samples in the typed column called `name`.
+    ///
+    /// # Errors
+    /// `NotFound`: there is none. `InvalidArgument`: the data sets of a mixture have columns of this name and
+    /// different types.
+    pub(crate) fn column(&self, name: &str, picked: Range<usize>) -> dlfs::Result<Values> {
+        let not_found = || {
+            let known = self.column_names().join(", ");
+            let known = if known.is_empty() { "none".to_owned() } else { known };
+            let text = format!("there is no typed column {name:?}: there are {known}");
+            Error::new(ErrorKind::NotFound, text)
+        };
+        let batch = match &*self.samples {
+            Samples::Read(batch) => batch,
+            Samples::Copied(copied) => {
+                let found = copied.columns.iter().find(|column| column.name == name);
+                let found = found.ok_or_else(not_found)?;
+                return Ok(Values { raw: found.raw[picked].to_vec(), ..found.clone() });
+            }
+        };
+        let kinds = directories(batch).filter_map(|directory| directory.column(name));
+        let mut kinds = kinds.map(|column| column.kind());
+        let kind = kinds.next().ok_or_else(not_found)?;
+        if let Some(other) = kinds.find(|other| *other != kind) {
+            let text = format!("column {name:?} is {kind} in one data set and {other} in another");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        // Neighbours are mostly of one data set: its column is looked up once.
+        let mut last: Option<(&Arc<Directory>, Option<&Column>)> = None;
+        let raw = picked.map(|index| {
+            let directory = batch.directory_of(index);
+            let column = match (last, directory) {
+                (Some((known, column)), Some(directory)) if Arc::ptr_eq(known, directory) => column,
+                (_, Some(directory)) => {
+                    let column = directory.column(name);
+                    last = Some((directory, column));
+                    column
+                }
+                (_, None) => None,
+            };
+            let id = batch.id(index).0;
+            match kind.is_float() {
+                true => column.and_then(|c| c.float(id)).unwrap_or(f64::NAN).to_bits() as i64,
+                false => column.and_then(|c| c.int(id)).unwrap_or(NO_LABEL),
+            }
+        });
+        Ok(Values { name: name.to_owned(), kind, raw: raw.collect() })
     }
 
     pub(crate) fn epoch(&self) -> u64 {

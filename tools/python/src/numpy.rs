@@ -9,9 +9,18 @@ pub(crate) fn int64(
     py: Python<'_>,
     values: impl Iterator<Item = i64>,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let bytes: Vec<u8> = values.flat_map(i64::to_le_bytes).collect();
+    of_bytes(py, values.flat_map(i64::to_le_bytes), "<i8")
+}
+
+/// A new array of these bytes.
+pub(crate) fn of_bytes<'py>(
+    py: Python<'py>,
+    bytes: impl Iterator<Item = u8>,
+    dtype: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    let bytes: Vec<u8> = bytes.collect();
     let len = bytes.len();
-    view(PyBytes::new(py, &bytes).as_any(), len, "<i8")
+    view(PyBytes::new(py, &bytes).as_any(), len, dtype)
 }
 
 /// A read-only array over the `len` bytes of an object with the buffer protocol, which it keeps alive.

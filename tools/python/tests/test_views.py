@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from conftest import CLASSES, PER_CLASS, SEED
+from conftest import CLASSES, PER_CLASS, SEED, command
 
 MASK = (1 << 64) - 1
 
@@ -198,3 +198,71 @@ def test_torch_reads_a_view_with_and_without_workers(ds, workers, method):
     )
     ids = [id for batch in loader for id in batch.ids.tolist()]
     assert sorted(ids) == view.ids.tolist()
+
+
+@pytest.fixture(scope="module")
+def table(source, tmp_path_factory):
+    """The rows of a table, and the image that has them."""
+    folder = tmp_path_factory.mktemp("columns")
+    rows = [
+        (name, number * 3 - 200, number / 8, number / 8, ("de", "en", "")[number % 3], number % 2 == 0)
+        for number, name in enumerate(source.names)
+    ]
+    lines = ["file,n,score,small:f32,lang,good"] + [",".join(map(str, row)) for row in rows if row[1] % 5]
+    (folder / "table.csv").write_text("\n".join(lines))
+    path = folder / "columns.dlfs"
+    command("import", source.root, path, "--columns", folder / "table.csv", "--quiet")
+    return rows, str(path)
+
+
+def test_typed_columns_come_as_arrays_from_memory(table):
+    rows, path = table
+    with dlfs.open(path) as ds:
+        assert ds.columns == {"n": "int", "score": "float", "small": "f32", "lang": "str", "good": "bool"}
+        n, score, small = ds.column("n"), ds.column("score"), ds.column("small")
+        assert (n.dtype, score.dtype, small.dtype) == (np.int16, np.float64, np.float32)
+        assert ds.column("good").dtype == ds.column("lang").dtype == np.int8
+        none = np.iinfo(np.int16).min
+        assert n.tolist() == [row[1] if row[1] % 5 else none for row in rows]
+        assert np.array_equal(score, [row[2] if row[1] % 5 else np.nan for row in rows], equal_nan=True)
+        assert not n.flags.writeable and not n.flags.owndata
+        assert ds.texts("lang") == ("de", "en") and ds.texts("n") == ()
+        langs = [ds.texts("lang")[code] if code >= 0 else "" for code in ds.column("lang")]
+        assert langs == [row[4] if row[1] % 5 else "" for row in rows]
+        assert ds.values(1) == {"n": -197, "score": 0.125, "small": 0.125, "lang": "en", "good": False}
+        assert ds.values(0) == dict.fromkeys(ds.columns)
+        with pytest.raises(dlfs.NotFound, match="no typed column \"m\": there are n, score"):
+            ds.column("m")
+        view = ds.select("n > 100 and lang == 'de' and score < 44.5")
+        expected = [i for i, row in enumerate(rows) if row[1] > 100 and row[1] % 5 and row[4] == "de" and row[2] < 44.5]
+        assert view.ids.tolist() == expected and len(expected) > 10
+        for batch in dlfs.Loader(view, batch_size=7, order="global", seed=3):
+            for copy in (batch, pickle.loads(pickle.dumps(batch))):
+                ids = copy.ids
+                assert copy.columns == tuple(ds.columns)
+                assert copy.column("n").tolist() == n[ids].tolist() and copy.column("n").dtype == np.int64
+                assert copy.column("score").tolist() == score[ids].tolist()
+                assert copy.column("small").dtype == np.float32
+                assert copy.column("small").tolist() == small[ids].tolist()
+        blank = ds.read_batch([0, 1])
+        assert blank.column("n").tolist() == [dlfs.NO_LABEL, -197] and np.isnan(blank.column("score")[0])
+        with pytest.raises(dlfs.NotFound, match="no typed column"):
+            blank.column("label")
+    n_after = n.sum()  # the array keeps its memory
+    assert n_after == n.sum()
+
+
+def test_typed_columns_come_as_tensors(table):
+    torch = pytest.importorskip("torch")
+    import dlfs.torch
+
+    rows, path = table
+    with dlfs.open(path) as ds:
+        batches = dlfs.torch.IterableDataset(ds, 50, transform=dlfs.torch.TensorBatch.of)
+        for batch in torch.utils.data.DataLoader(batches, batch_size=None, num_workers=1):
+            assert batch.columns["n"].dtype == torch.int64 and batch.columns["small"].dtype == torch.float32
+            assert batch.columns["n"].tolist() == [
+                rows[i][1] if rows[i][1] % 5 else dlfs.NO_LABEL for i in batch.ids.tolist()
+            ]
+            moved = batch.to("cpu")
+            assert moved.columns["n"].tolist() == batch.columns["n"].tolist()

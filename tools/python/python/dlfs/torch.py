@@ -90,6 +90,7 @@ class TensorBatch:
     ids      int64[B]
     labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
     sources  int64[B], the data set of each sample of a mixture; None otherwise
+    columns  {name: int64[B], float32[B] or float64[B]} of the typed columns, as dlfs.Batch.column has them
     fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
              has length 0. Then data and offsets raise NoArray, since the field is ambiguous
     """
@@ -103,10 +104,11 @@ class TensorBatch:
         epoch: int = 0,
         fields: Mapping[str, TensorBatch] | None = None,
         sources: torch.Tensor | None = None,
+        columns: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._data, self._offsets, self.ids, self.labels = data, offsets, ids, labels
         self.sources = sources
-        self.epoch, self.fields = epoch, dict(fields or {})
+        self.epoch, self.fields, self.columns = epoch, dict(fields or {}), dict(columns or {})
 
     @property
     def data(self) -> torch.Tensor:
@@ -127,10 +129,16 @@ class TensorBatch:
     @classmethod
     def of(cls, batch: Batch) -> TensorBatch:
         """Copies `batch` into tensors, once."""
+        columns = {name: torch.from_numpy(batch.column(name).copy()) for name in batch.columns}
+        return cls._of(batch, columns)
+
+    @classmethod
+    def _of(cls, batch: Batch, columns: Mapping[str, torch.Tensor] | None = None) -> TensorBatch:
         if batch.fields:
-            each = {name: cls.of(batch.select(name)) for name in batch.fields}
+            each = {name: cls._of(batch.select(name)) for name in batch.fields}
             first = next(iter(each.values()))
-            return cls(None, None, first.ids, first.labels, first.epoch, each, first.sources)
+            labels, sources = first.labels, first.sources
+            return cls(None, None, first.ids, labels, first.epoch, each, sources, columns)
         offsets = torch.from_numpy(batch.offsets.copy())
         lengths = offsets.diff()
         data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
@@ -145,6 +153,7 @@ class TensorBatch:
             None if labels is None else torch.from_numpy(labels.copy()),
             batch.epoch,
             sources=None if sources is None else torch.from_numpy(sources.copy()),
+            columns=columns,
         )
 
     def __len__(self) -> int:
@@ -181,7 +190,9 @@ class TensorBatch:
         fields = {name: field._each(change) for name, field in self.fields.items()}
         data, offsets, labels = moved(self._data), moved(self._offsets), moved(self.labels)
         sources = moved(self.sources)
-        return TensorBatch(data, offsets, change(self.ids), labels, self.epoch, fields, sources)
+        columns = {name: change(column) for name, column in self.columns.items()}
+        ids = change(self.ids)
+        return TensorBatch(data, offsets, ids, labels, self.epoch, fields, sources, columns)
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
