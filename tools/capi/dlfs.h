@@ -231,6 +231,21 @@
 // The part follows from the folder of the name: all samples of a folder are in one part.
 #define DLFS_SPLIT_BY_FOLDER 2
 
+// The type of a typed column: whole numbers.
+#define DLFS_COLUMN_INT 1
+
+// The type of a typed column: numbers of type double.
+#define DLFS_COLUMN_FLOAT 2
+
+// The type of a typed column: numbers of type float.
+#define DLFS_COLUMN_F32 3
+
+// The type of a typed column: 0 and 1.
+#define DLFS_COLUMN_BOOL 4
+
+// The type of a typed column: texts, each of which has a number.
+#define DLFS_COLUMN_STR 5
+
 // The label of a sample without a label, in every function and struct. Python uses None, and
 // dlfs.NO_LABEL, the same number, in arrays of labels.
 #define DLFS_NO_LABEL INT64_MIN
@@ -804,13 +819,15 @@ int dlfs_name(const dlfs_fs *fs, uint64_t id, char *name, size_t len, size_t *ne
 int dlfs_list(const dlfs_fs *fs, const char *folder, int recursive, dlfs_visit visit, void *user);
 
 // Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
-// label, len and name, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
+// label, len, name and the typed ones, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
 // data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
 // may be unmounted before. Reads the names first if it compares them. Any thread.
 //
 // DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
 // sample fits.
-int dlfs_select(const dlfs_fs *fs, const char *expression, dlfs_fs **view);
+int dlfs_select(const dlfs_fs *fs,
+                const char *expression,
+                dlfs_fs **view);
 
 // As dlfs_select, for the samples with the `count` ids at `ids`, in any order.
 //
@@ -831,6 +848,47 @@ int dlfs_split(const dlfs_fs *fs,
 // Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
 // `view` of dlfs_mount opens it. Any thread.
 int dlfs_save_view(const dlfs_fs *fs, const char *file, const char *name);
+
+// Stores the number of the typed column called `name`, which `dlfs import --columns` made, in
+// `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+//
+// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
+int dlfs_column_number(const dlfs_fs *fs, const char *name, uint64_t *column, uint32_t *type);
+
+// Copies the name of typed column `column`, from 0, like dlfs_name. No I/O. Any thread.
+//
+// DLFS_E_NOT_FOUND: there are fewer.
+int dlfs_column_name(const dlfs_fs *fs, uint64_t column, char *name, size_t len, size_t *needed);
+
+// Stores the values of the `count` samples with the ids at `ids` in column `column`, of type int, bool or str,
+// in `values`: of str the numbers of texts, and DLFS_NO_LABEL where a sample has none. No I/O. Any thread.
+//
+// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of floating-point numbers.
+int dlfs_column_ints(const dlfs_fs *fs,
+                     uint64_t column,
+                     const uint64_t *ids,
+                     size_t count,
+                     int64_t *values);
+
+// As dlfs_column_ints, of type float, f32, int or bool; NaN where a sample has no value.
+//
+// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of texts.
+int dlfs_column_floats(const dlfs_fs *fs,
+                       uint64_t column,
+                       const uint64_t *ids,
+                       size_t count,
+                       double *values);
+
+// Copies text `number` of column `column`, of type str, like dlfs_name. Texts are numbered from 0, in their
+// order. No I/O. Any thread.
+//
+// DLFS_E_NOT_FOUND: there is no such column, or it has fewer texts.
+int dlfs_column_text(const dlfs_fs *fs,
+                     uint64_t column,
+                     uint64_t number,
+                     char *text,
+                     size_t len,
+                     size_t *needed);
 
 // Opens the sample called `name`, and stores its handle in `*file`. Reads nothing, except the
 // names at first use. Any thread.

@@ -329,6 +329,18 @@ fn parts_of_a_data_set_are_data_sets() {
 }
 
 #[test]
+fn typed_columns_are_read_from_memory() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    source.import_with_columns("files", "columns.dlfs");
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/column.c"), how);
+        program.run(&[source.path("columns.dlfs").to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn the_examples_do_what_they_say() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "error",
     "options",
     "mount",
     "names",
     "view",
+    "column",
     "file",
     "read_batch",
     "sequence",

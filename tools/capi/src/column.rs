@@ -1,0 +1,195 @@
+//! Typed columns: values of samples from a table that the import was given.
+
+use std::ffi::{c_char, c_int};
+
+use dlfs::Error;
+use dlfs::ErrorKind;
+use dlfs::directory::{Column, Directory};
+use dlfs::units::SampleId;
+
+use crate::batch::DLFS_NO_LABEL;
+use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
+use crate::mount::{Fs, mount_of};
+use crate::structs::{array, give_text, put, utf8};
+
+/// The type of a typed column: whole numbers.
+pub const DLFS_COLUMN_INT: u32 = 1;
+
+/// The type of a typed column: numbers of type double.
+pub const DLFS_COLUMN_FLOAT: u32 = 2;
+
+/// The type of a typed column: numbers of type float.
+pub const DLFS_COLUMN_F32: u32 = 3;
+
+/// The type of a typed column: 0 and 1.
+pub const DLFS_COLUMN_BOOL: u32 = 4;
+
+/// The type of a typed column: texts, each of which has a number.
+pub const DLFS_COLUMN_STR: u32 = 5;
+
+/// Stores the number of the typed column called `name`, which `dlfs import --columns` made, in
+/// `*column`, and its type, DLFS_COLUMN_..., in `*type`. No I/O. Any thread.
+///
+/// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_column_number(
+    fs: *const Fs,
+    name: *const c_char,
+    column: *mut u64,
+    r#type: *mut u32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header `name` is NULL or ends with NUL, and does not change during the call.
+        let name = unsafe { utf8(name, "name")? };
+        let mount = mount_of(fs)?;
+        let columns = mount.dataset.directory().columns();
+        let found = columns.iter().position(|column| column.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = columns.iter().map(Column::name).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let text = format!("there is no typed column {name:?}: there are {known}");
+            Failure::new(DLFS_E_NOT_FOUND, text)
+        })?;
+        // SAFETY: by the header `column` and `type` are NULL or point to numbers of their types.
+        unsafe {
+            put(column, found as u64, "column")?;
+            put(r#type, columns[found].kind() as u32 + DLFS_COLUMN_INT, "type")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Copies the name of typed column `column`, from 0, like dlfs_name. No I/O. Any thread.
+///
+/// DLFS_E_NOT_FOUND: there are fewer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_column_name(
+    fs: *const Fs,
+    column: u64,
+    name: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let found = column_of(mount.dataset.directory(), column)?.name();
+        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(found.as_bytes(), name, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Stores the values of the `count` samples with the ids at `ids` in column `column`, of type int, bool or str,
+/// in `values`: of str the numbers of texts, and DLFS_NO_LABEL where a sample has none. No I/O. Any thread.
+///
+/// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of floating-point numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_column_ints(
+    fs: *const Fs,
+    column: u64,
+    ids: *const u64,
+    count: usize,
+    values: *mut i64,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let column = column_of(mount.dataset.directory(), column)?;
+        if column.kind().is_float() {
+            let text = format!("column {} is {}: dlfs_column_floats", column.name(), column.kind());
+            return Err(Failure::invalid(text));
+        }
+        let value = |id| column.int(id).unwrap_or(DLFS_NO_LABEL);
+        // SAFETY: by the header `ids` has `count` elements that do not change during the call, and `values` has
+        // room for as many.
+        unsafe { give_values(mount.dataset.directory(), ids, count, values, value)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// As dlfs_column_ints, of type float, f32, int or bool; NaN where a sample has no value.
+///
+/// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of texts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_column_floats(
+    fs: *const Fs,
+    column: u64,
+    ids: *const u64,
+    count: usize,
+    values: *mut f64,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let column = column_of(mount.dataset.directory(), column)?;
+        if column.kind() == dlfs::format::columns::ColumnType::Text {
+            let text = format!("column {} is of texts: dlfs_column_ints", column.name());
+            return Err(Failure::invalid(text));
+        }
+        let whole = |id| column.int(id).map(|number| number as f64);
+        let value = |id| column.float(id).or_else(|| whole(id)).unwrap_or(f64::NAN);
+        // SAFETY: as in dlfs_column_ints.
+        unsafe { give_values(mount.dataset.directory(), ids, count, values, value)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Copies text `number` of column `column`, of type str, like dlfs_name. Texts are numbered from 0, in their
+/// order. No I/O. Any thread.
+///
+/// DLFS_E_NOT_FOUND: there is no such column, or it has fewer texts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_column_text(
+    fs: *const Fs,
+    column: u64,
+    number: u64,
+    text: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let column = column_of(mount.dataset.directory(), column)?;
+        let texts = column.texts();
+        let found = usize::try_from(number).ok().and_then(|number| texts.get(number));
+        let found = found.ok_or_else(|| {
+            let (name, count) = (column.name(), texts.len());
+            let what = format!("column {name} has no text {number}: there are {count}");
+            Failure::new(DLFS_E_NOT_FOUND, what)
+        })?;
+        // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(found.as_bytes(), text, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
+fn column_of(directory: &Directory, column: u64) -> Result<&Column, Failure> {
+    let columns = directory.columns();
+    usize::try_from(column).ok().and_then(|at| columns.get(at)).ok_or_else(|| {
+        let text = format!("there is no typed column {column}, there are {}", columns.len());
+        Failure::new(DLFS_E_NOT_FOUND, text)
+    })
+}
+
+/// Stores the value of each id, or none of them.
+///
+/// # Safety
+/// `ids` is NULL or has `count` elements, and `values` is NULL or has room for as many.
+unsafe fn give_values<T>(
+    directory: &Directory,
+    ids: *const u64,
+    count: usize,
+    values: *mut T,
+    value: impl Fn(u64) -> T,
+) -> Result<(), Failure> {
+    // SAFETY: as the caller says.
+    let ids: &[u64] = unsafe { array(ids, count, "ids")? };
+    if let Some(id) = ids.iter().find(|id| !directory.is_live(SampleId(**id))) {
+        let text = format!("there is no sample {id}");
+        return Err(Error::new(ErrorKind::NotFound, text).into());
+    }
+    for (at, id) in ids.iter().enumerate() {
+        // SAFETY: `at` is less than `count`; NULL is refused at the first.
+        unsafe { put(values.wrapping_add(at), value(*id), "values")? };
+    }
+    Ok(())
+}
