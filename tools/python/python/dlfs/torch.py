@@ -137,8 +137,8 @@ class TensorBatch:
         if batch.fields:
             each = {name: cls._of(batch.select(name)) for name in batch.fields}
             first = next(iter(each.values()))
-            labels, sources = first.labels, first.sources
-            return cls(None, None, first.ids, labels, first.epoch, each, sources, columns)
+            ids, epoch, of = first.ids, first.epoch, first.sources
+            return cls(None, None, ids, first.labels, epoch, each, of, columns)
         offsets = torch.from_numpy(batch.offsets.copy())
         lengths = offsets.diff()
         data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
