@@ -352,6 +352,21 @@ impl Cache {
         stats
     }
 
+    /// How many bytes of `range` of a namespace have copies.
+    pub fn kept_bytes(&self, namespace: u16, range: &Range<u64>) -> u64 {
+        let (shared, units) = (self.tiers.latest(), self.units());
+        let kept = |unit: u32| {
+            let start = units.get(unit).start_bytes();
+            let pages = shared.copies.there(unit).and(units.get(unit).pages_in(range));
+            let bytes = move |pages: Range<u32>| {
+                let at = |page: u32| start + u64::from(page) * PAGE_BYTES;
+                at(pages.end).min(range.end) - at(pages.start).max(range.start)
+            };
+            pages.runs().map(bytes).sum::<u64>()
+        };
+        units.within(namespace, range).map(kept).sum()
+    }
+
     /// Whether no copy is being written or verified, or waits for either. For tests and benches.
     pub fn is_settled(&self) -> bool {
         let shared = self.tiers.latest();

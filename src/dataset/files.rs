@@ -5,12 +5,13 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::fields;
+use crate::format::pieces::PIECED_ABOVE_BYTES;
 use crate::posix::{Attributes, File, FileTree, Node, PathError};
 use crate::process::Forked;
 use crate::reader::{Batch, OnError};
 use crate::units::SampleId;
 
-use super::{Dataset, Query, Watch};
+use super::{Dataset, Query, SampleFile, Watch};
 
 /// A data set as a tree of files. All methods may be called from any thread.
 #[derive(Debug)]
@@ -76,6 +77,23 @@ impl Files {
         Ok(FileBytes { batch, field })
     }
 
+    /// Opens a file of a sample that is verified in pieces, one above 1 MiB: reads of parts then take only the
+    /// pieces that they touch. `None`: the sample is smaller, and is read whole.
+    ///
+    /// # Errors
+    /// As [`Dataset::open_sample`].
+    pub fn open_in_pieces(&self, file: File, watch: &mut dyn Watch) -> Result<Option<SampleFile>> {
+        if self.dataset.len_bytes(file.id)? <= PIECED_ABOVE_BYTES {
+            return Ok(None);
+        }
+        let field = self.has_fields().then_some(usize::from(file.field));
+        match self.dataset.open_sample(file.id, field, watch) {
+            // A field that the sample does not have is an empty file.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
     /// The bytes of `file` in a batch, where its sample is at `index`.
     ///
     /// # Errors
@@ -86,6 +104,41 @@ impl Files {
         }
         self.keep_lens(file.id, batch.bytes(index))?;
         Ok(batch.field(index, usize::from(file.field))?.unwrap_or_default())
+    }
+
+    /// How many bytes of the file's sample have copies in a tier; 0 without tiers.
+    pub fn kept_bytes(&self, file: File) -> u64 {
+        let image = self.dataset.image();
+        let extent = image.directory().extent(file.id);
+        image.tiers().zip(extent).map_or(0, |(tiers, extent)| {
+            let start = extent.offset_bytes;
+            tiers.kept_bytes(extent.namespace, &(start..start + u64::from(extent.len_bytes)))
+        })
+    }
+
+    /// The value of an extended attribute, as text; `None` if the node does not have it. Beside those of the tree,
+    /// files have [`KEPT_IN_TIERS`] where the data set has tiers.
+    pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
+        match node {
+            Node::File(file) if name == KEPT_IN_TIERS.as_bytes() && self.has_tiers() => {
+                Some(self.kept_bytes(file).to_string())
+            }
+            _ => self.tree.xattr(node, name),
+        }
+    }
+
+    /// The names of the extended attributes of a node, each with a zero byte behind it.
+    pub fn xattr_names(&self, node: Node) -> Vec<u8> {
+        let mut names = self.tree.xattr_names(node);
+        if self.has_tiers() && matches!(node, Node::File(_)) {
+            names.extend_from_slice(KEPT_IN_TIERS.as_bytes());
+            names.push(0);
+        }
+        names
+    }
+
+    fn has_tiers(&self) -> bool {
+        self.dataset.image().tiers().is_some()
     }
 
     fn has_fields(&self) -> bool {
@@ -101,7 +154,10 @@ impl Files {
         {
             return Ok(lens[usize::from(file.field)]);
         }
-        Ok(self.read(file, watch)?.len() as u64)
+        match self.open_in_pieces(file, watch)? {
+            Some(opened) => Ok(opened.len_bytes()), // it has read the table of the fields
+            None => Ok(self.read(file, watch)?.len() as u64),
+        }
     }
 
     fn keep_lens(&self, id: SampleId, record: &[u8]) -> Result<()> {
@@ -142,6 +198,9 @@ impl From<PathError> for Error {
         }
     }
 }
+
+/// The extended attribute that says how many bytes of a file's sample have copies in a tier.
+pub const KEPT_IN_TIERS: &str = "user.dlfs.kept";
 
 /// Samples whose lengths of fields are kept.
 const KEPT: usize = 4096;

@@ -36,6 +36,7 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
     };
     let directory = Arc::new(directory);
     Ok(Image {
+        folder: Some(Arc::clone(&folder)),
         devices: vec![folder],
         superblocks: vec![superblock],
         bad_copies: Vec::new(),

@@ -16,6 +16,7 @@ use crate::format::superblock_copies::BadCopy;
 use crate::peers::Peers;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
+use crate::qpair::folder::FolderNamespace;
 use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
 use crate::store::Store;
 use crate::units::SampleId;
@@ -28,6 +29,8 @@ use super::shared_snapshot::SharedSnapshot;
 pub struct Image {
     /// In the order of the index that their superblocks give them.
     pub(super) devices: Vec<Arc<dyn Device>>,
+    /// The plain folder that it is, if it is one.
+    pub(super) folder: Option<Arc<FolderNamespace>>,
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
     pub(super) directory: Arc<Directory>,
@@ -53,6 +56,11 @@ impl Image {
     #[must_use]
     pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
         Image { devices, cache: None, peers: None, store: None, ..self }
+    }
+
+    /// The plain folder that the image is, if it is one.
+    pub fn folder(&self) -> Option<&FolderNamespace> {
+        self.folder.as_deref()
     }
 
     /// The superblock of each namespace, of the generation that was opened.

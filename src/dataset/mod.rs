@@ -77,7 +77,7 @@ use background::in_background;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
-pub use files::{FileBytes, Files};
+pub use files::{FileBytes, Files, KEPT_IN_TIERS};
 pub use image::Image;
 pub use loader::Loader;
 pub use mixture::{Mixture, MixtureSampler};

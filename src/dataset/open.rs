@@ -131,10 +131,21 @@ impl Image {
         check_sizes(&opened, &devices)?;
         let SuperblockSet { superblocks, bad_copies, .. } = opened;
         let (directory, snapshot) = (Arc::new(directory), Some(Arc::new(snapshot)));
-        let (cache, peers, store, whole) = (None, None, None, Arc::clone(&directory));
-        Image { devices, superblocks, bad_copies, directory, whole, snapshot, cache, peers, store }
-            .with_tiers(&options.tiers)?
-            .in_view(&options.view)
+        let (folder, cache, peers, store) = (None, None, None, None);
+        let whole = Arc::clone(&directory);
+        let image = Image {
+            devices,
+            folder,
+            superblocks,
+            bad_copies,
+            directory,
+            whole,
+            snapshot,
+            cache,
+            peers,
+            store,
+        };
+        image.with_tiers(&options.tiers)?.in_view(&options.view)
     }
 
     fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {

@@ -167,6 +167,13 @@ impl SampleFile {
         Ok(len)
     }
 
+    /// Drops the bytes that it has kept, where no other thread uses them.
+    pub fn release(&self) {
+        if let Some(mut window) = self.window.try_lock() {
+            *window = None;
+        }
+    }
+
     /// Reads what is `wanted` of the record and, if that continues the last read, more.
     fn read_window(
         &self,

@@ -2,11 +2,13 @@
 """Calls what programs call, below a folder, and prints each result or error number on a line.
 
   conformance.py FOLDER [--door NAME]
+  conformance.py FOLDER --make
 
 Without --door, FOLDER is a plain copy of the files, which gives the expected lines; calls that would write
 are then not made, and the line is that of a file system that is mounted read-only. With --door, the same
 files are shown by `preload` or `mount`. Both outputs are the same, but for the calls in DIFFERS, each with its
-reason; these print the reason. What programs are not installed is left out and said on stderr.
+reason; these print the reason. With --make, files are added that other programs read: a bare git repository, and
+where the packages are installed arrays, tensors, an HDF5 file and a picture. What programs are not installed is left out and said on stderr.
 """
 
 import argparse
@@ -36,6 +38,8 @@ DIFFERS = {
         "F_GETFL": "the descriptor is a memfd, which is open for writing and sealed",
         "sh: cd": "the kernel cannot be in a folder that only this process sees",
         "find -execdir": "the kernel cannot be in a folder that only this process sees",
+        "nftw": "the C library's own calls are not seen",
+        "git clone": "git goes into the repository, and the kernel cannot be there",
     },
     "mount": {},
 }
@@ -402,6 +406,11 @@ PROGRAMS = {
     "readlink -f": "readlink -f {f}/a/../top | sed 's#{f}##'", "realpath": "realpath {f}/a | sed 's#{f}##'",
     "python: import": "cd / && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={f}/code python3 -c 'import module; print(module.X)'",
     "git hash-object": "git hash-object {f}/a/one.bin {f}/top",
+    "git log": "cd / && git --git-dir={f}/repo.git log --oneline --stat",
+    "git cat-file": "cd / && git --git-dir={f}/repo.git cat-file -p HEAD:a/one.bin | md5sum",
+    "git fsck": "cd / && git --git-dir={f}/repo.git fsck --full",
+    "git clone": "cd / && git clone -q {f}/repo.git {t}/clone && ls {t}/clone/a && md5sum < {t}/clone/a/two.bin",
+    "git archive": "cd / && git --git-dir={f}/repo.git archive HEAD | md5sum",
 }
 
 
@@ -426,27 +435,100 @@ def modules():
         call("numpy.memmap", lambda: numpy.memmap(file, dtype="u1", mode="r").sum())
     except ImportError:
         print("numpy is not installed", file=sys.stderr)
-    for name in ("h5py", "torch", "PIL"):
-        try:
-            __import__(name)
-        except ImportError:
-            print(f"{name} is not installed", file=sys.stderr)
-    if "torch" in sys.modules and os.path.exists(inside("tensor.pt")):
-        import torch
-        call("torch.load", lambda: torch.load(inside("tensor.pt"), mmap=True).sum().item())
-    if "h5py" in sys.modules and os.path.exists(inside("data.h5")):
-        import h5py
-        call("h5py", lambda: h5py.File(inside("data.h5"), "r")["x"][:].sum())
-    if "PIL" in sys.modules and os.path.exists(inside("image.png")):
+        if os.path.exists(inside("array.npy")):
+            call("numpy.load", lambda: numpy.load(inside("array.npy")).sum())
+            call("numpy.load, mapped", lambda: numpy.load(inside("array.npy"), mmap_mode="r")[3:5].tolist())
+    if torch := installed("torch", "tensor.pt"):
+        call("torch.load", lambda: torch.load(inside("tensor.pt")).sum().item())
+        call("torch.load, mapped", lambda: torch.load(inside("tensor.pt"), mmap=True).sum().item())
+        call("torch.from_file", lambda: torch.from_file(inside("a/one.bin"), size=5000, dtype=torch.uint8).sum().item())
+    if h5py := installed("h5py", "data.h5"):
+        def rows(**how):
+            with h5py.File(inside("data.h5"), "r", **how) as opened:
+                return opened["x"][17:400:7].sum().item(), dict(opened["x"].attrs)
+
+        call("h5py", rows)
+        call("h5py, through Python's file", lambda: h5py.File(open(inside("data.h5"), "rb"), "r")["x"][:].sum().item())
+        call("h5py, in memory", lambda: rows(driver="core", backing_store=False))
+        writes("h5py, to write", "EROFS", lambda: h5py.File(inside("data.h5"), "r+"))
+    if installed("PIL", "image.png"):
         from PIL import Image
-        call("PIL", lambda: Image.open(inside("image.png")).convert("RGB").getpixel((0, 0)))
+        call("PIL", lambda: Image.open(inside("image.png")).convert("RGB").getpixel((3, 2)))
+        call("PIL, all", lambda: hashlib.md5(Image.open(inside("image.png")).tobytes()).hexdigest())
+
+
+def installed(name, file):
+    """The package, if it is there and has a file to read."""
+    try:
+        package = __import__(name)
+    except ImportError:
+        print(f"{name} is not installed", file=sys.stderr)
+        return None
+    return package if os.path.exists(inside(file)) else None
+
+
+def walks():
+    """The C library's own walks, from C."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    found = []
+    visit = kind(lambda path, stat, kind, level: found.append(path) or 0)
+    libc.nftw(inside("a").encode(), visit, 16, 1)
+    line("nftw", len(found))
+
+
+def make():
+    """What other programs read, beside the files that are there already."""
+    if shutil.which("git"):
+        person = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+        date = {**os.environ, "GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}
+        with tempfile.TemporaryDirectory() as tree:
+            for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["gc", "-q"]):
+                if arguments[0] == "add":
+                    shutil.copytree(inside("a"), os.path.join(tree, "a"))
+                subprocess.run(["git", *person, *arguments], cwd=tree, env=date, check=True)
+            subprocess.run(["git", "clone", "-q", "--bare", "--template=", tree, inside("repo.git")], check=True)
+        bare = ["git", "--git-dir", inside("repo.git")]
+        commit = subprocess.run([*bare, "rev-parse", "main"], check=True, capture_output=True).stdout
+        # An image has no empty folders, and git wants to see this one.
+        os.makedirs(inside("repo.git/refs/heads"), exist_ok=True)
+        with open(inside("repo.git/refs/heads/other"), "wb") as ref:
+            ref.write(commit)
+        for top, _, _ in os.walk(inside("repo.git"), topdown=False):
+            if not os.listdir(top):
+                os.rmdir(top)
+    try:
+        import numpy
+        numpy.save(inside("array.npy"), numpy.arange(20_000, dtype="f4").reshape(100, 200))
+    except ImportError:
+        pass
+    try:
+        import torch
+        torch.save(torch.arange(50_000, dtype=torch.float32), inside("tensor.pt"))
+    except ImportError:
+        pass
+    try:
+        import h5py
+        with h5py.File(inside("data.h5"), "w") as opened:
+            opened["x"] = numpy.arange(300_000)
+            opened["x"].attrs["unit"] = "s"
+    except ImportError:
+        pass
+    try:
+        from PIL import Image
+        Image.effect_noise((100, 80), 50).convert("RGB").save(inside("image.png"))
+    except ImportError:
+        pass
 
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder")
 parser.add_argument("--door", choices=list(DIFFERS))
 parser.add_argument("--against", choices=list(DIFFERS), help="the door that this output is compared with")
+parser.add_argument("--make", action="store_true", help="add what programs read, where they are installed")
 args = parser.parse_args()
+if args.make:
+    make()
+    sys.exit()
 for file in ("a/one.bin", "a/two.bin", "empty", "a/b/deep.bin"):
     attributes(file)
     reads(file)
@@ -456,6 +538,7 @@ for folder in ("", "a", "a/b"):
 attributes("missing")
 paths()
 refusals()
+walks()
 programs()
 modules()
 print(f"{done} calls", file=sys.stderr)

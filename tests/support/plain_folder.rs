@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
@@ -17,6 +18,15 @@ pub struct PlainFolder {
 impl PlainFolder {
     /// A folder that has files of these names and lengths besides.
     pub fn new(more: &[(&str, usize)]) -> PlainFolder {
+        PlainFolder::made(more, false)
+    }
+
+    /// A folder that has besides what `tests/posix/conformance.py` wants other programs to read.
+    pub fn of_programs(more: &[(&str, usize)]) -> PlainFolder {
+        PlainFolder::made(more, true)
+    }
+
+    fn made(more: &[(&str, usize)], of_programs: bool) -> PlainFolder {
         let temp = tempfile::tempdir().unwrap();
         let plain = temp.path().join("plain");
         for folder in ["a/b", "code"] {
@@ -38,6 +48,12 @@ impl PlainFolder {
         }
         fs::write(plain.join("code/module.py"), "X = 42\n").unwrap();
         fs::write(plain.join("text"), "one\ntwo\nthree\n").unwrap();
+        if of_programs {
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(CONFORMANCE);
+            let made =
+                Command::new(python()).arg(script).arg(&plain).arg("--make").output().unwrap();
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        }
         set_modes(&plain);
         let source = PlainFolder { temp };
         let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
@@ -51,11 +67,26 @@ impl PlainFolder {
     }
 }
 
+/// The script of calls, from a tool's folder.
+pub const CONFORMANCE: &str = "../../tests/posix/conformance.py";
+
+/// The Python that runs it: `tools/check --all` names one with packages.
+pub fn python() -> std::ffi::OsString {
+    std::env::var_os("DLFS_TEST_PYTHON").unwrap_or_else(|| "python3".into())
+}
+
 impl Drop for PlainFolder {
     fn drop(&mut self) {
-        // So that anybody may remove it.
-        for folder in ["plain", "plain/a", "plain/a/b", "plain/code"] {
-            let _ = fs::set_permissions(self.path(folder), fs::Permissions::from_mode(0o755));
+        make_removable(&self.path("plain"));
+    }
+}
+
+/// So that anybody may remove it.
+fn make_removable(folder: &Path) {
+    let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o755)); // else it stays
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            make_removable(&entry.path());
         }
     }
 }

@@ -14,6 +14,12 @@ use super::listing::Stamp;
 use crate::process::mark_ours;
 use crate::qpair::{Io, IoError, IoOp, Namespace};
 
+/// An open file that its owner lends: [`FolderNamespace::lend`](super::FolderNamespace::lend).
+pub trait LentFile: Send + Sync {
+    /// Calls `work` with the file. It may be another file by now; whoever reads from it looks.
+    fn with(&self, work: &mut dyn FnMut(&File));
+}
+
 /// The files of a folder for one queue pair, used by all of its threads.
 pub(super) struct Files {
     folder: Arc<Folder>,
@@ -58,8 +64,33 @@ impl Files {
 
     /// Reads bytes of one file, which must be the listed one before and after the read.
     fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        let listed = &self.folder.listing.files[index];
+        if let Some(lent) = self.folder.lent(index) {
+            let mut result = Err(IoError::Os(libc::EBADF));
+            lent.with(&mut |file| result = self.read_from(file, index, skip, bytes));
+            if result.is_ok() {
+                return Ok(());
+            }
+            self.folder.give_back(index); // its owner may have closed it
+        }
         let file = self.file(index)?;
+        self.read_from(&file, index, skip, bytes)?;
+        let len = self.folder.listing.files[index].len_bytes;
+        let whole = skip == 0 && bytes.len() as u64 == len;
+        if !whole {
+            let is_at_end = skip + (bytes.len() as u64) == len;
+            self.keep(index, (!is_at_end).then_some(file));
+        }
+        Ok(())
+    }
+
+    fn read_from(
+        &self,
+        file: &File,
+        index: usize,
+        skip: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), IoError> {
+        let listed = &self.folder.listing.files[index];
         let result = file.read_exact_at(bytes, skip);
         self.folder.reads.fetch_add(1, Ordering::Relaxed);
         let same = file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp);
@@ -69,11 +100,6 @@ impl Files {
             _ => return Err(changed(&self.folder.path_of(index))),
         }
         self.folder.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        let whole = skip == 0 && bytes.len() as u64 == listed.len_bytes;
-        if !whole {
-            let is_at_end = skip + (bytes.len() as u64) == listed.len_bytes;
-            self.keep(index, (!is_at_end).then_some(file));
-        }
         Ok(())
     }
 

@@ -55,6 +55,10 @@ impl Stamp {
             modified_ns: metadata.mtime_nsec(),
         }
     }
+
+    pub(super) fn identity(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
 }
 
 /// The files of a folder in order, and values derived from them.

@@ -21,12 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+pub use files::LentFile;
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
 use super::readiness::Registry;
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::process::Forked;
 use crate::units::Lba;
 use files::Files;
 use helpers::Helpers;
@@ -55,7 +59,11 @@ struct Folder {
     opens: AtomicU64,
     reads: AtomicU64,
     bytes: AtomicU64,
+    /// Open files of others, by index, the newest last.
+    lent: Forked<Mutex<LentFiles>>,
 }
+
+type LentFiles = VecDeque<(usize, Arc<dyn LentFile>)>;
 
 impl FolderNamespace {
     /// Lists the folder `path` and everything beneath it. Costs one `stat` for each file.
@@ -76,8 +84,9 @@ impl FolderNamespace {
             engine: "folder (pread)".into(),
         };
         let (opens, reads, bytes) = Default::default();
+        let lent = Forked::empty();
         Ok(FolderNamespace {
-            folder: Arc::new(Folder { root, listing, opens, reads, bytes }),
+            folder: Arc::new(Folder { root, listing, opens, reads, bytes, lent }),
             namespace,
         })
     }
@@ -90,6 +99,31 @@ impl FolderNamespace {
     /// The names of the class folders: the index of each is the class of its files.
     pub fn classes(&self) -> &[Vec<u8>] {
         &self.folder.listing.classes
+    }
+
+    /// The index of the file whose first byte has this address.
+    pub fn index_at(&self, offset_bytes: u64) -> Option<usize> {
+        let files = &self.folder.listing.files;
+        let first = files.partition_point(|file| file.offset_bytes < offset_bytes);
+        // Empty files have the address of the one that follows.
+        let at = files[first..].iter().position(|file| file.len_bytes > 0)? + first;
+        (files[at].offset_bytes == offset_bytes).then_some(at)
+    }
+
+    /// The device and the inode number of the file with this index.
+    pub fn identity_of(&self, index: usize) -> (u64, u64) {
+        self.folder.listing.files[index].stamp.identity()
+    }
+
+    /// Lends an open file, so that reads need not open it a second time: an open of a parallel file system is
+    /// dear. The last [`MOST_LENT`] are kept, each until it fails, or is no longer the listed file.
+    pub fn lend(&self, index: usize, file: Arc<dyn LentFile>) {
+        let mut lent = self.folder.lent.get_or_init(Mutex::default).lock();
+        lent.retain(|(other, _)| *other != index);
+        if lent.len() == MOST_LENT {
+            lent.pop_front();
+        }
+        lent.push_back((index, file));
     }
 
     /// Counts of the system calls so far.
@@ -132,6 +166,17 @@ impl Device for FolderNamespace {
 impl Folder {
     fn path_of(&self, index: usize) -> PathBuf {
         self.root.join(std::ffi::OsStr::from_bytes(&self.listing.files[index].name))
+    }
+
+    fn lent(&self, index: usize) -> Option<Arc<dyn LentFile>> {
+        let lent = self.lent.get()?.lock();
+        lent.iter().find(|(other, _)| *other == index).map(|(_, file)| Arc::clone(file))
+    }
+
+    fn give_back(&self, index: usize) {
+        if let Some(lent) = self.lent.get() {
+            lent.lock().retain(|(other, _)| *other != index);
+        }
     }
 }
 
@@ -203,3 +248,5 @@ impl QueuePair for FolderPair {
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 const QUEUE_DEPTH: u16 = 128;
+/// Open files of others that are kept.
+pub const MOST_LENT: usize = 64;

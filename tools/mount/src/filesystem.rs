@@ -99,7 +99,7 @@ impl Filesystem {
         if inode.0 == ROOT && name == ORDER {
             return self.reads.order().map(String::into_bytes).ok_or(Errno::ENODATA);
         }
-        let value = self.files.tree().xattr(self.node(inode)?, name.as_bytes());
+        let value = self.files.xattr(self.node(inode)?, name.as_bytes());
         value.map(String::into_bytes).ok_or(Errno::ENODATA)
     }
 }
@@ -226,7 +226,7 @@ impl fuser::Filesystem for Filesystem {
 
     fn listxattr(&self, _: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let names = self.node(inode).map(|node| {
-            let mut names = self.files.tree().xattr_names(node);
+            let mut names = self.files.xattr_names(node);
             if inode.0 == ROOT && self.reads.order().is_some() {
                 names.extend_from_slice(ORDER.as_bytes());
                 names.push(0);

@@ -3,11 +3,13 @@
 //!
 //! No thread is handed a read: the thread that brings one becomes a *leader*, if there are not enough, takes
 //! all that wait, reads them as one batch, and answers them. Others leave theirs and take further requests.
+//!
+//! Of a sample above 1 MiB, only the pieces that are asked for are read, and more ahead of who reads on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query};
+use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query, SampleFile};
 use dlfs::posix::File;
 use dlfs::units::SampleId;
 use fuser::ReplyData;
@@ -49,6 +51,8 @@ struct Queue {
 struct Kept {
     files: VecDeque<(File, Arc<[u8]>)>,
     bytes: usize,
+    /// Those that are read in pieces; each keeps a few.
+    in_pieces: VecDeque<(File, Arc<SampleFile>)>,
 }
 
 impl Reads {
@@ -134,6 +138,7 @@ impl Reads {
         for (bytes, part) in there {
             self.answer(part, &bytes.unwrap_or_default());
         }
+        let absent = self.answer_in_pieces(absent);
         let mut wanted: Vec<SampleId> = absent.iter().map(|(_, part)| part.file.id).collect();
         wanted.sort_unstable();
         wanted.dedup();
@@ -165,6 +170,50 @@ impl Reads {
             }
         }
         ids
+    }
+
+    /// Answers the parts of samples that are read in pieces, in ascending order, so that each file is read ahead;
+    /// returns the others.
+    fn answer_in_pieces(
+        &self,
+        parts: Vec<(Option<Arc<[u8]>>, Part)>,
+    ) -> Vec<(Option<Arc<[u8]>>, Part)> {
+        let (mut others, mut pieces) = (Vec::with_capacity(parts.len()), Vec::new());
+        for (bytes, part) in parts {
+            match self.in_pieces(part.file) {
+                Ok(None) => others.push((bytes, part)),
+                Ok(Some(opened)) => pieces.push((part, opened)),
+                Err(error) => part.reply.error(errno_of(&error)),
+            }
+        }
+        pieces.sort_by_key(|(part, _)| (part.file.id, part.file.field, part.offset));
+        let mut buffer = Vec::new();
+        for (part, opened) in pieces {
+            buffer.resize(part.size as usize, 0);
+            match opened.read_at(part.offset, &mut buffer, &mut ()) {
+                Ok(len) => part.reply.data(&buffer[..len]),
+                Err(error) => part.reply.error(errno_of(&error)),
+            }
+        }
+        others
+    }
+
+    /// The file, if it is read in pieces.
+    fn in_pieces(&self, file: File) -> dlfs::Result<Option<Arc<SampleFile>>> {
+        if let Some((_, opened)) =
+            self.kept.lock().in_pieces.iter().find(|(known, _)| *known == file)
+        {
+            return Ok(Some(Arc::clone(opened)));
+        }
+        let opened = self.files.open_in_pieces(file, &mut ())?.map(Arc::new);
+        if let Some(opened) = &opened {
+            let mut kept = self.kept.lock();
+            if kept.in_pieces.len() == MOST_IN_PIECES {
+                kept.in_pieces.pop_front();
+            }
+            kept.in_pieces.push_back((file, Arc::clone(opened)));
+        }
+        Ok(opened)
     }
 
     fn answer(&self, part: Part, bytes: &[u8]) {
@@ -206,5 +255,7 @@ impl Queue {
     }
 }
 
+/// The most files that are kept to be read in pieces, each with up to 8 MiB.
+const MOST_IN_PIECES: usize = 16;
 /// The most samples that one batch reads.
 const MOST_AT_ONCE: usize = 256;

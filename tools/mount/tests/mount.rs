@@ -5,19 +5,23 @@
 mod plain_folder;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, Files, Options, OrderFile, Sampler};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::ConnectOptions;
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
 use dlfs_mount::{Mounted, mount};
-use plain_folder::PlainFolder;
+use plain_folder::{CONFORMANCE, PlainFolder, python};
 
 /// A plain folder, an image of it, and a place to mount it on.
 struct Source {
@@ -37,12 +41,17 @@ impl Source {
 
     /// The mounted image; `None`, loudly, where the machine has no FUSE.
     fn mounted(&self) -> Option<Mounted> {
+        let image = Address::from_path(self.path("train.dlfs"));
+        self.mounted_from(&image, &Options::default())
+    }
+
+    /// The mounted image at `image`.
+    fn mounted_from(&self, image: &Address, options: &Options) -> Option<Mounted> {
         if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
             println!("SKIPPED: /dev/fuse cannot be opened here");
             return None;
         }
-        let image = Address::from_path(self.path("train.dlfs"));
-        let dataset = Dataset::open(&[image], &Options::default(), &mut ()).unwrap();
+        let dataset = Dataset::open(std::slice::from_ref(image), options, &mut ()).unwrap();
         let files = Arc::new(Files::new(dataset, &mut ()).unwrap());
         let options = dlfs_mount::Options::default();
         match mount(files, "train.dlfs", &self.path("shown"), &options) {
@@ -57,11 +66,13 @@ impl Source {
 
 #[test]
 fn three_hundred_calls_and_programs_do_what_they_do_on_a_plain_folder() {
-    let source = Source::new();
+    let folder = PlainFolder::of_programs(&[("a/large.bin", 9_000_001)]);
+    fs::create_dir(folder.path("shown")).unwrap();
+    let source = Source { folder };
     let Some(mounted) = source.mounted() else { return };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/posix/conformance.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(CONFORMANCE);
     let run = |folder: &str, options: &[&str]| {
-        let mut command = Command::new("python3");
+        let mut command = Command::new(python());
         let output = command.arg(&script).arg(source.path(folder)).args(options).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{errors}");
@@ -168,6 +179,75 @@ fn threads_that_read_at_once_get_their_own_bytes_and_unmounting_ends_them() {
         });
         assert_eq!(fs::read_dir(source.path("shown")).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn of_a_long_sample_only_the_pieces_that_are_asked_for_are_read() {
+    let source = Source::new();
+    let address = Address::from_path(source.path("train.dlfs"));
+    let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
+    let id = dataset.lookup(b"a/large.bin", &mut ()).unwrap();
+    let at = dataset.directory().extent(id).unwrap().offset_bytes;
+    drop(dataset);
+    // One byte of the eleventh piece is damaged: whoever reads the whole sample fails.
+    let image = fs::File::options().read(true).write(true).open(source.path("train.dlfs")).unwrap();
+    let (piece, mut byte) = (256 << 10, [0]);
+    image.read_exact_at(&mut byte, at + 10 * piece + 77).unwrap();
+    image.write_all_at(&[!byte[0]], at + 10 * piece + 77).unwrap();
+    let Some(mounted) = source.mounted() else { return };
+    let expected = fs::read(source.path("plain/a/large.bin")).unwrap();
+    let file = fs::File::open(source.path("shown/a/large.bin")).unwrap();
+    // So that the kernel does not read ahead into the damaged piece.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let mut bytes = vec![0; 5000];
+    for from in [8_990_000, 0, 9 * piece, 5_000_000, 11 * piece, 1_000_000] {
+        file.read_exact_at(&mut bytes, from).unwrap();
+        assert!(bytes == expected[from as usize..][..5000], "at {from}");
+    }
+    assert_eq!(file.read_at(&mut bytes, 8_999_001).unwrap(), 1000);
+    let error = file.read_at(&mut bytes, 10 * piece + 1000).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "EIO: {error}");
+    assert_eq!(fs::read(source.path("shown/a/large.bin")).unwrap_err().raw_os_error(), Some(5));
+    mounted.unmount().unwrap();
+}
+
+#[test]
+fn reads_of_a_target_that_is_gone_end_with_an_error_and_none_waits_for_ever() {
+    let source = Source::new();
+    let image = Address::from_path(source.path("train.dlfs"));
+    let device = dlfs::qpair::open(&image, &ConnectOptions::default()).unwrap();
+    let nqn = "nqn.2026-11.io.dlfs:gone".parse().unwrap();
+    let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
+    let mut options = Options::default();
+    options.open.connect.io_timeout = Duration::from_millis(200);
+    options.read.deadline = Duration::from_millis(1500);
+    let Some(mounted) = source.mounted_from(&target.address(Nsid(1)), &options) else { return };
+    let read = |name: &str| fs::read(source.path("shown").join(name));
+    assert!(read("a/one.bin").unwrap() == fs::read(source.path("plain/a/one.bin")).unwrap());
+    target.stop();
+    let begin = Instant::now();
+    // Other processes, so that one that hangs does not hang the test.
+    let readers = (0..8).map(|i| {
+        let mut command = Command::new("cat");
+        command.arg(source.path("shown").join(format!("a/b/{:03}", 100 + i)));
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let mut readers: Vec<Child> = readers.collect();
+    let until = begin + Duration::from_secs(120);
+    while readers.iter_mut().any(|reader| reader.try_wait().unwrap().is_none()) {
+        assert!(Instant::now() < until, "a reader does not end");
+        thread::sleep(Duration::from_millis(10));
+    }
+    for reader in readers {
+        let output = reader.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_one = ["Input/output error", "timed out"].iter().any(|why| errors.contains(why));
+        assert!(!output.status.success() && is_one, "{errors}");
+    }
+    println!("8 reads failed after {:?}, with a deadline of 1.5 s", begin.elapsed());
+    // What the kernel has still is there, and the mount can be ended.
+    assert_eq!(read("a/one.bin").unwrap().len(), 5000);
+    mounted.unmount().unwrap();
 }
 
 #[test]

@@ -26,6 +26,15 @@ impl Place {
 
     /// As `open(2)` of a file system that is mounted read-only.
     pub(crate) fn open(&self, flags: c_int) -> Result<c_int, c_int> {
+        self.open_as(flags, false)
+    }
+
+    /// As [`Place::open`], for a stream: the C library's own reads are not seen, so a long file is copied whole.
+    pub(crate) fn open_whole(&self, flags: c_int) -> Result<c_int, c_int> {
+        self.open_as(flags, true)
+    }
+
+    fn open_as(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let is_path = flags & libc::O_PATH != 0;
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
@@ -45,7 +54,7 @@ impl Place {
             Node::Folder(_) => self.mount.folder_descriptor(node, flags),
             Node::File(_) if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR),
             Node::File(_) if writes && !is_path => Err(libc::EROFS),
-            Node::File(file) => self.mount.file_descriptor(opened, file, flags),
+            Node::File(file) => self.mount.file_descriptor(opened, file, flags, whole),
         }
     }
 }
@@ -69,6 +78,7 @@ impl Mount {
         opened: &'static Opened,
         file: File,
         flags: c_int,
+        whole: bool,
     ) -> Result<c_int, c_int> {
         self.counters.opens.fetch_add(1, Ordering::Relaxed);
         if let Some(fd) = self.read_ahead(opened, file, flags) {
@@ -77,9 +87,12 @@ impl Mount {
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
         if len > IN_MEMORY_BYTES
-            && !self.goes_through_tiers(opened, len)
+            && !self.is_copied(opened, file, len, whole)
             && let Some(fd) = self.elsewhere(opened, node, flags)?
         {
+            if opened.has_tiers() {
+                self.remember(opened, fd, file, flags);
+            }
             return Ok(fd);
         }
         let most = self.setting().copy_bytes;
@@ -98,11 +111,11 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Whether a long file of a plain folder is copied into memory through the tiers, rather than opened where it
-    /// lies.
-    fn goes_through_tiers(&self, opened: &Opened, len: u64) -> bool {
-        let setting = self.setting();
-        opened.folder.is_some() && !setting.tiers.is_empty() && len <= setting.copy_bytes
+    /// Whether a long file of a plain folder is copied into memory rather than opened where it lies: a tier has all
+    /// of it, or the C library will read it.
+    fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
+        let is_there = || opened.files.kept_bytes(file) == len;
+        opened.has_tiers() && len <= self.setting().copy_bytes && (whole || is_there())
     }
 
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
@@ -124,6 +137,9 @@ impl Mount {
         let Some(place) = opened.folder.as_ref().or(self.setting().fuse.as_ref()) else {
             return Ok(None);
         };
+        if opened.folder.is_some() {
+            opened.origin_opens.fetch_add(1, Ordering::Relaxed);
+        }
         let path = opened.files.tree().path(node).map_err(|_| libc::EIO)?;
         let path = [place.as_os_str().as_bytes(), b"/", &path].concat();
         let path = CString::new(path).map_err(|_| libc::EIO)?;
@@ -149,21 +165,20 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
         return None;
     }
     let before = own::errno();
-    let found = name_of_memory(fd).and_then(|(hash, mount, inode)| {
+    let long = crate::long::identity(fd);
+    let name = if long.is_none() { name_of_memory(fd) } else { None };
+    let found = name.and_then(|(hash, mount, inode)| {
         let mount = mounts.get(mount).filter(|_| hash == mounts::settings_hash())?;
         let node = own::inside(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
         Some((mount, node.ok()?))
     });
     own::set_errno(before);
-    found
+    long.or(found)
 }
 
 /// The settings' hash, the mount and the inode number in the name of a memfd.
 fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
-    // SAFETY: all zeroes are a `stat`.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is one.
-    unsafe { called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)) }.ok()?;
+    let stat = stat_of(fd)?;
     // A memfd is a file without a name; nearly all other descriptors are told from it here.
     if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return None;
@@ -217,7 +232,12 @@ impl Memory {
 
     /// Writes all of the file, and seals it.
     pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
-        write_all(self.0, bytes)?;
+        write_at(self.0, bytes, 0)?;
+        self.seal()
+    }
+
+    /// Keeps everybody from changing it.
+    pub(crate) fn seal(&self) -> Result<(), c_int> {
         // Without F_SEAL_WRITE: kernels before 6.7 then refuse to map the file shared, read-only too.
         let seals =
             libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
@@ -240,14 +260,19 @@ impl Drop for Memory {
     }
 }
 
-/// The inode number behind a descriptor.
-pub(crate) fn inode_of(fd: c_int) -> Option<u64> {
+/// What the kernel knows of a descriptor.
+pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     // SAFETY: all zeroes are a `stat`, and `stat` is one.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)).ok()?;
-        Some(stat.st_ino)
+        Some(stat)
     }
+}
+
+/// The inode number behind a descriptor.
+pub(crate) fn inode_of(fd: c_int) -> Option<u64> {
+    stat_of(fd).map(|stat| stat.st_ino)
 }
 
 /// An empty memfd.
@@ -274,13 +299,15 @@ fn memory(name: &CStr, flags: c_int) -> Result<c_int, c_int> {
     })
 }
 
-fn write_all(fd: c_int, bytes: &[u8]) -> Result<(), c_int> {
+/// Writes all of `bytes` at `at`. The descriptor's position stays at 0.
+pub(crate) fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
     let mut written = 0;
     while written < bytes.len() {
         let rest = &bytes[written..];
-        // SAFETY: `rest` has its length. The descriptor's position stays at 0.
+        let place = at as c_long + written as c_long;
+        // SAFETY: `rest` has its length.
         let result = called(unsafe {
-            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), written as c_long)
+            libc::syscall(libc::SYS_pwrite64, fd, rest.as_ptr(), rest.len(), place)
         });
         match result {
             Ok(0) => return Err(libc::EIO),

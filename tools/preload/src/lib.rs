@@ -4,8 +4,9 @@
 //! Functions of the C library that take paths, in front of the C library's own. A path below one of the
 //! prefixes in `DLFS_MOUNTS` is answered from a data set; every other path goes on to the C library.
 //! Opening a file gives a *real descriptor*: a sealed memfd with the verified bytes of the whole file. So
-//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` are the kernel's own and right, and are not
-//! interposed.
+//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` are the kernel's own and right. A long file of a
+//! plain folder with tiers is its own descriptor, of which `read`, `pread` and `mmap` go through the tiers
+//! (`long.rs`); what is not interposed reads the file itself.
 //!
 //! # What it is not
 //! It sees the calls of programs and libraries to the C library. It does not see the C library's own calls
@@ -14,7 +15,7 @@
 //! # Invariants
 //! - Until a path is known to be below a mount, nothing allocates, locks, connects or starts a thread. A
 //!   data set is opened at the first path below its prefix.
-//! - No state describes descriptors. What a descriptor of ours stands for is the name of its memfd, which
+//! - No state decides what a descriptor is. What a descriptor of ours stands for is the name of its memfd, which
 //!   the kernel keeps through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a memfd too,
 //!   opened with `O_PATH`: functions that are not interposed fail on it and read nothing.
 //! - The library's own calls are not answered by itself: a thread says when it is inside of it, and threads
@@ -32,6 +33,7 @@ mod ahead;
 pub mod calls;
 mod files;
 mod folders;
+mod long;
 mod mounts;
 mod own;
 mod paths;

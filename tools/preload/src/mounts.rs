@@ -32,6 +32,8 @@ pub(crate) struct Opened {
     pub(crate) files: Files,
     /// Where its files are, if it is a plain folder.
     pub(crate) folder: Option<PathBuf>,
+    /// Files that were opened there for the program.
+    pub(crate) origin_opens: AtomicU64,
     /// Files that are read ahead, from the first open file on; `None` if that failed.
     pub(crate) ahead: Forked<Option<Ahead<Held>>>,
     /// Bytes and files, for `statfs`.
@@ -156,7 +158,15 @@ impl Mount {
         };
         // Makes the first reader with its descriptors.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
-        Ok(Opened { files, folder, ahead: Forked::empty(), len_bytes })
+        let origin_opens = AtomicU64::new(0);
+        Ok(Opened { files, folder, origin_opens, ahead: Forked::empty(), len_bytes })
+    }
+}
+
+impl Opened {
+    /// Whether it is a plain folder whose files come through tiers.
+    pub(crate) fn has_tiers(&self) -> bool {
+        self.folder.is_some() && self.files.dataset().image().tiers().is_some()
     }
 }
 

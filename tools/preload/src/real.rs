@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::{DIR, FILE, dirent, mode_t, size_t, ssize_t};
 
@@ -29,6 +29,13 @@ impl Real {
         found
     }
 }
+
+/// Whether they were found: looking one up may allocate.
+pub(crate) fn is_resolved() -> bool {
+    RESOLVED.load(Ordering::Acquire)
+}
+
+static RESOLVED: AtomicBool = AtomicBool::new(false);
 
 /// What a function returns that does not exist, beside ENOSYS.
 trait Absent {
@@ -91,6 +98,7 @@ macro_rules! real {
         /// Finds all of them.
         pub(crate) fn resolve() {
             $(table::$name.address();)*
+            RESOLVED.store(true, Ordering::Release);
         }
     };
 }
@@ -110,6 +118,19 @@ real! {
     fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE;
     freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    read(fd: c_int, out: *mut c_void, len: size_t) -> ssize_t;
+    __read(fd: c_int, out: *mut c_void, len: size_t) -> ssize_t;
+    __read_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t) -> ssize_t;
+    pread(fd: c_int, out: *mut c_void, len: size_t, at: libc::off_t) -> ssize_t;
+    pread64(fd: c_int, out: *mut c_void, len: size_t, at: libc::off_t) -> ssize_t;
+    __pread64(fd: c_int, out: *mut c_void, len: size_t, at: libc::off_t) -> ssize_t;
+    __pread_chk(fd: c_int, out: *mut c_void, len: size_t, at: libc::off_t, room: size_t) -> ssize_t;
+    __pread64_chk(fd: c_int, out: *mut c_void, len: size_t, at: libc::off_t, room: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> ssize_t;
+    preadv(fd: c_int, parts: *const libc::iovec, count: c_int, at: libc::off_t) -> ssize_t;
+    preadv64(fd: c_int, parts: *const libc::iovec, count: c_int, at: libc::off_t) -> ssize_t;
+    preadv2(fd: c_int, parts: *const libc::iovec, count: c_int, at: libc::off_t, flags: c_int) -> ssize_t;
+    preadv64v2(fd: c_int, parts: *const libc::iovec, count: c_int, at: libc::off_t, flags: c_int) -> ssize_t;
     stat(path: *const c_char, out: *mut Stat) -> c_int;
     stat64(path: *const c_char, out: *mut Stat) -> c_int;
     lstat(path: *const c_char, out: *mut Stat) -> c_int;

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlfs::dataset::AheadStats;
+use dlfs::qpair::folder::FolderStats;
 
 use crate::mounts::{self, Mount};
 use crate::own;
@@ -71,6 +72,16 @@ fn lines(mount: &Mount) -> String {
         let (reads, bytes) = (place.reads, place.bytes);
         let _ =
             writeln!(text, "dlfs {process} {prefix}: from {name}: reads {reads}, bytes {bytes}");
+    }
+    let opened = mount.if_opened();
+    let folder = opened.and_then(|opened| opened.files.dataset().image().folder());
+    if let Some((opened, folder)) = opened.zip(folder) {
+        let FolderStats { opens, reads, bytes } = folder.stats();
+        let opens = opens + load(&opened.origin_opens);
+        let _ = writeln!(
+            text,
+            "dlfs {process} {prefix}: at the origin: opens {opens}, reads {reads}, bytes {bytes}"
+        );
     }
     text
 }

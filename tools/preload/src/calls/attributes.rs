@@ -256,7 +256,7 @@ unsafe fn xattr(subject: &Subject, name: *const c_char, out: *mut c_void, len: s
         let (_, opened, node) = subject.node()?;
         // SAFETY: the caller's promise.
         let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        let value = opened.files.tree().xattr(node, name).ok_or(libc::ENODATA)?;
+        let value = opened.files.xattr(node, name).ok_or(libc::ENODATA)?;
         // SAFETY: as above.
         unsafe { put(value.as_bytes(), out, len) }
     }))
@@ -268,7 +268,7 @@ unsafe fn xattr_names(subject: &Subject, out: *mut c_char, len: size_t) -> ssize
     returned_len(own::inside(|| {
         let (_, opened, node) = subject.node()?;
         // SAFETY: the caller's promise.
-        unsafe { put(&opened.files.tree().xattr_names(node), out.cast(), len) }
+        unsafe { put(&opened.files.xattr_names(node), out.cast(), len) }
     }))
 }
 

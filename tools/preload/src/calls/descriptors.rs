@@ -10,7 +10,7 @@ use dlfs::process::{is_ours, mark_ours};
 
 use super::returned;
 use crate::own::{self, called};
-use crate::{files, mounts, real};
+use crate::{files, long, mounts, real};
 
 /// As the C library's, but for descriptors of this library.
 #[unsafe(no_mangle)]
@@ -47,7 +47,11 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
         return refuse(new);
     }
     // SAFETY: the caller keeps to the C library's rules.
-    unsafe { real::dup2(old, new) }
+    let result = unsafe { real::dup2(old, new) };
+    if result == new {
+        long::duplicated(old, new);
+    }
+    result
 }
 
 /// As [`dup2`].
@@ -57,7 +61,11 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
         return refuse(new);
     }
     // SAFETY: the caller keeps to the C library's rules.
-    unsafe { real::dup3(old, new, flags) }
+    let result = unsafe { real::dup3(old, new, flags) };
+    if result == new {
+        long::duplicated(old, new);
+    }
+    result
 }
 
 fn refuse(fd: c_int) -> c_int {

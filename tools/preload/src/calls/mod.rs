@@ -5,6 +5,7 @@ pub mod descriptors;
 pub mod folders;
 pub mod open;
 pub mod others;
+pub mod reads;
 pub mod writes;
 
 use std::ffi::c_int;

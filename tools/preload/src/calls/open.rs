@@ -65,7 +65,7 @@ macro_rules! streams {
                 let Some(place) = paths::place(AT_FDCWD, path) else {
                     return real::$again(path, mode, stream);
                 };
-                match own::inside(|| place.open(flags_of(mode)?)) {
+                match own::inside(|| place.open_whole(flags_of(mode)?)) {
                     // The kernel opens the memory a second time, for the stream that the C library has.
                     Ok(fd) => {
                         let name = crate::files::path_of(fd);
@@ -92,7 +92,7 @@ streams! {
 /// `mode` ends with NUL.
 unsafe fn stream(place: &paths::Place, mode: *const c_char) -> Result<*mut FILE, c_int> {
     // SAFETY: the caller's promise.
-    let fd = place.open(unsafe { flags_of(mode) }?)?;
+    let fd = place.open_whole(unsafe { flags_of(mode) }?)?;
     // SAFETY: as above; the descriptor is open.
     let stream = unsafe { libc::fdopen(fd, mode) };
     if stream.is_null() {

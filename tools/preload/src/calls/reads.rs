@@ -1,0 +1,117 @@
+//! Reads and mappings of descriptors, which only those of [long files](crate::long) need. All others cost one load.
+//!
+//! Allocators map memory and read files while they start, before this library's constructor: nothing here looks up
+//! a function or allocates, unless the descriptor is one of ours.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{iovec, off_t, size_t, ssize_t};
+
+use crate::{long, own, real};
+
+macro_rules! reads {
+    ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $most:expr;)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            out: *mut c_void,
+            len: size_t,
+            $($argument: $kind),*
+        ) -> ssize_t {
+            let at: Option<off_t> = $at;
+            // SAFETY: the caller keeps to the C library's rules.
+            unsafe {
+                // A buffer that is too short ends the program, by the C library.
+                let read = if len <= $most { long::read(fd, out, len, at) } else { None };
+                match read {
+                    Some(read) => read,
+                    None if !real::is_resolved() => {
+                        libc::syscall(libc::$number, fd, out, len, at.unwrap_or(0)) as ssize_t
+                    }
+                    None => real::$name(fd, out, len, $($argument),*),
+                }
+            }
+        }
+    )*};
+}
+
+reads! {
+    read(), SYS_read, None, size_t::MAX;
+    __read(), SYS_read, None, size_t::MAX;
+    __read_chk(room: size_t), SYS_read, None, room;
+    pread(at: off_t), SYS_pread64, Some(at), size_t::MAX;
+    pread64(at: off_t), SYS_pread64, Some(at), size_t::MAX;
+    __pread64(at: off_t), SYS_pread64, Some(at), size_t::MAX;
+    __pread_chk(at: off_t, room: size_t), SYS_pread64, Some(at), room;
+    __pread64_chk(at: off_t, room: size_t), SYS_pread64, Some(at), room;
+}
+
+macro_rules! parts {
+    ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $flags:expr;)*) => {$(
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            parts: *const iovec,
+            count: c_int,
+            $($argument: $kind),*
+        ) -> ssize_t {
+            let (at, flags): (Option<off_t>, c_int) = ($at, $flags);
+            // SAFETY: the caller keeps to the C library's rules.
+            unsafe {
+                let read = if flags == 0 { long::read_parts(fd, parts, count, at) } else { None };
+                match read {
+                    Some(read) => read,
+                    None if !real::is_resolved() => {
+                        let at = at.unwrap_or(-1); // of `preadv2`: where the descriptor stands
+                        libc::syscall(libc::$number, fd, parts, count, at, 0, flags) as ssize_t
+                    }
+                    None => real::$name(fd, parts, count, $($argument),*),
+                }
+            }
+        }
+    )*};
+}
+
+parts! {
+    readv(), SYS_readv, None, 0;
+    preadv(at: off_t), SYS_preadv, Some(at), 0;
+    preadv64(at: off_t), SYS_preadv, Some(at), 0;
+    preadv2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
+    preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
+}
+
+/// As the C library's. A long file's bytes come through the tiers, all of the mapping now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    len: size_t,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let copy = long::mapped(fd, offset, len, access, flags);
+    let (fd, offset) = copy.as_ref().map_or((fd, offset), |copy| (copy.fd(), 0));
+    // SAFETY: the caller keeps to the kernel's rules.
+    let mapped = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) };
+    let errno = own::errno();
+    drop(copy); // the mapping keeps its memory
+    own::set_errno(errno);
+    mapped as *mut c_void
+}
+
+/// As [`mmap`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    len: size_t,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller keeps to the kernel's rules.
+    unsafe { mmap(at, len, access, flags, fd, offset) }
+}
