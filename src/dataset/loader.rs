@@ -76,7 +76,7 @@ impl Loader {
         let share = Share::new(&dataset, &options)?;
         let directory = Arc::clone(dataset.directory());
         let store = dataset.image().store().and_then(|store| Stored::new(store, &options));
-        let len = dataset.len();
+        let len = options.epoch_len(dataset.len());
         Loader::starting(Over::Dataset(dataset), directory, len, (base, share), options, store)
     }
 
@@ -221,7 +221,7 @@ impl Loader {
         }
         let directory = &self.directory;
         let LoaderOptions { order, world_size, .. } = &self.options;
-        let (image, len) = (directory.uuid().0, directory.num_live());
+        let (image, len) = (directory.uuid().0, self.len);
         let view = directory.view().map(|mark| mark.hash);
         state.check((image, view), directory.generation(), order, *world_size, len)?;
         self.go_to(state.clone())

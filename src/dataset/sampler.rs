@@ -100,7 +100,7 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        Share::of_len(dataset.len(), options)
+        Share::of_len(options.epoch_len(dataset.len()), options)
     }
 
     /// The same, of epochs of `len` samples.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::cache::{Cache, Identity, TierOptions, TierPlan};
 use crate::directory::{Directory, Intact};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::peers::{Peers, PlanMap, Serving};
 use crate::plan::{ByUnit, HolderMap, Planner, Source, Tier, TrainingRun};
 use crate::prefetch::LoaderOptions;
@@ -55,6 +55,11 @@ impl Image {
         let Some(cache) = self.tiers().filter(plans) else {
             return Ok(());
         };
+        if options.weights.is_some() {
+            let text = "plans of tiers count how often an order reads each sample, and a weighted order is not planned";
+            let hint = "open the data set with the policy first-touch";
+            return Err(Error::new(ErrorKind::Unsupported, text).hint(hint));
+        }
         let run = run_of(&self.directory, options)?;
         let units = cache.units();
         let unit_of = units.by_sample(&self.directory);

@@ -16,11 +16,12 @@
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
 //! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
 //! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
-//! one sequence of several data sets.
+//! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each.
 
 mod aligned;
 mod by_node;
 mod chunked;
+mod hash;
 mod interleave;
 pub mod mixture;
 mod partial;
@@ -30,6 +31,7 @@ mod shard;
 mod shares;
 mod spec;
 mod state;
+pub mod weighted;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,6 +42,7 @@ use crate::units::{Epoch, SampleId};
 pub use aligned::{Aligner, Counted};
 pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
+pub use hash::WeightsId;
 pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
@@ -48,6 +51,7 @@ pub use state::{ImageId, Refusal, State, ViewId};
 
 use chunked::{Chunked, Dealing};
 use partial::Partial;
+use weighted::{Weighted, Weights};
 
 /// The samples of an order: the live samples of one generation.
 pub trait Population {
@@ -92,6 +96,7 @@ enum Sequence {
     Global(Permutation),
     Chunked(Chunked),
     Partial(Partial),
+    Weighted(Weighted),
 }
 
 impl EpochOrder {
@@ -101,7 +106,8 @@ impl EpochOrder {
     /// keep 20 bytes for it.
     ///
     /// # Errors
-    /// A number of `spec` is out of range, or there is no such epoch.
+    /// A number of `spec` is out of range, or there is no such epoch. `NoWeights`: the order is weighted, which
+    /// [`EpochOrder::weighted`] makes.
     pub fn new(
         spec: &OrderSpec,
         epoch: Epoch,
@@ -135,8 +141,32 @@ impl EpochOrder {
             OrderKind::Partial { q, world_size } => {
                 Sequence::Partial(Partial::new(population, spec.seed, epoch, world_size, q))
             }
+            OrderKind::Weighted { .. } => return Err(OrderError::NoWeights),
         };
         Ok(EpochOrder { len, epoch, sequence })
+    }
+
+    /// The weighted order that `spec` gives the samples of `population` in `epoch`.
+    ///
+    /// Takes constant time with replacement. Without, it sorts all samples, in some 100 ns each.
+    ///
+    /// # Errors
+    /// `OtherWeights`: `spec` names other weights, or they weigh another number of samples. There is no such epoch.
+    pub fn weighted(
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+        weights: &Arc<Weights>,
+    ) -> Result<EpochOrder, OrderError> {
+        spec.check()?;
+        spec.check_epoch(epoch)?;
+        let (weighed, samples) = (weights.num_samples(), population.num_live());
+        if spec.kind != weights.kind() || weighed != samples {
+            return Err(OrderError::OtherWeights { weighed, samples });
+        }
+        let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
+        let sequence = Sequence::Weighted(Weighted::new(weights, key));
+        Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
     }
 
     /// Replaces this order by the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
@@ -162,12 +192,16 @@ impl EpochOrder {
                 chunked.shuffle_anew(population, dealing, lanes_and_group, key);
                 (self.len, self.epoch) = (population.num_live(), epoch);
             }
+            (_, Sequence::Weighted(weighted)) => {
+                let weights = Arc::clone(weighted.weights());
+                *self = EpochOrder::weighted(spec, epoch, population, &weights)?;
+            }
             _ => *self = EpochOrder::new(spec, epoch, population)?,
         }
         Ok(())
     }
 
-    /// Positions of the epoch: one for each live sample.
+    /// Positions of the epoch: one for each live sample, except in weighted order.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -209,6 +243,9 @@ impl EpochOrder {
                 let (chunk, nth) = partial.locate(position);
                 population.id_in_chunk(chunk, nth)
             })),
+            Sequence::Weighted(weighted) => out.extend(
+                positions.map(|position| population.id_of_live(weighted.rank_at(position))),
+            ),
         }
     }
 
@@ -302,6 +339,9 @@ impl EpochOrder {
             }
             Sequence::Chunked(chunked) => Some(chunked.pick(position).chunk),
             Sequence::Partial(partial) => Some(partial.locate(position).0),
+            Sequence::Weighted(weighted) => {
+                population.chunk_of(population.id_of_live(weighted.rank_at(position)))
+            }
         }
     }
 

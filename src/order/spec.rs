@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::hash::WeightsId;
 use crate::error::{Error, ErrorKind};
 use crate::units::Epoch;
 
@@ -61,6 +62,15 @@ pub enum OrderKind {
         /// The number of ranks, each with a share.
         world_size: u32,
     },
+    /// Samples are drawn in proportion to weights ([`Weights`](super::weighted::Weights)).
+    Weighted {
+        /// The hash of the weights.
+        weights: WeightsId,
+        /// Whether a sample may be drawn several times in an epoch.
+        replacement: bool,
+        /// Positions of an epoch.
+        epoch_size: u64,
+    },
 }
 
 /// The sequences without a shuffle.
@@ -93,6 +103,11 @@ impl OrderSpec {
             }
             OrderKind::Partial { q, .. } if !(0.0..=1.0).contains(&q) => {
                 Err(OrderError::Share { q })
+            }
+            OrderKind::Weighted { epoch_size, .. }
+                if !(1..=MAX_EPOCH_SIZE).contains(&epoch_size) =>
+            {
+                Err(OrderError::EpochSize { epoch_size })
             }
             _ => Ok(()),
         }
@@ -154,6 +169,13 @@ impl fmt::Display for OrderKind {
             OrderKind::Partial { q, world_size } => {
                 write!(f, "partial (exchange {q}, world size {world_size})")
             }
+            OrderKind::Weighted { weights, replacement, epoch_size } => {
+                let with = if replacement { "with" } else { "without" };
+                write!(
+                    f,
+                    "weighted (weights {weights}, {with} replacement, epoch size {epoch_size})"
+                )
+            }
         }
     }
 }
@@ -181,6 +203,14 @@ impl OrderKind {
         }
     }
 
+    /// Positions of an epoch over `num_live` samples.
+    pub fn epoch_len(&self, num_live: u64) -> u64 {
+        match *self {
+            OrderKind::Weighted { epoch_size, .. } => epoch_size,
+            _ => num_live,
+        }
+    }
+
     /// The world size, if the sequence depends on it.
     pub fn world_size(&self) -> Option<u32> {
         match *self {
@@ -199,6 +229,7 @@ impl OrderKind {
             OrderKind::GroupedV1 { .. } => 2,
             OrderKind::Local { .. } | OrderKind::Partial { .. } => 3,
             OrderKind::Grouped { .. } => 4,
+            OrderKind::Weighted { .. } => 5,
         }
     }
 }
@@ -224,6 +255,25 @@ pub enum OrderError {
     Share {
         /// The requested value.
         q: f64,
+    },
+    /// An epoch size of 0, or more than a run can count.
+    #[error("an epoch has 1 to {MAX_EPOCH_SIZE} samples, not {epoch_size}")]
+    EpochSize {
+        /// The requested value.
+        epoch_size: u64,
+    },
+    /// A weighted order where no weights are given, or where none can be.
+    #[error("a weighted order draws by weights, and there are none here")]
+    NoWeights,
+    /// Weights of other samples than those of the order.
+    #[error(
+        "the order names other weights: these weigh {weighed} samples, and there are {samples}"
+    )]
+    OtherWeights {
+        /// Samples of the weights.
+        weighed: u64,
+        /// Samples of the data set or view.
+        samples: u64,
     },
     /// An epoch past the last.
     #[error("epochs of this order go to {last}, not {epoch}")]
@@ -251,6 +301,9 @@ impl From<OrderError> for Error {
 
 /// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
 pub const MAX_EPOCHS: u64 = 1 << 24;
+
+/// What the position of a run can hold.
+pub(super) const MAX_EPOCH_SIZE: u64 = (1 << 40) - 1;
 
 /// Each epoch costs about a hundred bytes, and 15 ns for each sample.
 const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;

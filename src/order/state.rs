@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::hash::{WeightsId, fmt_hash, parse_hash};
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
 use crate::error::{Error, ErrorKind};
@@ -119,6 +120,14 @@ impl State {
                 asked: if state == asked { world_size } else { asked },
             });
         }
+        if let (
+            OrderKind::Weighted { weights: state, .. },
+            OrderKind::Weighted { weights: asked, .. },
+        ) = (self.order.kind, order.kind)
+            && state != asked
+        {
+            return Err(Refusal::Weights { state, asked });
+        }
         if !self.order.kind.continues(&order.kind) {
             return Err(Refusal::Order { state: self.order.kind, asked: order.kind });
         }
@@ -202,6 +211,14 @@ pub enum Refusal {
         /// The requested one.
         asked: OrderKind,
     },
+    /// Other weights.
+    #[error("the state draws by weights {state}, and these are weights {asked}")]
+    Weights {
+        /// The hash of those of the state.
+        state: WeightsId,
+        /// The hash of the requested ones.
+        asked: WeightsId,
+    },
     /// Another seed.
     #[error("the state's seed is {state}, and {asked} was asked for")]
     Seed {
@@ -272,6 +289,9 @@ impl From<Refusal> for Error {
             }
             Refusal::Order { .. } => {
                 "resume with the order of the state and its parameters, or start anew, without the state"
+            }
+            Refusal::Weights { .. } => {
+                "resume with the weights of the state, number for number, or start anew, without the state"
             }
             Refusal::Seed { .. } => {
                 "resume with the seed of the state, or start anew, without the state"
@@ -353,7 +373,7 @@ pub struct ImageId(pub [u8; 16]);
 
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        fmt_hash(self.0, f)
     }
 }
 
@@ -367,11 +387,7 @@ impl TryFrom<String> for ImageId {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<ImageId, &'static str> {
-        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
-        number
-            .map(|number| ImageId(number.to_be_bytes()))
-            .ok_or("an image is named by 32 hexadecimal digits")
+        parse_hash(&text).map(ImageId).ok_or("an image is named by 32 hexadecimal digits")
     }
 }
 

@@ -81,6 +81,12 @@ fn check(options: &LoaderOptions) -> Result<()> {
     }
     Shard::new(options.rank, options.world_size, options.tail)?;
     options.order.started(options.world_size).check()?;
+    if options.weights.is_some() {
+        return refused(
+            "weights are of the samples of one data set, not of a mixture".to_owned(),
+            "weigh its data sets, or views of them by label",
+        );
+    }
     match options.order.kind {
         OrderKind::Sequential { .. } | OrderKind::Global | OrderKind::Grouped { .. } => {}
         kind => {

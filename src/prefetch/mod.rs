@@ -321,7 +321,7 @@ impl Prefetcher {
         let stated = if is_passes { None } else { Some(batching) };
         let options = LoaderOptions { batching: stated, ..options };
         let mut loader = Prefetcher {
-            owed: Stream::owed(directory.num_live(), &options, &start)?,
+            owed: Stream::owed(options.epoch_len(directory.num_live()), &options, &start)?,
             directory,
             devices,
             options,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{Locality, OrderSpec, Sharding, State, Tail};
+use crate::order::weighted::Weights;
+use crate::order::{Locality, OrderKind, OrderSpec, Sharding, State, Tail};
 use crate::qpair::Cpus;
 use crate::reader::OnError;
 
@@ -36,6 +37,8 @@ pub struct LoaderOptions {
     pub drop_short: bool,
     /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
+    /// What a weighted order draws by; [`LoaderOptions::weighted`] sets it and the order.
+    pub weights: Option<Arc<Weights>>,
     /// The data sets to read as one sequence, along `order` each. [`dataset::Mixture`](crate::dataset::Mixture)
     /// sets it.
     pub mixture: Option<Arc<Mix>>,
@@ -79,6 +82,7 @@ impl LoaderOptions {
             tail: Tail::Keep,
             drop_short: false,
             resume: None,
+            weights: None,
             mixture: None,
             batching: None,
             window_bytes: 0,
@@ -92,6 +96,18 @@ impl LoaderOptions {
         }
     }
 
+    /// The same options with samples drawn by `weights`, along the seed of the order.
+    #[must_use]
+    pub fn weighted(self, weights: Arc<Weights>) -> LoaderOptions {
+        let order = weights.order(self.order.seed);
+        LoaderOptions { order, weights: Some(weights), ..self }
+    }
+
+    /// Positions of an epoch over `num_live` samples.
+    pub(crate) fn epoch_len(&self, num_live: u64) -> u64 {
+        self.order.kind.epoch_len(num_live)
+    }
+
     /// Whether the options agree with each other, as far as that can be checked without the image.
     ///
     /// # Errors
@@ -100,6 +116,15 @@ impl LoaderOptions {
         if self.on_error == OnError::Blank {
             let text = "a loader raises or skips; only reads by id keep places without bytes";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let is_weighted = matches!(self.order.kind, OrderKind::Weighted { .. });
+        if is_weighted != self.weights.is_some() {
+            let text = match is_weighted {
+                true => "a weighted order draws by weights, and none are given",
+                false => "weights are given, and the order is not weighted",
+            };
+            let hint = "LoaderOptions::weighted sets both";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         }
         self.stated_batching().map(drop)
     }

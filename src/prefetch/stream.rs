@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::weighted::{Weights, WeightsError};
 use crate::order::{
     Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Population, Positions,
     Shard, Sharding, State, Tail,
@@ -33,6 +34,8 @@ pub(crate) struct Stream {
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
     left: u64,
+    /// What a weighted order draws by.
+    weights: Option<Arc<Weights>>,
     /// Where positions come from instead, in a mixture.
     fed: Option<Box<Fed>>,
 }
@@ -77,7 +80,7 @@ impl Stream {
             let start = State::start(image, generation, options.order.started(options.world_size));
             return Ok(State { epoch: Epoch(options.epochs.start), ..start }.of_view(view));
         };
-        let len = directory.num_live();
+        let len = options.epoch_len(directory.num_live());
         state.check((image, view), generation, &options.order, options.world_size, len)?;
         Ok(state.clone())
     }
@@ -104,6 +107,12 @@ impl Stream {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         start.order.check()?;
+        let samples = directory.num_live();
+        if let Some(weighed) = options.weights.as_ref().map(|weights| weights.num_samples())
+            && weighed != samples
+        {
+            return Err(WeightsError::Len { given: weighed, samples }.into());
+        }
         Ok(Stream {
             directory,
             spec: start.order,
@@ -118,6 +127,7 @@ impl Stream {
             current: None,
             free_order: None,
             left: u64::MAX,
+            weights: options.weights.clone(),
             fed: None,
         })
     }
@@ -139,6 +149,7 @@ impl Stream {
             current: None,
             free_order: None,
             left: u64::MAX,
+            weights: None,
             fed,
         }
     }
@@ -197,6 +208,7 @@ impl Stream {
             free_order: None,
             drop_short: self.drop_short,
             left: 1,
+            weights: self.weights.clone(),
             fed: None,
         };
         self.next_taken()?;
@@ -333,7 +345,10 @@ impl Stream {
         let (spec, epoch, directory) = (&self.spec, Epoch(self.epochs.start), &*self.directory);
         let order = match self.free_order.take() {
             Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
-            None => EpochOrder::new(spec, epoch, directory)?,
+            None => match &self.weights {
+                Some(weights) => EpochOrder::weighted(spec, epoch, directory, weights)?,
+                None => EpochOrder::new(spec, epoch, directory)?,
+            },
         };
         let shard = self.shard.after(self.consumed);
         let mut rest = shard.positions(order.len());

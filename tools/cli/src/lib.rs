@@ -27,6 +27,7 @@ mod size;
 mod store_args;
 mod text;
 mod tier_args;
+mod weight_args;
 
 use std::ffi::OsString;
 

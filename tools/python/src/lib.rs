@@ -25,6 +25,7 @@ mod ranges;
 mod sample;
 mod store;
 mod watch;
+mod weights;
 
 use pyo3::prelude::*;
 

@@ -94,11 +94,11 @@ impl Loader {
                 options.del_item(keyword)?;
             }
         }
-        let parsed = loader_options(&options)?;
         let opened = match &stored {
             Some(stored) => stored.clone(),
             None => dataset.get().dataset(py)?,
         };
+        let parsed = loader_options(&options, Some(opened.directory()))?;
         let made = opened.loader(parsed).map_err(|error| raise(py, &error))?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
@@ -333,7 +333,7 @@ impl Loader {
                 options.del_item(keyword)?;
             }
         }
-        let parsed = loader_options(&options)?;
+        let parsed = loader_options(&options, None)?;
         let made = mixture.get().mixture(py)?.loader(parsed).map_err(|error| raise(py, &error))?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
@@ -487,13 +487,16 @@ impl Sampler {
     fn new(dataset: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Sampler> {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let parsed = loader_options(&options)?;
         let ids = match dataset.cast::<Mixture>() {
-            Ok(mixture) => dataset::MixtureSampler::new(&mixture.get().mixture(py)?, parsed)
-                .map(|sampler| Ids::Mixture(Box::new(sampler)))
-                .map_err(|error| raise(py, &error))?,
+            Ok(mixture) => {
+                let parsed = loader_options(&options, None)?;
+                dataset::MixtureSampler::new(&mixture.get().mixture(py)?, parsed)
+                    .map(|sampler| Ids::Mixture(Box::new(sampler)))
+                    .map_err(|error| raise(py, &error))?
+            }
             Err(_) => {
                 let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
+                let parsed = loader_options(&options, Some(dataset.directory()))?;
                 let sampler =
                     dataset::Sampler::new(&dataset, parsed).map_err(|error| raise(py, &error))?;
                 Ids::Dataset(Box::new(sampler), dataset)
@@ -590,7 +593,11 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
             }
             Ok(())
         };
-        let run = |place| place_of(place).and_then(|()| loader_options(options).map(Some));
+        let opened = dataset.get().dataset(dataset.py())?;
+        let run = |place| {
+            place_of(place)?;
+            loader_options(options, Some(opened.directory())).map(Some)
+        };
         let place = dataset.get().through_peers(dataset.py(), join, run)?;
         place_of(place)?;
     }
@@ -612,8 +619,8 @@ fn open_store(
         options.set_item("rank", meeting.rank)?;
         options.set_item("world_size", meeting.world_size)?;
     }
-    let run = loader_options(options)?;
     let (opened, connect) = (dataset.get().dataset(py)?, dataset.get().connect());
+    let run = loader_options(options, Some(opened.directory()))?;
     store::open(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }
 

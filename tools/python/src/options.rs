@@ -9,6 +9,7 @@ use dlfs::buf::SealedLocation;
 use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, ViewSource};
+use dlfs::directory::Directory;
 use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
@@ -21,7 +22,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
-use crate::{peers, store};
+use crate::{peers, store, weights};
 
 /// The options of `dlfs.open` beside the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -136,7 +137,11 @@ fn secret<K>(
 }
 
 /// The options of `dlfs.Loader` and the samplers beside the data set.
-pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOptions> {
+/// `directory` is that of the data set, and `None` for a mixture.
+pub(crate) fn loader_options(
+    given: &Bound<'_, PyDict>,
+    directory: Option<&Directory>,
+) -> PyResult<LoaderOptions> {
     let py = given.py();
     let order = OrderSpec { kind: OrderKind::Global, seed: 0 };
     let mut options = LoaderOptions::new(order, 1, EPOCHS);
@@ -158,7 +163,11 @@ pub(crate) fn loader_options(given: &Bound<'_, PyDict>) -> PyResult<LoaderOption
         (false, true) => Tail::Pad,
         (false, false) => Tail::Keep,
     };
-    options.order.kind = order_kind(given, options.world_size)?;
+    check_order_options(given, &given_or(given, "order", "grouped".to_owned())?)?;
+    match weights::weights(given, directory)? {
+        Some(weights) => options = options.weighted(weights),
+        None => options.order.kind = order_kind(given, options.world_size)?,
+    }
     let order = options.order.started(options.world_size);
     order.check().map_err(|error| raise(py, &error.into()))?;
     Ok(options)
@@ -173,7 +182,8 @@ fn set_loader_option(
 ) -> PyResult<bool> {
     match key {
         "order" | "lanes" | "group" | "by" | "exchange" | "drop_last" | "pad" => {}
-        "fields" => {} // handled by the loader
+        key if weights::KEYWORDS.contains(&key) => {} // read with the order
+        "fields" => {}                                // handled by the loader
         "batch_size" => options.batch_size = at_least_one(key, value)?,
         "seed" => options.order.seed = value.extract()?,
         "epochs" if value.is_none() => {}
@@ -227,15 +237,6 @@ where
 fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind> {
     let py = given.py();
     let order = given_or(given, "order", "grouped".to_owned())?;
-    for (option, fits) in
-        [("lanes", "grouped"), ("group", "grouped"), ("by", "sequential"), ("exchange", "partial")]
-    {
-        let is_given = given.get_item(option)?.is_some_and(|value| !value.is_none());
-        if is_given && order != fits {
-            let text = format!("{option} goes with order=\"{fits}\" only, not \"{order}\"");
-            return Err(raise_invalid(py, text));
-        }
-    }
     match &*order {
         "grouped" => Ok(OrderKind::Grouped {
             lanes: lanes(given)?,
@@ -258,11 +259,29 @@ fn order_kind(given: &Bound<'_, PyDict>, world_size: u32) -> PyResult<OrderKind>
         }
         other => {
             let text = format!(
-                "order is \"grouped\", \"global\", \"sequential\", \"local\" or \"partial\", not {other:?}"
+                "order is \"grouped\", \"global\", \"sequential\", \"local\", \"partial\" or \"weighted\", \
+                 not {other:?}"
             );
             Err(raise_invalid(py, text))
         }
     }
+}
+
+/// Checks that options of one order are not given for another.
+fn check_order_options(given: &Bound<'_, PyDict>, order: &str) -> PyResult<()> {
+    let weighted = weights::KEYWORDS.map(|option| (option, "weighted"));
+    for (option, fits) in
+        [("lanes", "grouped"), ("group", "grouped"), ("by", "sequential"), ("exchange", "partial")]
+            .into_iter()
+            .chain(weighted)
+    {
+        let is_given = given.get_item(option)?.is_some_and(|value| !value.is_none());
+        if is_given && order != fits {
+            let text = format!("{option} goes with order=\"{fits}\" only, not \"{order}\"");
+            return Err(raise_invalid(given.py(), text));
+        }
+    }
+    Ok(())
 }
 
 /// The number of lanes; 0 if absent: the library then uses as many as suit the run.

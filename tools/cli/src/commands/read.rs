@@ -35,6 +35,7 @@ use crate::size::parse_size;
 use crate::store_args::{StoreArgs, store_line};
 use crate::text;
 use crate::tier_args::TierArgs;
+use crate::weight_args::WeightArgs;
 
 /// Read epochs as a training job would, and report
 ///
@@ -54,6 +55,8 @@ pub(crate) struct ReadArgs {
     order: OrderArgs,
     #[command(flatten)]
     share: ShareArgs,
+    #[command(flatten)]
+    weights: WeightArgs,
     #[command(flatten)]
     mix: MixArgs,
     #[command(flatten)]
@@ -154,6 +157,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
+    options = args.weights.weigh(options, image.directory())?;
     options.resume = args.run.resume_state()?;
     args.store.restart(&image, &mut options)?;
     let mut joined = None;

@@ -30,6 +30,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
+import numpy
+
 from ._dlfs import NO_LABEL, Batch, Dataset, Sample, SampleFile, __commit__, __version__
 from ._dlfs import Loader as _Loader
 from ._dlfs import delete as _delete
@@ -93,7 +95,9 @@ __all__ = [
 
 Address: TypeAlias = str | os.PathLike[str]
 Addresses: TypeAlias = Address | bytes | Sequence[Address | bytes]
-Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial"]
+Order: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial", "weighted"]
+# Numbers, one a sample; or {label or class: weight}; or "balanced".
+Weights: TypeAlias = Sequence[float] | Mapping[int, float] | Mapping[str, float] | Literal["balanced"] | Any
 Shard: TypeAlias = Literal["strided", "aligned", "local"]
 Fields: TypeAlias = str | bytes | Sequence[str | bytes]
 
@@ -300,7 +304,8 @@ class Loader(_Loader):
     dataset          what dlfs.open returned, or a dlfs.Mixture of several
     batch_size       samples per batch on this rank
     order            how to shuffle samples: "grouped": whole chunks at a time, several mixed, the fastest;
-                     "global": a full shuffle; "sequential"; "local", "partial": a share for each rank
+                     "global": a full shuffle; "sequential"; "local", "partial": a share for each rank;
+                     "weighted": drawn in proportion to `weights`
     seed             the same seed gives the same epochs, whatever the world size
     epochs           the number of epochs; readahead stops after the last one. None: endless
     rank             the rank of this process, from 0 (0)
@@ -327,6 +332,13 @@ class Loader(_Loader):
                      grouped if samples are large and in the page cache. Tiny samples of the global order are
                      then read together, far ahead
     exchange         partial: fraction of each share that moves to other ranks in an epoch (0.1)
+    weights          weighted: how often samples are drawn: an array with a weight for each, weights[i] for ds[i];
+                     {label: weight}, or the names of classes, the weight of each sample with that label; or
+                     "balanced": equally many of each label. A state holds a hash of them
+    replacement      weighted: whether an epoch may draw a sample several times (True), as
+                     torch.utils.data.WeightedRandomSampler; otherwise an epoch is a weighted shuffle
+    epoch_size       weighted: samples of an epoch. None: len(ds), or without replacement as many as have a weight
+                     above 0
     fields           as in dlfs.open: the field that is the sample, or a tuple of those in its mapping. None: as
                      the data set was opened
     contiguous       gather each batch into one buffer in the background, so that Batch.data copies nothing
@@ -387,6 +399,9 @@ class Loader(_Loader):
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
+        weights: Weights | None = None,
+        replacement: bool | None = None,
+        epoch_size: int | None = None,
         batching: Literal["chunk", "sample", "none"] | None = None,
         fields: Fields | None = None,
         contiguous: bool = False,
@@ -440,6 +455,9 @@ class Loader(_Loader):
             group=group,
             by=by,
             exchange=exchange,
+            weights=_numbers(weights),
+            replacement=replacement,
+            epoch_size=epoch_size,
             batching=batching,
             fields=fields,
             contiguous=contiguous,
@@ -457,6 +475,25 @@ class Loader(_Loader):
             blocking_exchange=blocking_exchange,
             restart_shares=restart_shares,
         )
+
+
+class _Numbers(bytes):
+    """Numbers as float64, which compare, pickle and print as options do."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self) // 8} numbers>"
+
+
+def _numbers(given: Any) -> Any:
+    """An array, sequence or tensor of numbers as bytes; names, dicts and None as they are."""
+    if given is None or isinstance(given, (str, bytes)):
+        return given
+    if isinstance(given, Mapping):
+        return dict(given)
+    array = numpy.asarray(given, dtype="<f8")
+    if array.ndim != 1:
+        raise InvalidArgument(f"weights: one number for each sample, not an array of shape {array.shape}")
+    return _Numbers(array.tobytes())
 
 
 def _data_place(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch.utils.data
 
 from . import Dataset as _Dataset
-from . import InvalidArgument, Order, Shard
+from . import InvalidArgument, Order, Shard, Weights, _numbers
 from ._dlfs import Sampler as _Ids
 from ._ranks import changed, place_of, warn_unequal
 
@@ -41,6 +41,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
+        weights: Weights | None = None,
+        replacement: bool | None = None,
+        epoch_size: int | None = None,
     ) -> None:
         options = changed(
             seed=(seed, 0),
@@ -52,6 +55,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             group=(group, None),
             by=(by, None),
             exchange=(exchange, None),
+            weights=(_numbers(weights), None),
+            replacement=(replacement, None),
+            epoch_size=(epoch_size, None),
         )
         self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
@@ -202,6 +208,9 @@ class Sampler(torch.utils.data.Sampler[int]):
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
+        weights: Weights | None = None,
+        replacement: bool | None = None,
+        epoch_size: int | None = None,
     ) -> None:
         if shard in ("aligned", "local"):
             raise InvalidArgument(
@@ -223,6 +232,9 @@ class Sampler(torch.utils.data.Sampler[int]):
             group=group,
             by=by,
             exchange=exchange,
+            weights=weights,
+            replacement=replacement,
+            epoch_size=epoch_size,
         )
 
     def __len__(self) -> int:

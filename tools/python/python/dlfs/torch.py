@@ -47,9 +47,10 @@ from . import (
     Sample,
     Shard,
     Unsupported,
+    Weights,
 )
 from . import Dataset as _Dataset
-from . import _data_place, _peerless, _warn_of_launcher
+from . import _data_place, _numbers, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._ranks import changed, data_place, in_group, place_of, warn_unequal
@@ -298,6 +299,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         group: int | None = None,
         by: Literal["id", "slot"] | None = None,
         exchange: float | None = None,
+        weights: Weights | None = None,
+        replacement: bool | None = None,
+        epoch_size: int | None = None,
         batching: Literal["chunk", "sample", "none"] | None = None,
         fields: Fields | None = None,
         contiguous: bool = False,
@@ -327,6 +331,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             group=(group, None),
             by=(by, None),
             exchange=(exchange, None),
+            weights=(_numbers(weights), None),
+            replacement=(replacement, None),
+            epoch_size=(epoch_size, None),
             batching=(batching, None),
             fields=(fields, None),
             contiguous=(contiguous, False),
@@ -722,7 +729,7 @@ def _placed(rank: int | None, world_size: int | None) -> dict[str, int]:
 
 
 # The options of Loader that say what the order is.
-_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange")
+_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange", "weights", "replacement", "epoch_size")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_

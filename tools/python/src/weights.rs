@@ -1,0 +1,109 @@
+//! The weights of a weighted order, as Python gives them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dlfs::directory::Directory;
+use dlfs::order::weighted::{Draws, LabelWeights, Weights};
+use dlfs::units::SampleId;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::error::{raise, raise_invalid};
+use crate::options::given_or;
+
+/// The options that only a weighted order has.
+pub(crate) const KEYWORDS: [&str; 3] = ["weights", "replacement", "epoch_size"];
+
+/// The weights that the options give the samples of `directory`; `None` if the order is another one.
+///
+/// # Errors
+/// `InvalidArgument`: an option of weighted order for another order, a mixture (no directory), or weights that cannot
+/// be drawn by.
+pub(crate) fn weights(
+    given: &Bound<'_, PyDict>,
+    directory: Option<&Directory>,
+) -> PyResult<Option<Arc<Weights>>> {
+    let (py, order) = (given.py(), given_or(given, "order", String::new())?);
+    if order != "weighted" {
+        return Ok(None);
+    }
+    let Some(directory) = directory else {
+        let text =
+            "weights are of the samples of one data set, not of a mixture: weigh its data sets";
+        return Err(raise_invalid(py, text.into()));
+    };
+    let Some(weights) = given.get_item("weights")?.filter(|weights| !weights.is_none()) else {
+        let text = "order=\"weighted\" draws by weights: give weights, an array with one for each sample, \
+                    {label: weight}, or \"balanced\"";
+        return Err(raise_invalid(py, text.into()));
+    };
+    let draws = Draws {
+        replacement: given_or(given, "replacement", true)?,
+        epoch_size: match given_or(given, "epoch_size", None)? {
+            Some(size) => Some(u64::try_from(size).map_err(|_: std::num::TryFromIntError| {
+                raise_invalid(py, format!("epoch_size is at least 1, not {size}"))
+            })?),
+            None::<i64> => None,
+        },
+    };
+    let made = match by_label(&weights, directory)? {
+        Some(weights) => {
+            let label_of = |rank| {
+                let id: SampleId = directory.id_of_live(rank);
+                directory.label(id)
+            };
+            let labels = (0..directory.num_live()).map(label_of);
+            Weights::of_labels(directory.num_live(), labels, &weights, draws)
+        }
+        None => {
+            let numbers = weights.cast::<PyBytes>()?.as_bytes().as_chunks::<8>().0;
+            let numbers: Vec<f64> =
+                numbers.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect();
+            Weights::of_samples(directory.num_live(), &numbers, draws)
+        }
+    };
+    made.map(|weights| Some(Arc::new(weights))).map_err(|error| {
+        let error = dlfs::Error::from(error);
+        raise(py, &error)
+    })
+}
+
+/// Weights of labels, if they are these; otherwise they are numbers, as bytes.
+fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Option<LabelWeights>> {
+    let py = weights.py();
+    if let Ok(text) = weights.cast::<PyString>() {
+        return match text.to_cow()?.as_ref() {
+            "balanced" => Ok(Some(LabelWeights::Balanced)),
+            other => Err(raise_invalid(
+                py,
+                format!("weights is \"balanced\", {{label: weight}} or an array, not {other:?}"),
+            )),
+        };
+    }
+    let Ok(by_label) = weights.cast::<PyDict>() else {
+        return match weights.is_instance_of::<PyBytes>() {
+            true => Ok(None),
+            false => Err(PyTypeError::new_err("weights: not an array, a dict or a str")),
+        };
+    };
+    let mut each = BTreeMap::new();
+    for (label, weight) in by_label {
+        let label = match label.cast::<PyString>() {
+            Ok(name) => {
+                let name = name.to_cow()?;
+                let is_it = |class: &Vec<u8>| *class == name.as_bytes();
+                let at = directory.classes().iter().position(is_it).ok_or_else(|| {
+                    raise_invalid(py, format!("weights: the data set has no class {name:?}"))
+                })?;
+                at as i64
+            }
+            Err(_) => label.extract()?,
+        };
+        if each.insert(label, weight.extract()?).is_some() {
+            return Err(raise_invalid(py, format!("weights: label {label} has two weights")));
+        }
+    }
+    Ok(Some(LabelWeights::Each(each)))
+}
