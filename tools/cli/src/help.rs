@@ -44,4 +44,21 @@ mod tests {
             assert!(parsed || explained, "--{command}: the default is not {expected}: {told}");
         }
     }
+    /// Text behind the options is printed as it is written, and wrapped again where it is wider.
+    #[test]
+    fn no_paragraph_behind_the_options_is_wrapped_twice() {
+        let command = Cli::command();
+        let mut commands: Vec<_> = command.get_subcommands().collect();
+        let mut told = 0;
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands());
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                let width = line.chars().count();
+                assert!(width <= 100, "{}: {width} columns: {line}", command.get_name());
+            }
+            told += usize::from(!text.is_empty());
+        }
+        assert!(told > 10, "{told} commands have such a text");
+    }
 }

@@ -374,13 +374,13 @@ Examples:
   dlfs serve train.dlfs --listen 0.0.0.0:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:…
   truncate -s 10G blank.dlfs && dlfs serve blank.dlfs --writable    # to import onto from elsewhere
 
-Log: warnings go to stderr with the time (UTC, RFC 3339), at most one of a kind in 10 seconds. With -v it
-is an access log: each host that connects, is refused, is evicted or leaves, with its NQN (host), its
-address (peer) and the reason; with -vv each connection. Lines that nobody reads in time are dropped
-and counted.
+Log: warnings go to stderr with the time (UTC, RFC 3339), at most one of a kind in 10 seconds. With
+-v it is an access log: each host that connects, is refused, is evicted or leaves, with its NQN
+(host), its address (peer) and the reason; with -vv each connection. Lines that nobody reads in time
+are dropped and counted.
 
-Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP reads the file of
---hosts again.";
+Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP reads the
+file of --hosts again.";
 
 #[cfg(test)]
 mod tests {
