@@ -12,6 +12,12 @@ pub enum MixtureError {
         /// What was given.
         text: String,
     },
+    /// A part, a way to batch or a phase that cannot be read.
+    #[error("{what}")]
+    Text {
+        /// What was expected, and what was given.
+        what: String,
+    },
     /// No sources.
     #[error("a mixture has at least one source")]
     NoSources,

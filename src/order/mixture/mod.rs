@@ -31,6 +31,7 @@
 mod error;
 mod segments;
 mod spec;
+mod text;
 mod weight;
 mod word;
 
@@ -123,6 +124,22 @@ impl Mixture {
     /// permutations of [`Batching::Random`]: where each source stands when a run resumes there.
     pub fn drawn_before(&self, position: u64) -> Vec<u64> {
         self.segments.drawn_before(position, self.batching, self.seed)
+    }
+
+    /// What each source has of `len` positions from `position` on if a segment's counts are spread evenly over it.
+    pub fn shares(&self, position: u64, len: u64) -> Vec<f64> {
+        let mut shares = vec![0.0; self.num_sources()];
+        let (mut at, end) = (position, position.saturating_add(len));
+        while at < end {
+            let segment = self.segments.at(at);
+            let part = (end - at).min(segment.first.saturating_add(segment.len) - at);
+            let of_segment = part as f64 / segment.len as f64;
+            for (share, &count) in shares.iter_mut().zip(&segment.counts) {
+                *share += count as f64 * of_segment;
+            }
+            at += part;
+        }
+        shares
     }
 
     /// What `position` of the run reads: epoch times epoch size, and the position in the epoch.

@@ -8,9 +8,13 @@
 //! Batches here are global batches: the samples of one optimizer step. `ranks` has the statistics of each
 //! rank's own batches, which may have one class each even if the global batch is mixed.
 //!
+//! A [`MixtureObserver`] sees an epoch of a mixture: what it has of each source, and how far batches are from their
+//! shares.
+//!
 //! `kinds` computes the statistics, `text` prints the table and the verdict.
 
 mod kinds;
+mod mixture;
 mod ranks;
 mod text;
 
@@ -20,6 +24,7 @@ use serde::Serialize;
 
 use kinds::Kinds;
 
+pub use mixture::{MixtureObserver, MixtureReport, SourceReport};
 pub use ranks::{RankObserver, RankReport};
 
 /// A sample of the sequence: its rank, chunk and class.

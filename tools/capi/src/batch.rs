@@ -48,6 +48,8 @@ pub struct Item {
     /// DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, except for a
     /// record with an invalid table of fields: DLFS_E_CORRUPT.
     pub status: c_int,
+    /// Of a sequence over a mixture: the number of its data set, from 0. Otherwise 0.
+    pub source: u32,
 }
 
 /// A batch, in memory of the caller: set `size` to `sizeof(dlfs_batch)` before it is filled.
@@ -116,6 +118,7 @@ pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
         num_fields: 0,
         index,
         status: DLFS_OK,
+        source: batch.sources().map_or(0, |sources| sources[index]),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::batch::{Field, Item};
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure};
 
 /// How samples are divided, and which field represents the sample.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Division {
     each: usize,
     chosen: Option<usize>,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::batch::Held;
 use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure};
 use crate::file::File;
+use crate::mixture::Mixed;
 use crate::mount::Mount;
 use crate::namespace::Queue;
 use crate::sequence::Sequence;
@@ -23,6 +24,7 @@ pub(crate) enum Object {
     File(Arc<File>),
     Sequence(Arc<Sequence>),
     Batch(Arc<Held>),
+    Mixture(Arc<Mixed>),
     Queue(Arc<Queue>),
 }
 
@@ -50,6 +52,7 @@ kind!(Mount, Mount, "mounted data set");
 kind!(File, File, "file");
 kind!(Sequence, Sequence, "sequence");
 kind!(Held, Batch, "batch");
+kind!(Mixed, Mixture, "mixture");
 kind!(Queue, Queue, "namespace");
 
 /// Creates a handle for `object`.

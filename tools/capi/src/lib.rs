@@ -23,6 +23,7 @@ mod fields;
 pub mod file;
 mod handles;
 pub mod log;
+pub mod mixture;
 pub mod mount;
 pub mod names;
 pub mod namespace;

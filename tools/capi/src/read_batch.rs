@@ -224,6 +224,7 @@ impl Sink {
             num_fields: 0,
             index,
             status,
+            source: 0,
         };
         table.add(&mut item, &[], std::ptr::null());
         self.show(item);

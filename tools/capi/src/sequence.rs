@@ -22,9 +22,9 @@ pub struct Seq(());
 /// The object behind a sequence handle.
 pub(crate) struct Sequence {
     pub(crate) loader: Loader,
-    stop: Stop,
-    division: Division,
-    restarts_shares: bool,
+    pub(crate) stop: Stop,
+    pub(crate) division: Division,
+    pub(crate) restarts_shares: bool,
 }
 
 impl Sequence {

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::slice;
 
@@ -263,18 +263,7 @@ fn fields_of_a_sample_are_told_apart() {
         return;
     }
     let source = Source::new();
-    let folder = source.path("shard");
-    fs::create_dir(&folder).unwrap();
-    for (name, bytes) in
-        [("a.cls", "4"), ("a.txt", "hello"), ("b.cls", "5"), ("c.cls", "6"), ("c.txt", "hello")]
-    {
-        fs::write(folder.join(name), bytes).unwrap();
-    }
-    let mut tar = Command::new("tar");
-    tar.arg("-cf").arg(source.path("shard.tar")).arg("-C").arg(&folder);
-    run(tar.args(["a.cls", "a.txt", "b.cls", "c.cls", "c.txt"]));
-    source.import("shard.tar", "fields.dlfs");
-    let image = source.path("fields.dlfs");
+    let image = import_fields(&source);
     for how in How::all() {
         let program = Program::build(prefix, &here().join("tests/c/fields.c"), how);
         program.run(&[image.to_str().unwrap()]);
@@ -301,6 +290,41 @@ fn a_part_of_a_large_sample_costs_its_pieces() {
             println!("{how:?} {address}");
             program.run(&[address]);
         }
+    }
+}
+
+/// An image of three samples with two fields each, of which one has only the first.
+fn import_fields(source: &Source) -> PathBuf {
+    let folder = source.path("shard");
+    fs::create_dir(&folder).unwrap();
+    for (name, bytes) in
+        [("a.cls", "4"), ("a.txt", "hello"), ("b.cls", "5"), ("c.cls", "6"), ("c.txt", "hello")]
+    {
+        fs::write(folder.join(name), bytes).unwrap();
+    }
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(source.path("shard.tar")).arg("-C").arg(&folder);
+    run(tar.args(["a.cls", "a.txt", "b.cls", "c.cls", "c.txt"]));
+    source.import("shard.tar", "fields.dlfs");
+    source.path("fields.dlfs")
+}
+
+#[test]
+fn several_data_sets_are_read_as_one_sequence() {
+    let Some(prefix) = prefix() else { return };
+    if !has("tar") {
+        println!("SKIPPED: tar is needed");
+        return;
+    }
+    let source = Source::new();
+    source.import("files", "other.dlfs");
+    let (other, fields) = (source.path("other.dlfs"), import_fields(&source));
+    let (other, fields) = (other.to_str().unwrap(), fields.to_str().unwrap());
+    let target = source.serve();
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/mixture.c"), how);
+        println!("{how:?}");
+        program.run(&[&target.address(Nsid(1)).to_string(), other, fields]);
     }
 }
 

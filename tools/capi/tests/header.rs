@@ -13,6 +13,7 @@ const SOURCES: [&str; 14] = [
     "file",
     "read_batch",
     "sequence",
+    "mixture",
     "batch",
     "stats",
     "log",

@@ -2,14 +2,13 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::str::FromStr;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 
 use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions, Share};
-use dlfs::order::mixture::{self, Batching, Part, Phase, Weight};
+use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::{Error, Result};
@@ -24,11 +23,10 @@ pub(crate) struct MixArgs {
     /// Read this image, too, as one sequence with IMAGE; may be repeated. PART, for each: a weight beside
     /// the others, such as 0.3; or for all repeat:T, T times its samples, or choose:N, N samples
     #[arg(long, value_name = "IMAGE=PART", value_parser = MixedImage::parser(), requires = "part")]
-    #[arg(conflicts_with_all = OF_ONE_IMAGE)]
     mix: Vec<MixedImage>,
     /// The part of IMAGE
     #[arg(long, value_name = "PART", requires = "mix")]
-    part: Option<PartArg>,
+    part: Option<Part>,
     /// Samples of an epoch [default: what repeat and choose say, or as many as all images have]
     #[arg(long, value_name = "N", requires = "mix", value_parser = clap::value_parser!(u64).range(1..))]
     epoch_size: Option<u64>,
@@ -36,27 +34,12 @@ pub(crate) struct MixArgs {
     /// per-source: each is of one image, and per-source:N, N the batch of all ranks, keeps its samples in a
     /// run that resumes with another one
     #[arg(long, value_name = "HOW", requires = "mix", default_value = "stratified")]
-    mix_batching: BatchingArg,
+    mix_batching: Batching,
     /// The weights of all images, IMAGE first, from this sample of the run on; may be repeated. With
     /// them a weight may be 0
     #[arg(long, value_name = "SAMPLE:WEIGHT,WEIGHT...", requires = "mix")]
-    phase: Vec<PhaseArg>,
+    phase: Vec<Phase>,
 }
-
-/// Options that say something of one image.
-const OF_ONE_IMAGE: [&str; 11] = [
-    "snapshot",
-    "view",
-    "tier",
-    "tiers",
-    "policy",
-    "copy_bandwidth",
-    "stop_at_first_failure",
-    "peers",
-    "store",
-    "restart_shares",
-    "path",
-];
 
 impl MixArgs {
     /// Opens the other images, and mixes them with `first`; `None` without `--mix`.
@@ -68,21 +51,33 @@ impl MixArgs {
         first: &Dataset,
         connection: &ConnectionArgs,
     ) -> Result<Option<Mixture>> {
-        let Some(PartArg(part)) = self.part else { return Ok(None) };
+        let Some(part) = self.part else { return Ok(None) };
         let mut parts = vec![(first.clone(), part)];
         for MixedImage { image, part } in &self.mix {
             let connect = connection.options(false)?;
             let image = Image::open(&image.0, &OpenOptions { connect, ..OpenOptions::default() })?;
-            parts.push((Dataset::from_image(image, ReaderOptions::default()), part.0));
+            parts.push((Dataset::from_image(image, ReaderOptions::default()), *part));
         }
-        let phases = self.phase.iter().map(|phase| phase.0.clone()).collect();
-        Mixture::new(parts, self.epoch_size, self.mix_batching.0, phases).map(Some)
+        let phases = self.phase.clone();
+        Mixture::new(parts, self.epoch_size, self.mix_batching, phases).map(Some)
+    }
+
+    /// Whether there is anything to mix.
+    pub(crate) fn is_given(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// Each image, `first` being IMAGE.
+    pub(crate) fn images<'a>(
+        &'a self,
+        first: &'a ImageAddress,
+    ) -> impl Iterator<Item = &'a ImageAddress> {
+        std::iter::once(first).chain(self.mix.iter().map(|mixed| &mixed.image))
     }
 
     /// What was delivered of each image, `first` being IMAGE.
     pub(crate) fn sources(&self, first: &ImageAddress) -> Sources {
-        let images = std::iter::once(first).chain(self.mix.iter().map(|mixed| &mixed.image));
-        Sources(images.map(Source::new).collect())
+        Sources(self.images(first).map(Source::new).collect())
     }
 }
 
@@ -154,7 +149,7 @@ impl Sources {
 #[derive(Debug, Clone)]
 struct MixedImage {
     image: ImageAddress,
-    part: PartArg,
+    part: Part,
 }
 
 impl MixedImage {
@@ -168,77 +163,17 @@ impl MixedImage {
             };
             let image = dlfs::nvme::Address::parse_list_os(&OsString::from_vec(bytes[..at].to_vec()));
             let image = image.map_err(|error| error.to_string())?;
-            let part = String::from_utf8_lossy(&bytes[at + 1..]).parse()?;
+            let part = String::from_utf8_lossy(&bytes[at + 1..]).parse();
+            let part = part.map_err(|error: MixtureError| error.to_string())?;
             Ok(MixedImage { image: ImageAddress(image), part })
         })
     }
 }
 
-/// A weight, `repeat:T` or `choose:N`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PartArg(Part);
-
-impl FromStr for PartArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<PartArg, String> {
-        let weight = |text: &str| text.parse::<Weight>().map_err(|error| error.to_string());
-        if let Some(times) = text.strip_prefix("repeat:") {
-            return weight(times).map(|times| PartArg(Part::Repeat(times)));
-        }
-        if let Some(samples) = text.strip_prefix("choose:") {
-            let samples = samples.parse().map_err(|_| {
-                format!("choose takes a number of samples, such as choose:1000, not {samples:?}")
-            })?;
-            return Ok(PartArg(Part::Choose(samples)));
-        }
-        weight(text).map(|weight| PartArg(Part::Weight(weight)))
-    }
-}
-
-/// `stratified`, `random`, `per-source` or `per-source:N`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BatchingArg(Batching);
-
-impl FromStr for BatchingArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<BatchingArg, String> {
-        let wrong =
-            || format!("it is stratified, random, per-source or per-source:N, not {text:?}");
-        let batching = match text {
-            "stratified" => Batching::Stratified,
-            "random" => Batching::Random,
-            "per-source" => Batching::PerSource { batch: 0 }, // that of the run
-            _ => {
-                let batch = text.strip_prefix("per-source:").and_then(|batch| batch.parse().ok());
-                Batching::PerSource { batch: batch.filter(|&batch| batch > 0).ok_or_else(wrong)? }
-            }
-        };
-        Ok(BatchingArg(batching))
-    }
-}
-
-/// `SAMPLE:WEIGHT,WEIGHT...`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct PhaseArg(Phase);
-
-impl FromStr for PhaseArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<PhaseArg, String> {
-        let wrong =
-            || format!("a phase is SAMPLE:WEIGHT,WEIGHT..., such as 500000:0.2,0.8, not {text:?}");
-        let (from, weights) = text.split_once(':').ok_or_else(wrong)?;
-        let from = from.parse().map_err(|_| wrong())?;
-        let weights =
-            weights.split(',').map(str::parse::<Weight>).collect::<std::result::Result<_, _>>();
-        Ok(PhaseArg(Phase { from, weights: weights.map_err(|error| error.to_string())? }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use dlfs::order::mixture::Weight;
+
     use super::*;
 
     fn mixed(text: &str) -> std::result::Result<(String, Part), String> {
@@ -247,7 +182,7 @@ mod tests {
         let found =
             command.try_get_matches_from(["dlfs", text]).map_err(|error| error.to_string())?;
         let mixed = found.get_one::<MixedImage>("mix").unwrap();
-        Ok((mixed.image.to_string(), mixed.part.0))
+        Ok((mixed.image.to_string(), mixed.part))
     }
 
     #[test]
@@ -261,21 +196,6 @@ mod tests {
             ["a.dlfs", "a.dlfs=", "=1", "a=-1", "a=x", "a=repeat:", "a=choose:1.5", "a=choose:-1"]
         {
             assert!(mixed(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn ways_to_batch_and_phases_are_read_and_nothing_else_is() {
-        let batching = |text: &str| text.parse::<BatchingArg>().map(|found| found.0);
-        assert_eq!(batching("random"), Ok(Batching::Random));
-        assert_eq!(batching("per-source:64"), Ok(Batching::PerSource { batch: 64 }));
-        for wrong in ["", "per-source:", "per-source:0", "per_source:-1", "chunk"] {
-            assert!(batching(wrong).is_err(), "{wrong}");
-        }
-        let phase = "500:0.2,0".parse::<PhaseArg>().unwrap().0;
-        assert_eq!((phase.from, phase.weights), (500, vec!["0.2".parse().unwrap(), Weight::ZERO]));
-        for wrong in ["", "500", "500:", ":1", "-1:1,2", "5:1,,2", "5:1;2"] {
-            assert!(wrong.parse::<PhaseArg>().is_err(), "{wrong}");
         }
     }
 }

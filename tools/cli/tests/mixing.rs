@@ -4,8 +4,10 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use common::{Ran, TestDir, run};
+use common::{Ran, Served, TestDir, run};
 use serde_json::Value;
 
 /// `train.dlfs` with 300 samples, and `more.dlfs` with 50, all of which have bytes.
@@ -240,4 +242,160 @@ fn a_damaged_sample_of_a_mixture_is_refused() {
         .complains_of(&["sample 31", "more.dlfs"]);
     let ran = read_mixed(&dir, ["repeat:1", "choose:1"], &["--order", "sequential"]).code(0);
     assert!(ran.text().starts_with("301 samples"), "what is not damaged is read: {}", ran.text());
+}
+
+#[test]
+fn ranks_of_a_mixture_are_made_equal_by_drop_last_or_pad() {
+    let dir = two_images();
+    let list = dir.arg("ids");
+    for order in ["global", "grouped"] {
+        let shares = |tail: &[&str]| -> Vec<Vec<(u64, u64)>> {
+            let share = |rank: u32| {
+                let rank = rank.to_string();
+                let fixed = ["--rank", &rank, "--world-size", "7", "--ids", &list, "--batch", "8"];
+                let fixed = [&fixed[..], &["--order", order, "--epoch-size", "251"], tail].concat();
+                read_mixed(&dir, ["0.7", "0.3"], &fixed).code(0);
+                drawn(&dir, "ids")
+            };
+            (0..7).map(share).collect()
+        };
+        let lens =
+            |shares: &[Vec<(u64, u64)>]| shares.iter().map(Vec::len).collect::<BTreeSet<_>>();
+        let sorted = |shares: &[Vec<(u64, u64)>]| {
+            let mut all = shares.concat();
+            all.sort_unstable();
+            all
+        };
+        let kept = shares(&[]);
+        assert_eq!(lens(&kept), BTreeSet::from([35, 36]), "{order}");
+        let whole = sorted(&kept);
+        assert_eq!(whole.len(), 251);
+        assert_eq!(whole.iter().filter(|sample| sample.0 == 0).count(), 176, "{order}");
+        // 251 is 7 * 35 + 6.
+        let dropped = shares(&["--drop-last"]);
+        assert_eq!(lens(&dropped), BTreeSet::from([35]), "{order}");
+        let mut left = whole.clone();
+        for sample in sorted(&dropped) {
+            let at = left.iter().position(|one| *one == sample);
+            left.remove(at.unwrap_or_else(|| panic!("{order}: {sample:?} is not in the epoch")));
+        }
+        assert_eq!(left.len(), 6);
+        let mut padded = sorted(&shares(&["--pad"]));
+        assert_eq!(padded.len(), 252, "{order}");
+        for sample in &whole {
+            let at = padded.iter().position(|one| one == sample);
+            padded.remove(at.unwrap_or_else(|| panic!("{order}: {sample:?} was left out")));
+        }
+        assert_eq!(padded.len(), 1, "{order}: one sample is repeated");
+        assert!(whole.contains(&padded[0]));
+    }
+}
+
+#[test]
+fn a_mixture_over_the_network_is_the_same_and_goes_on_elsewhere_when_its_target_is_killed() {
+    let dir = two_images();
+    let (image, state, list) = (dir.arg("train.dlfs"), dir.path("state"), dir.arg("ids"));
+    let run_of = ["--order", "grouped", "--batch", "16", "--seed", "3", "--part", "2"];
+    let more = |address: &str| format!("{address}=1");
+    let at_hand = more(&dir.arg("more.dlfs"));
+    let files = [&["read", &image, "--mix", &at_hand][..], &run_of].concat();
+    let first = run(&[&files[..], &["--epochs", "2", "--ids", &list]].concat());
+    first.code(0);
+    let expected = drawn(&dir, "ids");
+
+    let mut served = Served::start(&dir.arg("more.dlfs"), &[]);
+    let far = more(&served.address);
+    let remote = [&["read", &image, "--mix", &far][..], &run_of].concat();
+    run(&[&remote[..], &["--epochs", "2", "--ids", &list]].concat()).code(0);
+    assert!(drawn(&dir, "ids") == expected, "the same sequence over the network");
+
+    let mut command = common::dlfs();
+    command.args(&remote).args(["--epochs", "1000000", "--quiet", "--ids", &list]);
+    command.args(["--ctrl-loss-tmo", "1", "--state"]).arg(&state);
+    let output = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    fs::remove_file(&list).unwrap();
+    let child = output.spawn().unwrap();
+    let begun = || fs::metadata(&list).is_ok_and(|file| file.len() > 1000);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !begun() {
+        assert!(Instant::now() < limit, "no batch within a minute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("127.0.0.1"), "it says which image: {told}");
+    let had = drawn(&dir, "ids");
+    assert!(had.len() >= 16 && had.len().is_multiple_of(2), "{}", had.len());
+
+    // The state is of the images, wherever they are.
+    let saved: Value = serde_json::from_slice(&fs::read(&state).unwrap()).unwrap();
+    let (epoch, consumed) = (saved["epoch"].as_u64().unwrap(), saved["consumed"].as_u64().unwrap());
+    assert_eq!(epoch * 350 + consumed, had.len() as u64, "what was had, and nothing of a batch");
+    let epochs = (epoch + 1).to_string();
+    let state = state.to_str().unwrap();
+    run(&[&files[..], &["--epochs", &epochs, "--state", state, "--ids", &list]].concat()).code(0);
+    let rest = drawn(&dir, "ids");
+    let again = [&files[..], &["--epochs", &epochs, "--ids", &list]].concat();
+    run(&again).code(0);
+    assert!([had, rest].concat() == drawn(&dir, "ids"), "each sample once, in the same sequence");
+}
+
+#[test]
+fn shuffle_report_knows_mixtures() {
+    let dir = two_images();
+    let (image, more) = (dir.arg("train.dlfs"), format!("{}=0.3", dir.arg("more.dlfs")));
+    let report = |options: &[&str]| {
+        let fixed = ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--batch", "40"];
+        run(&[&fixed[..], &["--epoch-size", "410", "--seed", "7"], options].concat()).code(0)
+    };
+    let number = |source: &Value, key: &str| source[key].as_f64().unwrap();
+    for (how, farthest) in [("stratified", 2.0), ("random", 12.0)] {
+        for epoch in ["0", "3"] {
+            let options = ["--mix-batching", how, "--epoch", epoch, "--order", "grouped", "--json"];
+            let json = report(&options).json();
+            let keys = (&json["samples"], &json["batches"], &json["batch"]);
+            assert_eq!(keys, (&410.into(), &10.into(), &40.into()), "{json}");
+            assert_eq!(json["order"]["kind"], "grouped2");
+            let [first, second] = &json["sources"].as_array().unwrap()[..] else {
+                panic!("{json}")
+            };
+            assert_eq!((first["drawn"].as_u64(), second["drawn"].as_u64()), (Some(287), Some(123)));
+            assert_eq!(
+                (first["distinct"].as_u64(), first["samples"].as_u64()),
+                (Some(287), Some(300))
+            );
+            assert_eq!(
+                (second["distinct"].as_u64(), second["samples"].as_u64()),
+                (Some(50), Some(50))
+            );
+            assert_eq!(second["name"], dir.arg("more.dlfs"));
+            for (source, share) in [(first, 28.0), (second, 12.0)] {
+                assert!((number(source, "share") - share).abs() < 1e-9, "{json}");
+                let (largest, spread) =
+                    (number(source, "largest_deviation"), number(source, "spread"));
+                assert!(0.0 < largest && largest <= farthest && spread <= largest, "{how}: {json}");
+                assert!(how == "random" || spread < number(source, "chance"), "{json}");
+            }
+            let verdict = json["verdict"].as_str().unwrap();
+            assert!(verdict.starts_with("counts are exact; batches are within"), "{verdict}");
+        }
+    }
+    let ran = report(&["--mix-batching", "per-source:41"]);
+    assert!(ran.text().contains("verdict: counts are exact"), "{}", ran.text());
+    // A phase within the epoch: shares are those of each piece.
+    let phased = report(&["--phase", "200:0,1", "--json"]).json();
+    let sources = phased["sources"].as_array().unwrap();
+    assert_eq!((&sources[0]["drawn"], &sources[1]["drawn"]), (&140.into(), &270.into()));
+    assert!(sources.iter().all(|source| number(source, "largest_deviation") <= 2.0), "{phased}");
+    assert!(phased["batches_with_repeats"].as_u64() > Some(0), "50 samples come round: {phased}");
+    for option in [["--snapshot", "s"], ["--view", "v"], ["--shard", "aligned"]] {
+        let given = ["shuffle-report", &image, "--part", "1", "--mix", &more];
+        run(&[&given[..], &option].concat()).code(2).complains_of(&["--mix", option[0]]);
+    }
+    run(&["shuffle-report", &image, "--part", "1", "--mix", &more, "--order", "local"])
+        .code(1)
+        .complains_of(&["mixture", "order"]);
 }

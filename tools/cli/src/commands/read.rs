@@ -47,7 +47,7 @@ use crate::weight_args::WeightArgs;
 /// With --mix the run reads several images as one sequence, in given proportions: a mixture. Options
 /// that say something of one image do not go with it.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     image: ImageArgs,
@@ -522,6 +522,20 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     lines
 }
 
+/// Options that say something of one image.
+const OF_ONE_IMAGE: [&str; 11] = [
+    "snapshot",
+    "view",
+    "tier",
+    "tiers",
+    "policy",
+    "copy_bandwidth",
+    "stop_at_first_failure",
+    "peers",
+    "store",
+    "restart_shares",
+    "path",
+];
 const EXAMPLES: &str = "\
 Examples:
   dlfs read train.dlfs --batch 256 --epochs 2 --seed 7 --order global

@@ -3,16 +3,24 @@
 use clap::Args;
 use serde::Serialize;
 
+use dlfs::dataset::{Dataset, Mixture, MixtureSampler};
 use dlfs::directory::Directory;
-use dlfs::order::report::{Observed, Observer, RankObserver, RankReport, ShuffleReport};
+use dlfs::order::mixture;
+use dlfs::order::report::{
+    MixtureObserver, MixtureReport, Observed, Observer, RankObserver, RankReport, ShuffleReport,
+};
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::reader::ReaderOptions;
 use dlfs::units::Epoch;
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
+use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
 use crate::order_args::{OrderArgs, ShardArg};
 use crate::out::Out;
+use crate::text;
 
 /// Report how random an order is, compared with chance
 ///
@@ -22,11 +30,17 @@ use crate::out::Out;
 /// Only the directory is read. A batch here is a global batch, of all ranks together; with
 /// --world-size, separate rows describe what each rank reads. Deviations within 3 are as random as
 /// chance.
+///
+/// With --mix it reports what an epoch of the mixture has of each image, how many different samples those
+/// are, and how far the global batches are from their shares: the farthest, the spread, and the spread that
+/// chance would have.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
 pub(crate) struct ShuffleReportArgs {
     #[command(flatten)]
     image: ImageArgs,
+    #[command(flatten)]
+    mix: MixArgs,
     #[command(flatten)]
     order: OrderArgs,
     /// Samples per global batch
@@ -60,6 +74,15 @@ struct JsonReport<'a> {
     report: &'a ShuffleReport,
 }
 
+#[derive(Serialize)]
+struct JsonMixture<'a> {
+    order: &'a OrderSpec,
+    epoch: u64,
+    verdict: String,
+    #[serde(flatten)]
+    report: &'a MixtureReport,
+}
+
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let spec = args.order.spec(args.world_size)?.started(args.world_size);
     if args.shard == ShardArg::Local {
@@ -69,6 +92,11 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     }
     args.order.check_shard(args.shard, false)?;
     let image = args.image.open(&args.connection)?;
+    if args.mix.is_given() {
+        let first = Dataset::from_image(image, ReaderOptions::default());
+        let mixture = args.mix.mixture(&first, &args.connection)?;
+        return report_mixture(&args, &spec, &mixture.expect("there is something to mix"));
+    }
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
     let mut observer = Observer::new(args.batch);
@@ -105,6 +133,47 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
                 "read by chunk, {ranks} ranks together read {times:.2} times the data"
             ))?;
         }
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// Reports an epoch of `mixture`, whose sources have the order `spec`.
+fn report_mixture(
+    args: &ShuffleReportArgs,
+    spec: &OrderSpec,
+    mixture: &Mixture,
+) -> Result<Outcome, Failure> {
+    let batch = usize::try_from(args.batch).unwrap_or(usize::MAX);
+    let mut options = LoaderOptions::new(*spec, batch, 1);
+    options.epochs = args.epoch..args.epoch.saturating_add(1);
+    let sequence = mixture::Mixture::new(&mixture.spec(&options)).map_err(dlfs::Error::from)?;
+    let counts = sequence.counts(Epoch(args.epoch));
+    let names = args.mix.images(&args.image.image).map(|image| match args.json {
+        true => image.to_string(),
+        false => text::safe_text(&image.in_short()).to_string(),
+    });
+    let samples = mixture.datasets().iter().map(Dataset::len);
+    let sources = names.zip(samples).zip(counts);
+    let sources = sources.map(|((name, samples), count)| (name, samples, count));
+    let mut observer = MixtureObserver::new(args.batch, sources);
+    let first = args.epoch.saturating_mul(sequence.epoch_size());
+    let mut sampler = MixtureSampler::new(mixture, options)?;
+    let mut ids = Vec::new();
+    while sampler.next(&mut ids)?.is_some() {
+        for &(source, id) in &ids {
+            observer.see(source, id.0, |before| {
+                sequence.shares(first.saturating_add(before), args.batch)
+            });
+        }
+    }
+    let report = observer.finish();
+    let mut out = Out::new();
+    if args.json {
+        let (order, epoch, verdict) = (spec, args.epoch, report.verdict());
+        out.json(&JsonMixture { order, epoch, verdict, report: &report })?;
+    } else {
+        out.text(&report.to_string())?;
     }
     out.flush()?;
     Ok(Outcome::Done)
@@ -149,7 +218,10 @@ fn ranks(
 
 /// Ids computed at a time.
 const STEP: u64 = 4096;
+/// Options that say something of one image.
+const OF_ONE_IMAGE: [&str; 3] = ["snapshot", "view", "shard"];
 const EXAMPLES: &str = "\
 Examples:
   dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
-  dlfs shuffle-report train.dlfs --order global --json";
+  dlfs shuffle-report train.dlfs --order global --json
+  dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch 1024";
