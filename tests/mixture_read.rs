@@ -279,13 +279,19 @@ fn a_run_resumes_anywhere_with_other_ranks_batches_and_orders() {
     let mut random = Random::new(seed);
     for case in 0..cases {
         let kind = [OrderKind::Global, GROUPED, BY_SLOT][random.below(3) as usize];
-        let batching = [Batching::Stratified, Batching::Random][random.below(2) as usize];
-        let size = 20 + random.below(120);
+        // Batches of one source fix their length, whatever the batches of the run; epochs and phases have whole ones.
+        let unit = [1, 1, 1 + random.below(12)][random.below(3) as usize];
+        let batching = match random.below(3) {
+            _ if unit > 1 => Batching::PerSource { batch: unit },
+            0 => Batching::Random,
+            _ => Batching::Stratified,
+        };
+        let size = (20 + random.below(120)).next_multiple_of(unit);
         let weights: Vec<String> =
             (0..4).map(|_| format!("{}.{}", random.below(4), 1 + random.below(9))).collect();
         let weights: Vec<&str> = weights.iter().map(String::as_str).collect();
         let phases = vec![Phase {
-            from: 1 + random.below(2 * size),
+            from: (1 + random.below(2 * size)).next_multiple_of(unit),
             weights: ["1", "0", "2", "0.5"].map(|weight| weight.parse().unwrap()).to_vec(),
         }];
         let mixture = Mixture::new(sets.weighed(&weights), Some(size), batching, phases).unwrap();

@@ -187,7 +187,8 @@ def test_wrong_use_is_refused(ds):
         with pytest.raises(dlfs.InvalidArgument):
             loader.load_state_dict(wrong)
     with pytest.raises(dlfs.Unsupported, match="snapshot_every_n_steps"):
-        loader.load_state_dict({"_num_yielded": 3, "_steps_since_snapshot": 2, "_index_sampler_state": loader.state_dict()})
+        behind = {"_num_yielded": 3, "_steps_since_snapshot": 2, "_index_sampler_state": loader.state_dict()}
+        loader.load_state_dict(behind)
     with pytest.raises(dlfs.InvalidArgument):
         loader.set_epoch(-1)
 
