@@ -358,25 +358,23 @@ fn shuffle_report_knows_mixtures() {
             let json = report(&options).json();
             let keys = (&json["samples"], &json["batches"], &json["batch"]);
             assert_eq!(keys, (&410.into(), &10.into(), &40.into()), "{json}");
-            assert_eq!(json["order"]["kind"], "grouped2");
+            assert!(json["order"]["kind"].as_str().unwrap().starts_with("grouped"), "{json}");
             let [first, second] = &json["sources"].as_array().unwrap()[..] else {
                 panic!("{json}")
             };
             assert_eq!((first["drawn"].as_u64(), second["drawn"].as_u64()), (Some(287), Some(123)));
-            assert_eq!(
-                (first["distinct"].as_u64(), first["samples"].as_u64()),
-                (Some(287), Some(300))
-            );
-            assert_eq!(
-                (second["distinct"].as_u64(), second["samples"].as_u64()),
-                (Some(50), Some(50))
-            );
+            // In its first epoch a source has each sample once; in a later one it can come round.
+            let distinct = [first, second].map(|source| source["distinct"].as_u64().unwrap());
+            assert!(distinct[0] == 287 || epoch == "3" && distinct[0] < 287, "{json}");
+            assert_eq!(distinct[1], 50);
+            assert_eq!((&first["samples"], &second["samples"]), (&300.into(), &50.into()));
             assert_eq!(second["name"], dir.arg("more.dlfs"));
             for (source, share) in [(first, 28.0), (second, 12.0)] {
                 assert!((number(source, "share") - share).abs() < 1e-9, "{json}");
                 let (largest, spread) =
                     (number(source, "largest_deviation"), number(source, "spread"));
-                assert!(0.0 < largest && largest <= farthest && spread <= largest, "{how}: {json}");
+                assert!(largest <= farthest && spread <= largest, "{how}: {json}");
+                assert!(how == "stratified" || largest > 0.0, "{json}");
                 assert!(how == "random" || spread < number(source, "chance"), "{json}");
             }
             let verdict = json["verdict"].as_str().unwrap();
