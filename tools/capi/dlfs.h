@@ -11,6 +11,7 @@
 //   dlfs_sequence, dlfs_bread, dlfs_release      a training loop: shuffled batches, epoch after epoch,
 //                                                read ahead while the current one is used
 //   dlfs_sequence_stage, dlfs_store_stats        the store in which a rank keeps its share of the samples
+//   dlfs_mixture_open, dlfs_mixture_sequence     such a loop over several data sets, in given proportions
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_last_error, dlfs_strerror               why a call failed
@@ -289,6 +290,9 @@ typedef struct dlfs_file dlfs_file;
 // A mounted data set: an opaque handle.
 typedef struct dlfs_fs dlfs_fs;
 
+// A mixture of data sets: an opaque handle.
+typedef struct dlfs_mixture dlfs_mixture;
+
 // An open namespace with its queue pair: an opaque handle.
 typedef struct dlfs_ns dlfs_ns;
 
@@ -453,6 +457,8 @@ typedef struct {
     // DLFS_OK, or why it could not be read. In a batch of a sequence always DLFS_OK, except for a
     // record with an invalid table of fields: DLFS_E_CORRUPT.
     int status;
+    // Of a sequence over a mixture: the number of its data set, from 0. Otherwise 0.
+    uint32_t source;
 } dlfs_item;
 
 // Receives one sample as it arrives. The item, its fields and, unless the caller's memory is used,
@@ -616,6 +622,25 @@ typedef struct {
 // Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
 // its store; anything but 0 ends the call.
 typedef int (*dlfs_staging)(void *user, uint64_t done, uint64_t samples);
+
+// Options of a mixture. Set `size` to `sizeof(dlfs_mixture_options)`, and all fields without a value to
+// zero. The call copies it.
+typedef struct {
+    // sizeof(dlfs_mixture_options).
+    size_t size;
+    // Samples of an epoch; 0: what repeat and choose say, or as many as all data sets have.
+    uint64_t epoch_size;
+    // "stratified": each global batch has its share of each data set, one or two samples more or less;
+    // "random": what chance gives; "per-source": each global batch is of one data set. "per-source:N" with
+    // the N samples of a global batch of all ranks stays the same sequence in a run that resumes with
+    // another one. NULL: "stratified".
+    const char *batching;
+    // A curriculum: `num_phases` strings "SAMPLE:WEIGHT,WEIGHT...", the weights of all data sets from this
+    // sample of the run on, counted over all ranks. With them a weight may be 0.
+    const char *const *phases;
+    // The number of phases.
+    size_t num_phases;
+} dlfs_mixture_options;
 
 // Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
 typedef struct {
@@ -1004,6 +1029,44 @@ int dlfs_state_get(const dlfs_seq *seq, char *json, size_t len, size_t *needed);
 // Resumes from the state in `json`, as returned by dlfs_state_get. Errors as for dlfs_state_load.
 // Any thread, between its batches.
 int dlfs_state_set(const dlfs_seq *seq, const char *json);
+
+// Mixes `count` mounted data sets, and stores a handle in `*mixture`, to be closed with
+// dlfs_mixture_close. `parts[i]` is the part of `sources[i]` in an epoch: a weight beside the others, such
+// as "0.7"; or, for all of them, "repeat:2", twice its samples, or "choose:1000", so many samples. The
+// counts of an epoch are exact: dlfs_mixture_counts. A data set that is used up begins again, shuffled
+// anew; one that is not goes on in the next epoch where it was. The mounts may be unmounted before.
+// `options` may be NULL. No I/O. Any thread.
+//
+// DLFS_E_INVALID: this is no mixture, and dlfs_last_error says which data set is there twice, is empty or
+// is never read, or has other fields than the first, or which part or phase is none.
+int dlfs_mixture_open(const dlfs_fs *const *sources,
+                      const char *const *parts,
+                      size_t count,
+                      const dlfs_mixture_options *options,
+                      dlfs_mixture **mixture);
+
+// Closes the handle. Its sequences stay valid. Any thread.
+int dlfs_mixture_close(dlfs_mixture *mixture);
+
+// Stores how many samples of each data set `epoch` has in `counts`, one for each of its `count` data sets,
+// and the samples of an epoch in `*epoch_size`. Either may be NULL. For "per-source" without a number,
+// global batches of one sample are counted; name the number to know more. No I/O. Any thread.
+int dlfs_mixture_counts(const dlfs_mixture *mixture,
+                        uint64_t epoch,
+                        uint64_t *counts,
+                        size_t count,
+                        uint64_t *epoch_size);
+
+// Creates a sequence of batches of the mixture, as dlfs_sequence does of a data set: `source` of an item
+// says which data set a sample is of, and its id, label and fields are those there. Each data set is in the
+// order of `options`. A state has one position for all, and resumes with any world size and batch size; one of
+// another mixture is refused, and dlfs_last_error says which data set differs. No I/O. Any thread.
+//
+// DLFS_E_INVALID: `options` names peers, a store or an order of shares (DLFS_ORDER_LOCAL, _PARTIAL), which are
+// for runs over one data set.
+int dlfs_mixture_sequence(const dlfs_mixture *mixture,
+                          const dlfs_sequence_options *options,
+                          dlfs_seq **seq);
 
 // Releases the memory of `batch`, and clears the struct. Any thread.
 //

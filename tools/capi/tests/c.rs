@@ -13,6 +13,7 @@ use std::slice;
 
 use dlfs::dataset::{Dataset, Options};
 use dlfs::dataset::{Image, OpenOptions};
+use dlfs::import::{ColumnsFrom, ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -356,11 +357,24 @@ fn parts_of_a_data_set_are_data_sets() {
 fn typed_columns_are_read_from_memory() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
-    source.import_with_columns("files", "columns.dlfs");
+    let image = source.path("columns.dlfs");
+    // The first 90 samples have values: see `c/column.c`.
+    let mut table = "file,n,x,lang,good\n".to_owned();
+    for id in 0..90 {
+        let (class, n, x) = (id / 60, id * 3 - 100, f64::from(id) / 4.0);
+        let (lang, good) = (["de", "en"][id as usize % 2], id % 2 == 0);
+        table += &format!("class{class}/{:04},{n},{x:?},{lang},{good}\n", id % 60);
+    }
+    let path = source.path("table.csv");
+    fs::write(&path, table).unwrap();
+    let columns = Some(ColumnsFrom { path, key: None, only: Vec::new() });
+    let options = ImportOptions { chunk_size_bytes: 64 << 10, columns, ..ImportOptions::default() };
+    let to = Address::from_path(image.clone());
+    import(&[source.path("files")], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
     for how in How::all() {
         println!("{how:?}");
         let program = Program::build(prefix, &here().join("tests/c/column.c"), how);
-        program.run(&[source.path("columns.dlfs").to_str().unwrap()]);
+        program.run(&[image.to_str().unwrap()]);
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use dlfs::import::{ColumnsFrom, ImportOptions, import};
+use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
@@ -171,23 +171,6 @@ impl Source {
 
     pub(crate) fn import(&self, from: &str, to: &str) {
         let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
-        let (from, to) = (self.temp.path().join(from), Address::from_path(self.path(to)));
-        import(&[from], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
-    }
-
-    /// An image of which the first 90 samples have values: see `c/column.c`.
-    pub(crate) fn import_with_columns(&self, from: &str, to: &str) {
-        let mut table = "file,n,x,lang,good\n".to_owned();
-        for id in 0..90 {
-            let (class, n, x) = (id / 60, id * 3 - 100, f64::from(id) / 4.0);
-            let (lang, good) = (["de", "en"][id as usize % 2], id % 2 == 0);
-            table += &format!("class{class}/{:04},{n},{x:?},{lang},{good}\n", id % 60);
-        }
-        let path = self.temp.path().join("table.csv");
-        fs::write(&path, table).unwrap();
-        let columns = Some(ColumnsFrom { path, key: None, only: Vec::new() });
-        let options =
-            ImportOptions { chunk_size_bytes: 64 << 10, columns, ..ImportOptions::default() };
         let (from, to) = (self.temp.path().join(from), Address::from_path(self.path(to)));
         import(&[from], &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
     }
