@@ -175,6 +175,9 @@ fn values_survive_appends_deletes_purges_and_rebuilds() {
     }
 }
 
+/// Whether a row fits.
+type Test = Box<dyn Fn(&Row) -> bool>;
+
 #[test]
 fn expressions_over_columns_select_what_they_say() {
     let mut random = Random::new(5);
@@ -197,7 +200,7 @@ fn expressions_over_columns_select_what_they_say() {
         let number = random.below(1000) as i64 - 500;
         let bound = (random.below(40) as f64 - 20.0) / 2.0;
         let text = ["de", "en", "fr, or so", "nn"][random.below(4)];
-        let cases: [(String, Box<dyn Fn(&Row) -> bool>); 12] = [
+        let cases: [(String, Test); 12] = [
             (format!("width > {number}"), Box::new(move |r| int(r).is_some_and(|w| w > number))),
             (format!("width != {number}"), Box::new(move |r| int(r) != Some(number))),
             ("width == none".into(), Box::new(move |r| int(r).is_none())),

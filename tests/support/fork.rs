@@ -41,7 +41,15 @@ pub fn spawn_child(work: impl FnOnce() -> bool) -> Pid {
         let code = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(true) => 0,
             Ok(false) => 1,
-            Err(_) => 2,
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+                let text = format!("in a forked child: {text}\n");
+                // SAFETY: writes initialized bytes. What `eprintln` prints would be captured here and lost, and the
+                // lock of stderr may be another thread's.
+                unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+                2
+            }
         };
         // SAFETY: ends the child at once; nothing of the parent's is flushed or torn down twice.
         unsafe { libc::_exit(code) }

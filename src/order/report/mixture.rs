@@ -1,6 +1,6 @@
 //! What an epoch of a mixture has of each source, and how far its batches are from their shares.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -52,7 +52,7 @@ pub struct MixtureObserver {
     batches_with_repeats: u64,
     sources: Vec<Seen>,
     /// Of the batch that has begun.
-    in_batch: HashSet<(u32, u64)>,
+    in_batch: BTreeSet<(u32, u64)>,
     has_repeat: bool,
 }
 
@@ -97,7 +97,7 @@ impl MixtureObserver {
             batches: 0,
             batches_with_repeats: 0,
             sources: sources.into_iter().map(seen).collect(),
-            in_batch: HashSet::new(),
+            in_batch: BTreeSet::new(),
             has_repeat: false,
         }
     }
