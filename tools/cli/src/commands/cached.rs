@@ -186,10 +186,11 @@ Examples:
   dlfs cached nvme-tcp://node1/nqn.2026-11.io.dlfs:train --tier ram:20G --tier file:/nvme/cache:200G
   dlfs cached train.dlfs --tier ram:20G --wait       # takes over from a job that runs
 
-A job that names the same tiers attaches: dlfs read, dlfs.open(..., tiers=[...]) in Python. When the image
-gets a new generation, end it and start it again: it keeps the generation that it has opened.
+A job that names the same tiers attaches: dlfs read, dlfs.open(..., tiers=[...]) in Python. When the
+image gets a new generation, end it and start it again: it keeps the generation that it has opened.
 
-Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP changes nothing.
+Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP changes
+nothing.
 Exit code 1 when a job owns the tiers already; the message names it.";
 
 #[cfg(test)]
