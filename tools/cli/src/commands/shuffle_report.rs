@@ -33,7 +33,7 @@ use crate::text;
 ///
 /// With --mix it reports what an epoch of the mixture has of each image, how many different samples those
 /// are, and how far the global batches are from their shares: the farthest, the spread, and the spread that
-/// chance would have.
+/// chance would have. Ranks have no rows of their own then.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
 pub(crate) struct ShuffleReportArgs {
