@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::Files;
 use dlfs::posix::{Attributes, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
@@ -160,7 +160,9 @@ impl fuser::Filesystem for Filesystem {
         reply: ReplyData,
     ) {
         match self.node(inode) {
-            Ok(Node::File(file)) => self.reads.read(Part { file, offset, size, reply }),
+            Ok(Node::File(file)) => {
+                self.reads.read(Part { file, offset, size, asked: Instant::now(), reply })
+            }
             Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
             Err(errno) => reply.error(errno),
         }

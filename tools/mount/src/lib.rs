@@ -13,10 +13,11 @@
 //! It shows no newer generation: that is another mount. It has no state that a request leaves behind, but for
 //! the samples that were read in part.
 //!
-//! Read this file first, then `filesystem.rs` and `reads.rs`.
+//! Read this file first, then `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
 mod filesystem;
 mod reads;
+mod unanswered;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -8,20 +8,25 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query, SampleFile};
 use dlfs::posix::File;
 use dlfs::units::SampleId;
-use fuser::ReplyData;
+use dlfs::{Error, ErrorKind};
+use fuser::{Errno, ReplyData};
 use parking_lot::Mutex;
 
 use crate::filesystem::errno_of;
+use crate::unanswered::{self, Unanswered, Until};
 
 /// A part of a file that the kernel waits for.
 pub(crate) struct Part {
     pub(crate) file: File,
     pub(crate) offset: u64,
     pub(crate) size: u32,
+    /// When the kernel asked.
+    pub(crate) asked: Instant,
     pub(crate) reply: ReplyData,
 }
 
@@ -33,6 +38,7 @@ pub(crate) struct Reads {
     queue: Mutex<Queue>,
     kept: Mutex<Kept>,
     ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
+    unanswered: Unanswered,
 }
 
 /// The files of one sample.
@@ -57,8 +63,8 @@ struct Kept {
 
 impl Reads {
     pub(crate) fn new(files: Arc<Files>, most_leaders: usize, kept_bytes: usize) -> Reads {
-        let (queue, kept, ahead) = Default::default();
-        Reads { files, most_leaders, kept_bytes, queue, kept, ahead }
+        let (queue, kept, ahead, unanswered) = Default::default();
+        Reads { files, most_leaders, kept_bytes, queue, kept, ahead, unanswered }
     }
 
     /// Reads ahead along `order`, instead of any other.
@@ -138,25 +144,33 @@ impl Reads {
         for (bytes, part) in there {
             self.answer(part, &bytes.unwrap_or_default());
         }
+        let absent = absent.into_iter().map(|(_, part)| part).collect();
         let absent = self.answer_in_pieces(absent);
-        let mut wanted: Vec<SampleId> = absent.iter().map(|(_, part)| part.file.id).collect();
+        // What comes again does not shorten the time of the others.
+        let limited = absent.into_iter().map(|part| (self.limit(&part), part));
+        let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
+        for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {
+            let limit = parts.iter().filter_map(|(limit, _)| *limit).max();
+            self.answer_whole(parts.into_iter().map(|(_, part)| part).collect(), limit);
+        }
+        ids
+    }
+
+    /// Reads the samples of `parts` whole, as one batch, and answers.
+    fn answer_whole(&self, parts: Vec<Part>, limit: Option<Duration>) {
+        let mut wanted: Vec<SampleId> = parts.iter().map(|part| part.file.id).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        if wanted.is_empty() {
-            return ids;
-        }
-        let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut ());
+        let (began, mut until) = (Instant::now(), Until::after(limit));
+        let read = self.files.dataset().read(Query::Ids(&wanted), OnError::Blank, &mut until);
         let read = match read {
             Ok(read) => read,
-            Err(error) => {
-                absent.into_iter().for_each(|(_, part)| part.reply.error(errno_of(&error)));
-                return ids;
-            }
+            Err(error) => return self.fail(&error, began, parts),
         };
-        for (_, part) in absent {
+        for part in parts {
             let index = wanted.binary_search(&part.file.id).unwrap_or(0); // all of them are wanted
             if let Some((_, error)) = read.failures.iter().find(|(at, _)| *at == index) {
-                part.reply.error(errno_of(error));
+                self.fail(error, began, vec![part]);
                 continue;
             }
             match self.files.bytes(&read.batch, index, part.file) {
@@ -169,43 +183,62 @@ impl Reads {
                 }
             }
         }
-        ids
     }
 
     /// Answers the parts of samples that are read in pieces, in ascending order, so that each file is read ahead;
     /// returns the others.
-    fn answer_in_pieces(
-        &self,
-        parts: Vec<(Option<Arc<[u8]>>, Part)>,
-    ) -> Vec<(Option<Arc<[u8]>>, Part)> {
+    fn answer_in_pieces(&self, parts: Vec<Part>) -> Vec<Part> {
         let (mut others, mut pieces) = (Vec::with_capacity(parts.len()), Vec::new());
-        for (bytes, part) in parts {
-            match self.in_pieces(part.file) {
-                Ok(None) => others.push((bytes, part)),
+        for part in parts {
+            let (began, mut until) = (Instant::now(), Until::after(self.limit(&part)));
+            match self.in_pieces(part.file, &mut until) {
+                Ok(None) => others.push(part),
                 Ok(Some(opened)) => pieces.push((part, opened)),
-                Err(error) => part.reply.error(errno_of(&error)),
+                Err(error) => self.fail(&error, began, vec![part]),
             }
         }
         pieces.sort_by_key(|(part, _)| (part.file.id, part.file.field, part.offset));
-        let mut buffer = Vec::new();
-        for (part, opened) in pieces {
+        let (mut buffer, mut pieces) = (Vec::new(), pieces.into_iter());
+        while let Some((part, opened)) = pieces.next() {
             buffer.resize(part.size as usize, 0);
-            match opened.read_at(part.offset, &mut buffer, &mut ()) {
+            let (began, mut until) = (Instant::now(), Until::after(self.limit(&part)));
+            match opened.read_at(part.offset, &mut buffer, &mut until) {
                 Ok(len) => part.reply.data(&buffer[..len]),
-                Err(error) => part.reply.error(errno_of(&error)),
+                Err(error) => {
+                    // A target that did not answer will not answer those that waited meanwhile.
+                    let behind = unanswered::is(&error).then(|| pieces.by_ref());
+                    let behind = behind.into_iter().flatten().map(|(part, _)| part);
+                    self.fail(&error, began, std::iter::once(part).chain(behind).collect());
+                }
             }
         }
         others
     }
 
+    /// How long the part may take, if it comes again or has waited already.
+    fn limit(&self, part: &Part) -> Option<Duration> {
+        self.unanswered.limit(part.file, part.asked)
+    }
+
+    /// Answers `parts` with an error.
+    fn fail(&self, error: &Error, began: Instant, parts: Vec<Part>) {
+        // Before the kernel knows, since it asks again at once.
+        self.unanswered.note(error, began, parts.iter().map(|part| (part.file, part.asked)));
+        let errno = match error.kind() {
+            ErrorKind::Interrupted => Errno::ETIMEDOUT, // it had less time than a deadline
+            _ => errno_of(error),
+        };
+        parts.into_iter().for_each(|part| part.reply.error(errno));
+    }
+
     /// The file, if it is read in pieces.
-    fn in_pieces(&self, file: File) -> dlfs::Result<Option<Arc<SampleFile>>> {
+    fn in_pieces(&self, file: File, until: &mut Until) -> dlfs::Result<Option<Arc<SampleFile>>> {
         if let Some((_, opened)) =
             self.kept.lock().in_pieces.iter().find(|(known, _)| *known == file)
         {
             return Ok(Some(Arc::clone(opened)));
         }
-        let opened = self.files.open_in_pieces(file, &mut ())?.map(Arc::new);
+        let opened = self.files.open_in_pieces(file, until)?.map(Arc::new);
         if let Some(opened) = &opened {
             let mut kept = self.kept.lock();
             if kept.in_pieces.len() == MOST_IN_PIECES {

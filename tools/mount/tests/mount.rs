@@ -4,6 +4,7 @@
 #[path = "../../../tests/support/plain_folder.rs"]
 mod plain_folder;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,13 +14,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::{Dataset, Files, Options, OrderFile, Sampler};
+use dlfs::dataset::{Dataset, Files, OnError, Options, OrderFile, Query, Sampler};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::target::{Target, TargetOptions};
-use dlfs::units::Nsid;
+use dlfs::units::{Nsid, SampleId};
 use dlfs_mount::{Mounted, mount};
 use plain_folder::{CONFORMANCE, PlainFolder, python};
 
@@ -212,7 +213,7 @@ fn of_a_long_sample_only_the_pieces_that_are_asked_for_are_read() {
 }
 
 #[test]
-fn reads_of_a_target_that_is_gone_end_with_an_error_and_none_waits_for_ever() {
+fn reads_of_a_target_that_is_gone_fail_after_one_deadline_and_none_waits_for_ever() {
     let source = Source::new();
     let image = Address::from_path(source.path("train.dlfs"));
     let device = dlfs::qpair::open(&image, &ConnectOptions::default()).unwrap();
@@ -220,34 +221,91 @@ fn reads_of_a_target_that_is_gone_end_with_an_error_and_none_waits_for_ever() {
     let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
     let mut options = Options::default();
     options.open.connect.io_timeout = Duration::from_millis(200);
-    options.read.deadline = Duration::from_millis(1500);
-    let Some(mounted) = source.mounted_from(&target.address(Nsid(1)), &options) else { return };
+    options.read.deadline = Duration::from_secs(2);
+    let address = target.address(Nsid(1));
+    let Some(mounted) = source.mounted_from(&address, &options) else { return };
+    let dataset = Dataset::open(&[address], &options, &mut ()).unwrap();
+    let direct = move || dataset.read(Query::Ids(&[SampleId(7)]), OnError::Raise, &mut ());
+    direct().unwrap();
     let read = |name: &str| fs::read(source.path("shown").join(name));
     assert!(read("a/one.bin").unwrap() == fs::read(source.path("plain/a/one.bin")).unwrap());
     target.stop();
     let begin = Instant::now();
-    // Other processes, so that one that hangs does not hang the test.
-    let readers = (0..8).map(|i| {
-        let mut command = Command::new("cat");
-        command.arg(source.path("shown").join(format!("a/b/{:03}", 100 + i)));
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    // The clock: two reads of the library, one after the other.
+    let twice = thread::spawn(move || {
+        (0..2).for_each(|_| drop(direct().unwrap_err()));
+        Instant::now()
     });
-    let mut readers: Vec<Child> = readers.collect();
-    let until = begin + Duration::from_secs(120);
-    while readers.iter_mut().any(|reader| reader.try_wait().unwrap().is_none()) {
-        assert!(Instant::now() < until, "a reader does not end");
-        thread::sleep(Duration::from_millis(10));
+    // Other processes, so that one that hangs does not hang the test; files of one page and of many.
+    let files = (0..12).map(|i| format!("a/b/{:03}", 100 + i));
+    let files = files.chain((0..3).map(|_| "a/large.bin".to_owned()));
+    let mut readers: Vec<Reader> = files.map(|name| Reader::of(&source, &name)).collect();
+    // One is killed while it waits.
+    while !readers[0].waits() && begin.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(5));
     }
+    readers[0].child.kill().unwrap();
+    let until = begin + Duration::from_secs(120);
+    while readers.iter_mut().any(|reader| !reader.has_ended()) {
+        assert!(Instant::now() < until, "a reader does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let twice = twice.join().unwrap();
+    let last = readers.iter().filter_map(|reader| reader.ended).max().unwrap();
+    println!(
+        "15 reads ended after {:?}, two of the library after {:?}, each with a deadline of 2 s; \
+         states of the readers meanwhile: {:?}",
+        last - begin,
+        twice - begin,
+        readers.iter().flat_map(|reader| &reader.states).collect::<BTreeSet<_>>()
+    );
+    assert!(last < twice, "a read took two deadlines");
+    let killed = readers.remove(0);
+    assert!(readers.iter().all(|reader| killed.ended < reader.ended), "it could not be killed");
     for reader in readers {
-        let output = reader.wait_with_output().unwrap();
+        let output = reader.child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         let is_one = ["Input/output error", "timed out"].iter().any(|why| errors.contains(why));
         assert!(!output.status.success() && is_one, "{errors}");
     }
-    println!("8 reads failed after {:?}, with a deadline of 1.5 s", begin.elapsed());
     // What the kernel has still is there, and the mount can be ended.
     assert_eq!(read("a/one.bin").unwrap().len(), 5000);
     mounted.unmount().unwrap();
+}
+
+/// A process that reads one file.
+struct Reader {
+    child: Child,
+    /// Its states in `/proc/PID/stat`, as they were seen.
+    states: BTreeSet<char>,
+    ended: Option<Instant>,
+}
+
+impl Reader {
+    fn of(source: &Source, name: &str) -> Reader {
+        let mut command = Command::new("cat");
+        command.arg(source.path("shown").join(name));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Reader { child, states: BTreeSet::new(), ended: None }
+    }
+
+    /// Whether it waits for something, in any state.
+    fn waits(&mut self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap();
+        self.states.insert(state);
+        let is_cat = stat.contains("(cat)"); // not before `exec`
+        is_cat && matches!(state, 'S' | 'D')
+    }
+
+    fn has_ended(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.waits();
+            let status = self.child.try_wait().unwrap();
+            self.ended = status.map(|_| Instant::now());
+        }
+        self.ended.is_some()
+    }
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! Reads that a target has left without an answer, and what that means for those that come next.
+//!
+//! The kernel asks twice for a page that it could not read, and reads queue behind a batch that waits for the target.
+//! Each would wait for a deadline of its own, and a program for all of them. So what comes *again* gets an eighth of
+//! the time in which the read before it failed: enough for a target that is back, and a program waits for one
+//! deadline and a little more. A read that a program begins after the failure gets all of its time.
+
+use std::time::{Duration, Instant};
+
+use dlfs::posix::File;
+use dlfs::reader::Watch;
+use dlfs::{Error, ErrorKind};
+use parking_lot::Mutex;
+
+/// The last reads without an answer.
+#[derive(Default)]
+pub(crate) struct Unanswered(Mutex<Vec<Failure>>);
+
+struct Failure {
+    at: Instant,
+    waited: Duration,
+    files: Vec<File>,
+}
+
+impl Unanswered {
+    /// Notes that reads that began at `began` have failed, if `error` is that nobody has answered. `reads` are their
+    /// files, and when the kernel asked for each.
+    pub(crate) fn note(
+        &self,
+        error: &Error,
+        began: Instant,
+        reads: impl Iterator<Item = (File, Instant)>,
+    ) {
+        let mut failures = self.0.lock();
+        let has_waited = |asked: Instant| failures.iter().any(|failure| asked < failure.at);
+        let files = match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::Disconnected => reads.map(|(file, _)| file).collect(),
+            // It had less time. The kernel asks for it again, if it has not yet; then the second after a deadline
+            // ends, whoever goes on to ask.
+            ErrorKind::Interrupted => {
+                reads.filter(|(_, asked)| has_waited(*asked)).map(|(file, _)| file).collect()
+            }
+            _ => return,
+        };
+        let at = Instant::now();
+        failures.push(Failure { at, waited: at - began, files });
+    }
+
+    /// How long a read may take at most that the kernel asked for at `asked`: `None` is as long as any.
+    pub(crate) fn limit(&self, file: File, asked: Instant) -> Option<Duration> {
+        let mut failures = self.0.lock();
+        failures.retain(|failure| failure.at.elapsed() < AGAIN_WITHIN);
+        let comes_again = |failure: &&Failure| asked < failure.at || failure.files.contains(&file);
+        let waited = failures.iter().filter(comes_again).map(|failure| failure.waited).max();
+        waited.map(|waited| waited / AGAIN_SHARE)
+    }
+}
+
+/// Whether the error is that nobody has answered.
+pub(crate) fn is(error: &Error) -> bool {
+    use ErrorKind::{Disconnected, Interrupted, TimedOut};
+    matches!(error.kind(), TimedOut | Disconnected | Interrupted)
+}
+
+/// Ends a read at a time, if there is one.
+pub(crate) struct Until(Option<Instant>);
+
+impl Until {
+    /// In `limit` from now.
+    pub(crate) fn after(limit: Option<Duration>) -> Until {
+        Until(limit.map(|limit| Instant::now() + limit))
+    }
+}
+
+impl Watch for Until {
+    fn goes_on(&mut self) -> bool {
+        self.0.is_none_or(|until| Instant::now() < until)
+    }
+}
+
+/// A read of the same file that comes later is a new one.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// The part of the time that a read had which it has when it comes again.
+const AGAIN_SHARE: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use dlfs::units::SampleId;
+
+    use super::*;
+
+    #[test]
+    fn what_waited_and_what_comes_again_get_less_time_and_all_others_as_much_as_any() {
+        let file = |id| File { id: SampleId(id), field: 0 };
+        let unanswered = Unanswered::default();
+        let asked = Instant::now();
+        let begun = asked - Duration::from_secs(8);
+        let one = || [(file(1), asked)].into_iter();
+        unanswered.note(&Error::new(ErrorKind::Corrupt, "damaged"), begun, one());
+        assert_eq!(unanswered.limit(file(1), asked), None, "somebody has answered");
+        unanswered.note(&Error::new(ErrorKind::TimedOut, "late"), begun, one());
+        let later = Instant::now() + Duration::from_millis(1);
+        let least = Duration::from_secs(1);
+        assert!(unanswered.limit(file(2), asked).is_some_and(|limit| limit >= least), "it waited");
+        assert_eq!(unanswered.limit(file(2), later), None);
+        assert!(unanswered.limit(file(1), later).is_some_and(|limit| limit >= least), "again");
+        let short = Error::new(ErrorKind::Interrupted, "it had less time");
+        let reads = [(file(3), asked), (file(4), later)].into_iter();
+        unanswered.note(&short, Instant::now(), reads);
+        let latest = Instant::now() + Duration::from_secs(1);
+        assert!(unanswered.limit(file(3), latest).is_some(), "the kernel asks for it again");
+        assert_eq!(unanswered.limit(file(4), latest), None, "the kernel has asked for it again");
+    }
+}
