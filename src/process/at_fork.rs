@@ -98,8 +98,11 @@ unsafe extern "C" fn after_in_child() {
         };
         if let Some(new) = reopened.as_ref().or(null.as_ref()) {
             // SAFETY: the number belongs to what was registered, of which this process has a copy that none of
-            // its threads uses: it has only this one. `new` is open.
-            unsafe { libc::dup3(new.as_raw_fd(), entry.fd, libc::O_CLOEXEC) };
+            // its threads uses: it has only this one. `new` is open. As a system call, since
+            // `libdlfs_preload.so` stands in for the C library's function, to protect just these numbers.
+            unsafe {
+                libc::syscall(libc::SYS_dup3, new.as_raw_fd(), entry.fd, libc::O_CLOEXEC);
+            }
         }
     }
     // Their owners may close them here and others get the numbers: a child of this child keeps them.
