@@ -126,6 +126,11 @@ impl FolderNamespace {
         lent.push_back((index, file));
     }
 
+    /// Takes back what was lent for the file with this index.
+    pub fn take_back(&self, index: usize) {
+        self.folder.give_back(index);
+    }
+
     /// Counts of the system calls so far.
     pub fn stats(&self) -> FolderStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -28,6 +28,8 @@ use crate::own::{self, called, most_descriptors};
 pub(crate) struct Long {
     mount: &'static Mount,
     file: posix::File,
+    /// Its number in the folder.
+    index: usize,
     /// The device and the inode number.
     identity: (u64, u64),
     /// The time of its last change, and its length.
@@ -77,7 +79,7 @@ impl Mount {
         }
         let stamp = stamp_of(&stat);
         let position = Forked::empty();
-        let long = Long { mount: self, file, identity, stamp, reads, position };
+        let long = Long { mount: self, file, index, identity, stamp, reads, position };
         lock(table()).insert(fd, Arc::new(long));
         MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
     }
@@ -93,6 +95,22 @@ pub(crate) fn duplicated(old: c_int, new: c_int) {
         }
         own::set_errno(before);
     }
+}
+
+/// Closes the library's duplicate before the program locks `fd`: the lock belongs to all duplicates, and would stay as
+/// long as the last of them.
+pub(crate) fn before_lock(fd: c_int) {
+    if !may_be(fd) || own::is_inside() {
+        return;
+    }
+    let before = own::errno();
+    let folder = |mount: &Mount| mount.if_opened()?.files.dataset().image().folder();
+    if let Some(long) = find(fd)
+        && let Some(folder) = folder(long.mount)
+    {
+        folder.take_back(long.index);
+    }
+    own::set_errno(before);
 }
 
 /// What the descriptor stands for, if it is a long file.

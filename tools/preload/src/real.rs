@@ -190,6 +190,7 @@ real! {
     closefrom(first: c_int) -> ();
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    flock(fd: c_int, operation: c_int) -> c_int;
     unlink(path: *const c_char) -> c_int;
     unlinkat(folder: c_int, path: *const c_char, flags: c_int) -> c_int;
     remove(path: *const c_char) -> c_int;

@@ -200,6 +200,29 @@ print("whole")
     assert_eq!(succeeded(output), "whole\n");
 }
 
+#[test]
+fn forked_children_let_go_of_what_belongs_to_their_parent_and_say_nothing() {
+    let source = Source::new();
+    let program = r#"
+import os, sys
+path = sys.argv[1] + "/a/one.bin"
+data = open(path, "rb").read()
+def child(depth):
+    if os.fork() == 0:
+        assert open(path, "rb").read() == data
+        os._exit(child(depth - 1) if depth else 0)
+    return os.wait()[1]
+assert child(2) == 0
+print("whole")
+"#;
+    for (mounts, folder) in source.mounts() {
+        let mut command = source.command("python3", &mounts);
+        let output = command.args(["-c", program]).arg(folder).output().unwrap();
+        assert_eq!(text(&output.stderr), "", "{mounts}");
+        assert_eq!(succeeded(output), "whole\n", "{mounts}");
+    }
+}
+
 /// Epochs in the order that `order.json` says, of which `dlfs` itself lists the ids.
 fn ids_of_epochs(source: &Source, epochs: u64) -> Vec<u64> {
     let address = dlfs::nvme::Address::from_path(source.path("train.dlfs"));
@@ -354,6 +377,45 @@ print("whole")
     assert_eq!(succeeded(output), "one\ntwo\nthree\n100\n");
 }
 
+#[test]
+fn a_long_sample_of_an_image_is_opened_where_fuse_shows_it_or_copied_up_to_a_cap() {
+    let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
+    let (image, shown) = (source.path("train.dlfs"), source.path("shown"));
+    let expected = source.path("plain/a/large.bin");
+    let program = r#"
+import os, sys
+path, expected = sys.argv[1] + "/a/large.bin", open(sys.argv[2], "rb").read()
+try:
+    fd = os.open(path, os.O_RDONLY)
+except OSError as error:
+    print("errno", error.errno)
+    sys.exit()
+place = os.readlink(f"/proc/self/fd/{fd}")
+assert os.pread(fd, 1000, 19_000_000) == expected[19_000_000:19_001_000]
+assert os.read(fd, len(expected) + 1) == expected
+print("memory" if place.startswith("/memfd:") else place)
+"#;
+    let run = |options: &str| {
+        let mounts = format!("{}={}{options}", shown.display(), image.display());
+        let mut command = source.command("python3", &mounts);
+        let output = command.args(["-c", program]).arg(&shown).arg(&expected).output().unwrap();
+        let errors = text(&output.stderr);
+        (succeeded(output), errors)
+    };
+    assert_eq!(run(""), ("memory\n".to_owned(), String::new()));
+    assert_eq!(run(";copy=20000003").0, "memory\n");
+    let (found, errors) = run(";copy=20000002");
+    assert_eq!(found, format!("errno {}\n", 27), "EFBIG");
+    let id = dlfs::nvme::Address::from_path(image.clone());
+    let dataset = Dataset::open(&[id], &Options::default(), &mut ()).unwrap();
+    let sample = dataset.lookup(b"a/large.bin", &mut ()).unwrap().0;
+    let named = format!("sample {sample} has 20000003 bytes");
+    assert!(errors.contains(&named) && errors.contains(";copy="), "{errors}");
+    // The plain folder stands in for a mount by FUSE, which shows the same files.
+    let options = format!(";copy=1M;fuse={}", source.path("plain").display());
+    assert_eq!(run(&options).0, format!("{}\n", expected.display()));
+}
+
 /// What `DLFS_REPORT` says behind `name` in its line about `what`.
 fn reported(report: &str, what: &str, name: &str) -> u64 {
     let line = report.lines().rfind(|line| line.contains(what));
@@ -367,7 +429,7 @@ fn a_long_file_of_a_plain_folder_is_read_in_pieces_through_its_tier() {
     let plain = source.path("plain");
     let report = source.path("report");
     let program = r#"
-import ctypes, mmap, os, sys, time
+import ctypes, fcntl, mmap, os, sys, time
 path, plain = sys.argv[1] + "/a/large.bin", sys.argv[2]
 tiers, copies = sys.argv[3] == "tiers", sys.argv[4] == "copies"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -424,6 +486,13 @@ for epoch in range(3):
     onto = os.dup2(fd, again)
     assert os.pread(onto, 5000, 1_000_000) == expected[1_000_000:1_005_000]
     os.close(onto)
+    # A lock ends with the descriptor.
+    if not is_memory:
+        locked = os.open(path, os.O_RDONLY)
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(locked)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
     os.lseek(fd, 77, os.SEEK_SET)
     if os.fork() == 0:
         os._exit(0 if os.read(fd, 1000) == expected[77:1077] else 1)

@@ -68,6 +68,14 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     result
 }
 
+/// As the C library's. The lock ends with the program's own descriptors.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flock(fd: c_int, operation: c_int) -> c_int {
+    long::before_lock(fd);
+    // SAFETY: the caller keeps to the C library's rules.
+    unsafe { real::flock(fd, operation) }
+}
+
 fn refuse(fd: c_int) -> c_int {
     own::say(&format!("descriptor {fd} is in use by an open data set, and stays"));
     returned(Err(libc::EBUSY))
