@@ -39,6 +39,9 @@ DIFFERS = {
         "sh: cd": "the kernel cannot be in a folder that only this process sees",
         "find -execdir": "the kernel cannot be in a folder that only this process sees",
         "nftw": "the C library's own calls are not seen",
+        "fts": "the C library's own calls are not seen",
+        "glob": "the C library's own calls are not seen",
+        "node, stat": "Node asks by raw system calls, which are not seen",
         "git clone": "git goes into the repository, and the kernel cannot be there",
     },
     "mount": {},
@@ -414,14 +417,61 @@ PROGRAMS = {
 }
 
 
+# Programs that start slowly, by `tools/check --all` alone, which names a Python.
+SLOW = {
+    "node": "node -e 'const f = require(\"fs\"), c = require(\"crypto\"); const h = b => c.createHash(\"md5\").update(b)"
+            ".digest(\"hex\"); const p = \"{f}/a/one.bin\"; console.log(h(f.readFileSync(p)), "
+            "f.existsSync(p + \"x\"), f.readdirSync(\"{f}/a\", {{withFileTypes: true}}).map(e => e.name + e.isFile())"
+            ".sort().slice(0, 5).join()); const d = f.openSync(p, \"r\"); const b = Buffer.alloc(10); "
+            "console.log(f.readSync(d, b, 0, 10, 100), h(b)); let why = \"EROFS\"; if (\"{r}\" == \"\") "
+            "try {{ f.writeFileSync(p + \"x\", b); why = \"written\" }} catch (e) {{ why = e.code }} console.log(why)'",
+    "node, stat": "node -e 'console.log(require(\"fs\").statSync(\"{f}/a/one.bin\").size)'",
+    "node, stream": "node -e 'let n = 0; require(\"fs\").createReadStream(\"{f}/a/two.bin\").on(\"data\", d => n += d.length)"
+                    ".on(\"end\", () => console.log(n))'",
+    "java nio": "java {t}/Conformance.java {f} {r}",
+    "ffmpeg": "ffmpeg -v error -f u8 -ar 8000 -ac 1 -i {f}/a/two.bin -f md5 -",
+    "ffmpeg, seeking": "ffmpeg -v error -f u8 -ar 8000 -ac 1 -ss 3 -t 5 -i {f}/a/two.bin -f md5 -",
+}
+
+JAVA = r"""
+import java.nio.*; import java.nio.channels.*; import java.nio.file.*; import java.util.*;
+class Conformance {
+    public static void main(String[] a) throws Exception {
+        Path one = Path.of(a[0], "a/one.bin");
+        System.out.println(Arrays.hashCode(Files.readAllBytes(one)) + " " + Files.size(one));
+        try (FileChannel c = FileChannel.open(one, StandardOpenOption.READ)) {
+            MappedByteBuffer m = c.map(FileChannel.MapMode.READ_ONLY, 0, c.size());
+            ByteBuffer b = ByteBuffer.allocate(100);
+            System.out.println(m.hashCode() + " " + c.read(b, 4950) + " " + c.position() + " " + c.size());
+        }
+        try (var s = Files.walk(Path.of(a[0], "a"))) { System.out.println(s.filter(Files::isRegularFile).count()); }
+        try (var s = Files.newDirectoryStream(Path.of(a[0], "a"), "*.bin")) {
+            List<String> names = new ArrayList<>(); s.forEach(p -> names.add(p.getFileName().toString()));
+            Collections.sort(names); System.out.println(names);
+        }
+        System.out.println(Files.exists(Path.of(a[0], "no")) + " " + Files.isReadable(one));
+        if (a.length == 1) { // a door, where writing must fail
+            try { Files.write(Path.of(a[0], "new"), new byte[1]); System.out.println("written"); }
+            catch (FileSystemException e) { }
+        }
+    }
+}
+"""
+
+
 def programs():
     folder = args.folder
-    for name, text in PROGRAMS.items():
-        if name.startswith("git") and not shutil.which("git"):
-            print("git is not installed", file=sys.stderr)
+    slow = SLOW if "DLFS_TEST_PYTHON" in os.environ else {}
+    for name, text in {**PROGRAMS, **slow}.items():
+        program = name.split(",")[0].split(" ")[0]
+        if (name in SLOW or program == "git") and not shutil.which(program):
+            print(f"{program} is not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as scratch:
             words = {"f": folder, "t": scratch, "p": os.path.dirname(folder), "b": os.path.basename(folder)}
+            words["r"] = "" if args.door else folder  # a folder that may be written to
+            with open(os.path.join(scratch, "Conformance.java"), "w") as source:
+                source.write(JAVA)
             run = subprocess.run(["/bin/sh", "-c", text.format(**words)], capture_output=True, timeout=120)
             line(name, (run.returncode, run.stdout.decode(errors="replace")))
 
@@ -474,6 +524,37 @@ def walks():
     visit = kind(lambda path, stat, kind, level: found.append(path) or 0)
     libc.nftw(inside("a").encode(), visit, 16, 1)
     line("nftw", len(found))
+    line("fts", by_fts(inside("a").encode()))
+    line("glob", by_glob(inside("a/*.bin").encode()))
+
+
+class FtsEntry(ctypes.Structure):
+    _fields_ = [("cycle", ctypes.c_void_p), ("parent", ctypes.c_void_p), ("link", ctypes.c_void_p),
+                ("number", ctypes.c_long), ("pointer", ctypes.c_void_p), ("accpath", ctypes.c_char_p),
+                ("path", ctypes.c_char_p)]
+
+
+def by_fts(path):
+    """The paths of a physical walk, each folder before and after what is in it."""
+    roots = (ctypes.c_char_p * 2)(path, None)
+    physical, stays = 0x10, 0x4
+    walk = ctypes.c_void_p(c("fts_open", roots, physical | stays, None, kind=ctypes.c_void_p))
+    libc.fts_read.restype = ctypes.POINTER(FtsEntry)
+    found = []
+    while entry := libc.fts_read(walk):
+        found.append(os.path.relpath(entry.contents.path.decode(), args.folder))
+    libc.fts_close(walk)
+    return sorted(found)
+
+
+class Glob(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)), ("rest", ctypes.c_char * 128)]
+
+
+def by_glob(pattern):
+    found = Glob()
+    result = libc.glob(pattern, 0, None, ctypes.byref(found))
+    return result, [os.path.relpath(found.paths[i].decode(), args.folder) for i in range(found.count)]
 
 
 def make():
