@@ -1,5 +1,8 @@
 //! Typed columns: what an import takes from a table, and what becomes of it in all that an image goes through.
+//! Beside them, fields with types.
 
+#[path = "columns/fields.rs"]
+mod fields;
 mod import_support;
 
 use std::collections::BTreeMap;

@@ -251,6 +251,7 @@ fn a_million_samples_of_64_a_chunk_cost_at_most_20_bytes_each_and_are_found_in_4
         part_window: samples,
         part_count: samples,
         fields: Vec::new(),
+        field_types: Default::default(),
         columns: Vec::new(),
     };
     let name_of = |id: SampleId| format!("class{:03}/{:07}", id.0 / 1000, id.0).into_bytes();

@@ -9,7 +9,8 @@ use dlfs::format::snapshot::{SnapshotHead, kind};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::superblock_set::{SuperblockCopies, SuperblockSetError, select_generation};
 use dlfs::format::{
-    ChunkHead, ChunkHeader, FormatError, FormatVersion, GenerationRecord, Pack, Superblock, Uuid,
+    ChunkHead, ChunkHeader, FieldTypes, FormatError, FormatVersion, GenerationRecord, Pack,
+    Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId};
 use images::{Image, folder, sample};
@@ -23,6 +24,11 @@ fn small() -> Image {
 
 fn small_of(version: FormatVersion) -> Image {
     let mut image = Image::of_version(version, 2, Pack::Aligned);
+    if version != FormatVersion::V1 {
+        let kinds = [Some("f32[3]=npy"), None];
+        let kinds = kinds.map(|kind| kind.map(|kind| kind.parse().unwrap()));
+        image.field_types = FieldTypes::new(kinds.to_vec());
+    }
     image.add(&folder(2, 20), 3, 40, &["a", "b"]);
     image.delete(&[3, 4, 39]);
     image

@@ -5,9 +5,10 @@ mod images;
 
 use dlfs::directory::Directory;
 use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
+use dlfs::format::fields::{put_table, record_len};
 use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
 use dlfs::format::superblock_set::CommitStep;
-use dlfs::format::{ChunkHead, ChunkHeader, FormatError, FormatVersion, Pack};
+use dlfs::format::{ChunkHead, ChunkHeader, FieldTypes, FormatError, FormatVersion, Pack};
 use dlfs::units::SampleId;
 use images::{Image, Sample, sample};
 
@@ -88,6 +89,38 @@ fn typed_columns_are_those_of_the_golden_image() {
         let found: Vec<Value<'_>> = (0..4).map(|id| column.get(id)).collect();
         assert_eq!(found, [expected[0], expected[1], Value::None, Value::None], "{name}");
     }
+}
+
+/// An image whose fields have types, but for the last one.
+fn image_of_types() -> Image {
+    let mut image = Image::new(1, Pack::Aligned);
+    let types = ["u16[*,3]", "f32[2]=npy", "i64=text"].map(|kind| Some(kind.parse().unwrap()));
+    image.field_types = FieldTypes::new([&types[..], &[None]].concat());
+    let mut typed = sample("ant", None, 1);
+    let lens = [Some(12), None, Some(8), Some(3)];
+    typed.record = vec![0x5a; record_len(&lens).unwrap() as usize];
+    put_table(&lens, &mut typed.record);
+    image.add(&[typed], 0, 0, &["points", "npy", "cls", "txt"]);
+    image
+}
+
+#[test]
+fn types_of_fields_are_those_of_the_golden_image() {
+    let image = image_of_types();
+    let written = hex(&image.namespaces[0]);
+    if written != include_str!("golden/image-2-types.hex") {
+        let path = format!("{}/image-2-types.hex", env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(&path, &written).unwrap();
+        panic!("the format has changed: compare tests/golden/image-2-types.hex with {path}");
+    }
+    let (directory, superblock) = image.open();
+    assert_eq!((superblock.features_to_write, directory.columns().len()), (2, 0));
+    let types: Vec<String> = (0..4)
+        .map(|field| {
+            directory.field_types().of(field).map_or_else(String::new, |kind| kind.to_string())
+        })
+        .collect();
+    assert_eq!(types, ["u16[*,3]", "f32[2]=npy", "i64=text", ""]);
 }
 
 /// A long sample, mostly zeroes, so that it takes few rows below.

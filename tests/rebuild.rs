@@ -9,7 +9,7 @@ use dlfs::directory::{Directory, DirectoryBuilder, Rewrite};
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::snapshot::SnapshotHead;
-use dlfs::format::{ChunkHead, ChunkSpec, GenerationRecord, Pack, Part, Space};
+use dlfs::format::{ChunkHead, ChunkSpec, FieldTypes, GenerationRecord, Pack, Part, Space};
 use dlfs::units::{Generation, SampleId};
 use images::{Image, Sample, folder, sample};
 
@@ -84,6 +84,7 @@ fn purge(image: &mut Image, source: &[Sample]) -> Directory {
         part_window: part.window,
         part_count: part.count,
         fields: directory.fields().to_vec(),
+        field_types: Default::default(),
         columns: Vec::new(),
     };
     let mut builder = DirectoryBuilder::new(image.layout);
@@ -162,6 +163,34 @@ fn typed_columns_survive_a_rebuild_byte_for_byte() {
     let copied = copied.finish(Generation(9), 9).unwrap();
     let continued = DirectoryBuilder::after(&base).unwrap().finish(Generation(9), 9).unwrap();
     assert_eq!(copied.to_snapshot().unwrap(), continued.to_snapshot().unwrap());
+}
+
+#[test]
+fn types_of_fields_survive_a_rebuild_also_where_the_first_chunk_is_lost() {
+    let mut image = Image::new(2, Pack::Aligned);
+    let types = vec![None, Some("f32[3]=npy".parse().unwrap()), Some("u16[*]".parse().unwrap())];
+    image.field_types = FieldTypes::new(types);
+    image.add(&folder(3, 50), 9, 150, &["txt", "npy", "tok"]);
+    image.delete(&[20, 27, 149]);
+    let base = image.open().0;
+    image.add(&[sample("more", None, 7000)], 0, 0, &["txt", "npy", "tok"]);
+    let (current, superblock) = image.open();
+    assert_eq!(superblock.features_to_write, 2);
+    assert_eq!(
+        (current.field_types(), base.field_types()),
+        (&image.field_types, &image.field_types)
+    );
+    for base in [None, Some(&base)] {
+        let rebuilt = rebuild(&image, base);
+        assert_eq!(rebuilt.to_snapshot().unwrap(), current.to_snapshot().unwrap());
+    }
+    let mut heads = image.heads();
+    heads.retain(|head| head.kind == ChunkKind::Record || head.first_slot.0 > 0);
+    let record = record(&image, &heads).map(|(_, record)| record);
+    let selection = select_chunks(None, &heads, record.as_ref(), MOST_SLOTS).unwrap();
+    assert!(selection.lost_samples > 0);
+    let rebuilt = carry_out(&image, &selection, &heads, None);
+    assert_eq!((rebuilt.fields(), rebuilt.field_types()), (current.fields(), &image.field_types));
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub fn directory_of(samples: u64) -> Directory {
         part_window: part.window,
         part_count: part.count,
         fields: Vec::new(),
+        field_types: Default::default(),
         columns: Vec::new(),
     };
     let mut builder = DirectoryBuilder::new(layout);

@@ -1,6 +1,8 @@
 //! A data set as files: the pure tree of them, and reads of what it names. Every door for programs that know
 //! only files is thin over it.
 
+use std::borrow::Cow;
+
 use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -26,6 +28,8 @@ pub struct Files {
 pub struct FileBytes {
     batch: Batch,
     field: Option<usize>,
+    /// The whole file, where it is not the bytes of the field.
+    file: Option<Vec<u8>>,
 }
 
 /// The lengths of the fields of samples that were read last: at most one sample a slot.
@@ -72,9 +76,12 @@ impl Files {
     pub fn read(&self, file: File, watch: &mut dyn Watch) -> Result<FileBytes> {
         let ids = [file.id];
         let batch = self.dataset.read(Query::Ids(&ids), OnError::Raise, watch)?.batch;
-        self.bytes(&batch, 0, file)?;
+        let whole = match self.bytes(&batch, 0, file)? {
+            Cow::Owned(whole) => Some(whole),
+            Cow::Borrowed(_) => None,
+        };
         let field = self.has_fields().then_some(usize::from(file.field));
-        Ok(FileBytes { batch, field })
+        Ok(FileBytes { batch, field, file: whole })
     }
 
     /// Opens a file of a sample that is verified in pieces, one above 1 MiB: reads of parts then take only the
@@ -87,23 +94,33 @@ impl Files {
             return Ok(None);
         }
         let field = self.has_fields().then_some(usize::from(file.field));
-        match self.dataset.open_sample(file.id, field, watch) {
+        match self.dataset.open_file(file.id, field, watch) {
             // A field that the sample does not have is an empty file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    /// The bytes of `file` in a batch, where its sample is at `index`.
+    /// The bytes of `file` in a batch, where its sample is at `index`. Where the type of the field has a
+    /// [form of files](crate::format::field_type::FileForm), they are in it.
     ///
     /// # Errors
     /// `Corrupt`: the sample's record does not fit its fields.
-    pub fn bytes<'a>(&self, batch: &'a Batch, index: usize, file: File) -> Result<&'a [u8]> {
+    pub fn bytes<'a>(&self, batch: &'a Batch, index: usize, file: File) -> Result<Cow<'a, [u8]>> {
         if !self.has_fields() {
-            return Ok(batch.bytes(index));
+            return Ok(batch.bytes(index).into());
         }
         self.keep_lens(file.id, batch.bytes(index))?;
-        Ok(batch.field(index, usize::from(file.field))?.unwrap_or_default())
+        let field = usize::from(file.field);
+        Ok(batch
+            .field(index, field)?
+            .map_or(Cow::Borrowed(&[][..]), |bytes| self.file_of(field, bytes)))
+    }
+
+    /// The file of a field with these bytes.
+    fn file_of<'a>(&self, field: usize, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        let kind = self.dataset.field_types().of(field);
+        kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes))
     }
 
     /// How many bytes of the file's sample have copies in a tier; 0 without tiers.
@@ -163,7 +180,9 @@ impl Files {
     fn keep_lens(&self, id: SampleId, record: &[u8]) -> Result<()> {
         let ranges = fields::split(record, self.dataset.fields().len())
             .map_err(|error| Error::from(error).sample(id))?;
-        let lens = ranges.into_iter().map(|range| range.map_or(0, |range| range.len() as u64));
+        let lens = ranges.into_iter().enumerate().map(|(field, range)| {
+            range.map_or(0, |range| self.file_of(field, &record[range]).len() as u64)
+        });
         if let Some(mut kept) = self.kept().try_lock() {
             kept[id.0 as usize % KEPT] = Some((id, lens.collect()));
         }
@@ -179,6 +198,9 @@ impl std::ops::Deref for FileBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
+        if let Some(file) = &self.file {
+            return file;
+        }
         match self.field {
             None => self.batch.bytes(0),
             // It was split when it was read, so it splits again.

@@ -65,6 +65,7 @@ use parking_lot::Mutex;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::FieldTypes;
 use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
@@ -216,6 +217,11 @@ impl Dataset {
     /// Names of the fields of a sample, in their order; empty if samples have no fields.
     pub fn fields(&self) -> &[Vec<u8>] {
         self.directory().fields()
+    }
+
+    /// The types of the fields: a field without one is bytes.
+    pub fn field_types(&self) -> &FieldTypes {
+        self.directory().field_types()
     }
 
     /// Loads the names, if they are not loaded yet.

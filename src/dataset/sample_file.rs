@@ -12,7 +12,8 @@ use crate::units::SampleId;
 
 use super::Dataset;
 
-/// An open sample, or one field of it. Reads may come from any thread, and never wait for each other.
+/// An open sample, or one field of it, as bytes or as a file. Reads may come from any thread, and never wait for
+/// each other.
 ///
 /// It keeps the bytes that it read last: a sample up to 1 MiB whole, of a larger one at most 8 MiB. Reads that
 /// follow one another read ahead, twice as far each time; others take only the pieces that they touch.
@@ -20,7 +21,9 @@ use super::Dataset;
 pub struct SampleFile {
     dataset: Dataset,
     id: SampleId,
-    /// Where the file lies in the record.
+    /// What stands before the bytes of a field in its file.
+    head: Vec<u8>,
+    /// Where the rest of the file lies in the record.
     span: Range<u64>,
     record_len: u64,
     /// Taken out while it is used: a thread that finds none reads for itself. It is only tried, so that a
@@ -60,7 +63,35 @@ impl Dataset {
             _ => 0..record_len,
         };
         let window = Mutex::new(None);
-        Ok(SampleFile { dataset: self.clone(), id, span, record_len, window })
+        let head = Vec::new();
+        Ok(SampleFile { dataset: self.clone(), id, head, span, record_len, window })
+    }
+
+    /// As [`Dataset::open_sample`], of the file of a field: where its type has a
+    /// [form of files](crate::format::field_type::FileForm), the elements are shown in it.
+    ///
+    /// # Errors
+    /// As [`Dataset::open_sample`].
+    pub fn open_file(
+        &self,
+        id: SampleId,
+        field: Option<usize>,
+        watch: &mut dyn Watch,
+    ) -> Result<SampleFile> {
+        let mut file = self.open_sample(id, field, watch)?;
+        let Some(kind) = field.and_then(|field| self.field_types().of(field)) else {
+            return Ok(file);
+        };
+        match kind.file_head(file.len_bytes()) {
+            Some(head) => file.head = head,
+            None => {
+                let mut number = vec![0; file.len_bytes() as usize]; // at most 8 bytes are text
+                file.read_at(0, &mut number, watch)?;
+                file.head = kind.to_file(&number).into_owned();
+                file.span.end = file.span.start;
+            }
+        }
+        Ok(file)
     }
 }
 
@@ -128,6 +159,10 @@ impl SampleFile {
 
     /// Its length in bytes.
     pub fn len_bytes(&self) -> u64 {
+        self.head.len() as u64 + self.body_len()
+    }
+
+    fn body_len(&self) -> u64 {
         self.span.end - self.span.start
     }
 
@@ -136,7 +171,16 @@ impl SampleFile {
     /// # Errors
     /// Those of [`Dataset::read_range`]; `buf` then has no meaning.
     pub fn read_at(&self, offset: u64, buf: &mut [u8], watch: &mut dyn Watch) -> Result<usize> {
-        let left = self.len_bytes().saturating_sub(offset);
+        let head_len = self.head.len() as u64;
+        let Some(front) = self.head.get(offset.min(head_len) as usize..) else { return Ok(0) };
+        let taken = front.len().min(buf.len());
+        buf[..taken].copy_from_slice(&front[..taken]);
+        let at = offset.saturating_sub(head_len);
+        Ok(taken + self.read_body(at, &mut buf[taken..], watch)?)
+    }
+
+    fn read_body(&self, offset: u64, buf: &mut [u8], watch: &mut dyn Watch) -> Result<usize> {
+        let left = self.body_len().saturating_sub(offset);
         let len = left.min(buf.len() as u64) as usize;
         if len == 0 {
             return Ok(0);

@@ -16,7 +16,9 @@ use crate::format::checksum::fingerprint;
 use crate::format::columns::{ColumnTable, Value};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
-use crate::format::{CellRange, ChunkHead, ChunkHeader, FormatError, ImageLayout, Part, Placement};
+use crate::format::{
+    CellRange, ChunkHead, ChunkHeader, FieldTypes, FormatError, ImageLayout, Part, Placement,
+};
 use crate::units::{Generation, SampleId, Slot};
 
 /// Collects the chunks of a generation in the order of their slots.
@@ -54,6 +56,9 @@ pub struct DirectoryBuilder {
     /// Slots that were purged or are lost.
     purged: Vec<u64>,
     fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    /// Whether a chunk has determined the fields.
+    knows_fields: bool,
     classes: Vec<Vec<u8>>,
     deleted: Vec<(u64, u64)>,
     freed: Vec<CellRange>,
@@ -98,6 +103,8 @@ impl DirectoryBuilder {
             names_come_last: false,
             purged: Vec::new(),
             fields: Vec::new(),
+            field_types: FieldTypes::default(),
+            knows_fields: false,
             classes: Vec::new(),
             deleted: Vec::new(),
             freed: Vec::new(),
@@ -119,6 +126,8 @@ impl DirectoryBuilder {
             names: NamesWriter::after(base.names()?)?,
             typed,
             fields: base.fields().to_vec(),
+            field_types: base.field_types().clone(),
+            knows_fields: base.num_chunks() > 0,
             classes: base.classes().to_vec(),
             base: Some(base.clone()),
             ..DirectoryBuilder::new(base.layout)
@@ -190,8 +199,10 @@ impl DirectoryBuilder {
         let placement = &from.placements[index];
         let started_ns = from.metadata.started_ns[index];
         self.grow_part(*placement.part(), u64::from(info.num_slots), started_ns)?;
-        if self.fields.is_empty() {
+        if !self.knows_fields {
+            self.knows_fields = true;
             self.fields = from.fields().to_vec();
+            self.field_types = from.field_types().clone();
         }
         self.typed.grow(from.columns().iter().map(Column::spec))?;
         self.chunks.push(from.columns.table()[c as usize]);
@@ -359,6 +370,7 @@ impl DirectoryBuilder {
         let metadata = ImageMetadata {
             started_ns: self.started_ns,
             fields: self.fields,
+            field_types: self.field_types,
             classes: self.classes,
             freed: self.freed,
         };
@@ -416,15 +428,18 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// The first chunk determines the fields; a later chunk with others is an error.
+    /// The first chunk determines the fields and their types; a later chunk with others is an error.
     fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
-        if self.num_chunks() == 0 {
+        if !self.knows_fields {
+            self.knows_fields = true;
             self.fields = header.fields().map(<[u8]>::to_vec).collect();
+            self.field_types = header.field_types().clone();
         }
         let same = header.fields().eq(self.fields.iter().map(|name| &name[..]));
         let (expected, found) = (self.fields.len() as u64, u64::from(header.head().num_fields));
         if same {
-            return Ok(());
+            let differs = *header.field_types() != self.field_types;
+            return equal("other types of the fields of a chunk", 0, differs.into());
         }
         Err(FormatError::Mismatch { what: "number or names of the fields", expected, found })
     }

@@ -12,7 +12,7 @@
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
-use crate::format::superblock::{SnapshotLocation, TYPED_COLUMNS};
+use crate::format::superblock::{FIELD_TYPES, SnapshotLocation, TYPED_COLUMNS};
 use crate::format::superblock_set::{CommitStep, commit_steps};
 use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock};
 
@@ -62,6 +62,9 @@ impl Commit {
         let mut ends = used_lengths(&directory, &location)?;
         let record_end = layout.offset_of(record_range.cell)? + record.len() as u64;
         grow(&mut ends, record_range.namespace, record_end);
+        let of = |is_there, feature| if is_there { feature } else { 0 };
+        let features_to_write = of(!directory.columns().is_empty(), TYPED_COLUMNS)
+            | of(!directory.field_types().is_empty(), FIELD_TYPES);
         let superblock = |(namespace, used_len_bytes)| Superblock {
             layout,
             namespace,
@@ -73,7 +76,7 @@ impl Commit {
             snapshot: location,
             num_samples: directory.num_samples(),
             num_live: directory.num_live(),
-            features_to_write: if directory.columns().is_empty() { 0 } else { TYPED_COLUMNS },
+            features_to_write,
         };
         let superblocks = (0..).zip(ends).map(superblock).collect();
         Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })

@@ -72,7 +72,8 @@ pub use viewed::ViewMark;
 use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
 use crate::format::{
-    CellRange, Extent, FormatError, GenerationRecord, ImageLayout, Part, Placement, Uuid,
+    CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
+    Uuid,
 };
 use crate::units::{Generation, SampleId, Slot};
 use columns::Columns;
@@ -115,6 +116,7 @@ struct ImageMetadata {
     /// Time of the oldest chunk of each part.
     started_ns: Vec<u64>,
     fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
     classes: Vec<Vec<u8>>,
     freed: Vec<CellRange>,
 }
@@ -371,6 +373,11 @@ impl Directory {
     /// Names of the fields of a sample, in their order in its record; empty for one without a name.
     pub fn fields(&self) -> &[Vec<u8>] {
         &self.metadata.fields
+    }
+
+    /// The types of the fields: a field without one is bytes.
+    pub fn field_types(&self) -> &FieldTypes {
+        &self.metadata.field_types
     }
 
     /// Its parts, in the order of ids: one per import or append.

@@ -22,7 +22,7 @@ use crate::format::snapshot::{
     SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind, section_alignment,
 };
 use crate::format::superblock_set::SuperblockSet;
-use crate::format::{FormatError, Part, Placement, Superblock};
+use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
 use crate::units::SampleId;
 
 impl Directory {
@@ -72,7 +72,7 @@ impl Directory {
     fn decode(source: &Source<'_>) -> Result<Directory, FormatError> {
         let head = source.head;
         let n = head.num_samples;
-        let (parts, metadata) = read_metadata(source)?;
+        let (parts, mut metadata) = read_metadata(source)?;
         let columns = Columns {
             chunks: source.column(kind::CHUNKS)?,
             checkpoints: source.column(kind::CHECKPOINTS)?,
@@ -91,7 +91,12 @@ impl Directory {
             None => None,
         };
         let typed = match head.section(kind::TYPED) {
-            Some(section) => TypedColumns::decode(&source.bytes_of(section)?, section.param, n)?,
+            Some(section) => {
+                let (bytes, num_fields) = (source.bytes_of(section)?, metadata.fields.len());
+                let read = TypedColumns::decode(&bytes, section.param, n, num_fields)?;
+                metadata.field_types = read.1;
+                read.0
+            }
             None => TypedColumns::default(),
         };
         let is_lookup = |section: &&Section| {
@@ -187,8 +192,8 @@ impl Directory {
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let (tree, names) = (self.tree()?, self.names()?);
         let mut sections: Vec<(u16, u64, Bytes)> = Vec::new();
-        if !self.typed.all().is_empty() {
-            let (bytes, head_len) = self.typed.encode();
+        if !self.typed.all().is_empty() || !self.field_types().is_empty() {
+            let (bytes, head_len) = self.typed.encode(self.field_types());
             sections.push((kind::TYPED, head_len, bytes.into()));
         }
         sections.extend([
@@ -430,6 +435,7 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
     let metadata = ImageMetadata {
         started_ns,
         fields: read_strings(&mut cursor)?,
+        field_types: FieldTypes::default(), // they are in a section of their own
         classes: read_strings(&mut cursor)?,
         freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
     };

@@ -3,6 +3,7 @@
 //! Their bytes are those of the snapshot's section: first the number of columns, and for each its name, the number
 //! of its type, the bytes of a value, and, for texts, their number and the texts in their order. The values of each
 //! column follow, by id, from a multiple of 8 bytes. Numbers are LEB128, and the length stands before a string.
+//! Behind the heads of the columns stand the [types of the fields](crate::format::field_type), if any field has one.
 //!
 //! | type       | a value                                                                             |
 //! |------------|-------------------------------------------------------------------------------------|
@@ -21,6 +22,7 @@ use crate::format::columns::{
 };
 use crate::format::cursor::{Cursor, put_number, put_string};
 use crate::format::error::{at_most, enough, equal};
+use crate::format::field_type::FieldTypes;
 
 /// A typed column: a value of each sample, by id.
 #[derive(Debug, Clone)]
@@ -253,8 +255,8 @@ impl TypedColumns {
         TypedColumns(columns.map(|column| column.without(num_samples, is_dropped)).collect())
     }
 
-    /// The bytes of the section, and how many of them lie before the values.
-    pub(crate) fn encode(&self) -> (Vec<u8>, u64) {
+    /// The bytes of the section, with the types of the fields, and how many of them lie before the values.
+    pub(crate) fn encode(&self, field_types: &FieldTypes) -> (Vec<u8>, u64) {
         let mut out = Vec::new();
         put_number(&mut out, self.0.len() as u64);
         for column in self.0.iter() {
@@ -266,6 +268,9 @@ impl TypedColumns {
                 column.texts.iter().for_each(|text| put_string(&mut out, text.as_bytes()));
             }
         }
+        if !field_types.is_empty() {
+            field_types.encode(&mut out);
+        }
         let head_len = out.len() as u64;
         for column in self.0.iter() {
             out.resize(out.len().next_multiple_of(ALIGN), 0);
@@ -274,12 +279,13 @@ impl TypedColumns {
         (out, head_len)
     }
 
-    /// Reads the section. Values are slices of `bytes`.
+    /// Reads the section: the columns, whose values are slices of `bytes`, and the types of the fields.
     pub(crate) fn decode(
         bytes: &Bytes,
         head_len: u64,
         num_samples: u64,
-    ) -> Result<TypedColumns, FormatError> {
+        num_fields: usize,
+    ) -> Result<(TypedColumns, FieldTypes), FormatError> {
         enough(WHAT, head_len, bytes.len())?;
         let mut head = Cursor::new(WHAT, &bytes[..head_len as usize]);
         let count = at_most("number of typed columns", head.number()?, MAX_COLUMNS as u64)?;
@@ -311,10 +317,14 @@ impl TypedColumns {
             let spec = ColumnSpec { name, kind };
             columns.push(Column { spec, store, texts: texts.into() });
         }
-        // What a later release may have put behind the heads and behind the values is ignored.
+        let field_types = match head.len() {
+            0 => FieldTypes::default(),
+            _ => FieldTypes::read(&mut head, num_fields)?,
+        };
+        // What a later release may have put behind these and behind the values is ignored.
         let specs: Vec<ColumnSpec> = columns.iter().map(|column| column.spec.clone()).collect();
         crate::format::columns::check_columns(&specs)?;
-        Ok(TypedColumns(columns.into()))
+        Ok((TypedColumns(columns.into()), field_types))
     }
 }
 

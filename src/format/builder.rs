@@ -7,13 +7,14 @@ use crate::format::chunk::{
     ChunkHead, ChunkHeader, ChunkId, ChunkKind, HEAD_BYTES, max_table_bytes, padded,
 };
 use crate::format::columns::{ColumnSpec, check_columns};
-use crate::format::error::at_most;
+use crate::format::error::{at_most, equal};
+use crate::format::field_type::FieldTypes;
 use crate::format::fill::{Fill, Fit};
 use crate::format::geometry::ImageLayout;
 use crate::format::meta::{SampleMeta, check_name};
 use crate::format::pieces::RecordSums;
 use crate::format::placement::Part;
-use crate::format::table::Table;
+use crate::format::table::{Table, kind};
 use crate::units::{Generation, SampleId, Slot};
 
 /// What all chunks of one part share.
@@ -33,6 +34,8 @@ pub struct ChunkSpec {
     pub part_count: u64,
     /// Names of the fields, in their order in a record; empty for one field without a name.
     pub fields: Vec<Vec<u8>>,
+    /// The types of the fields; version 1 has none.
+    pub field_types: FieldTypes,
     /// The typed columns of the image, in their order; version 1 has none.
     pub columns: Vec<ColumnSpec>,
 }
@@ -52,6 +55,11 @@ impl ChunkSpec {
     pub(crate) fn part(&self) -> Part {
         let (first, count) = (self.part_first, self.part_count);
         Part { first, count, seed: self.part_seed, window: self.part_window }
+    }
+
+    /// Bytes that the fields take in a table: `names`, the encoded ones, and the types.
+    pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
+        names.len() + self.field_types.column_len(kind::FIELD_TYPES)
     }
 }
 
@@ -98,11 +106,11 @@ impl ChunkBuilder {
     /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
-        let (layout, fields) = (spec.layout, encode_fields(&spec.fields)?);
+        let (layout, fields) = (spec.layout, encode_fields(&spec)?);
         check_columns(&spec.columns)?;
         Ok(ChunkBuilder {
-            fill: Fill::new(layout, fields.len(), &spec.columns),
-            table: Table::new(&spec.columns),
+            fill: Fill::new(layout, spec.fields_len(&fields), &spec.columns),
+            table: Table::new(&spec.columns, &spec.field_types),
             spec,
             first_slot,
             buf,
@@ -249,7 +257,8 @@ impl ChunkBuilder {
     ) -> Result<ChunkHeader, FormatError> {
         meta.check()?;
         check_columns(&spec.columns)?;
-        let (mut encoded, mut table) = (encode_fields(&spec.fields)?, Table::new(&spec.columns));
+        let mut encoded = encode_fields(spec)?;
+        let mut table = Table::new(&spec.columns, &spec.field_types);
         table.push(meta, len, sums.crc32c(), false);
         table.push_pieces(sums.pieces());
         let max_len = max_table_bytes(&spec.layout);
@@ -318,19 +327,23 @@ impl ChunkHead {
 }
 
 /// The names of the fields, with which a table begins.
-pub(crate) fn encode_fields(fields: &[Vec<u8>]) -> Result<Vec<u8>, FormatError> {
+pub(crate) fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();
-    for name in fields {
+    for name in &spec.fields {
         check_name(name)?;
         table.extend_from_slice(&(name.len() as u16).to_le_bytes());
         table.extend_from_slice(name);
     }
-    at_most("length of all field names", table.len() as u64, MAX_FIELD_NAMES_BYTES as u64)?;
+    let (len, limit) = (spec.fields_len(&table) as u64, MAX_FIELD_NAMES_BYTES as u64);
+    at_most("length of all field names and types", len, limit)?;
+    let types = spec.field_types.num_fields();
+    let expected = if types == 0 { 0 } else { spec.fields.len() };
+    equal("number of types of the fields", expected as u64, types as u64)?;
     Ok(table)
 }
 
-/// Maximum bytes of all field names of an image. An entry and a name of 4,096 bytes then still fit into a
-/// quarter of the smallest chunk.
+/// Maximum bytes of all names and types of the fields of an image. An entry and a name of 4,096 bytes then
+/// still fit into a quarter of the smallest chunk.
 pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
 
 #[cfg(test)]
@@ -360,6 +373,7 @@ mod tests {
             part_window,
             part_count,
             fields,
+            field_types: FieldTypes::default(),
             columns: Vec::new(),
         };
         // Old contents of the buffer must not reach the media.

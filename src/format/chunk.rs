@@ -20,6 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::format::checksum::crc32c;
 use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::error::{at_most, enough, equal};
+use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{self, MAX_SAMPLES, check_generation};
 use crate::format::pieces::num_pieces;
 use crate::format::placement::Part;
@@ -368,6 +369,7 @@ impl ChunkHeader {
         let about = TableHead {
             layout: head.layout,
             num_samples: head.num_samples,
+            num_fields: head.num_fields,
             first_slot: head.first_slot,
             data_len: head.data_len,
             part: Part { first, count: 0, seed, window },
@@ -390,6 +392,11 @@ impl ChunkHeader {
             rest = behind;
             Some(name)
         })
+    }
+
+    /// The types of the fields.
+    pub fn field_types(&self) -> &FieldTypes {
+        &self.table.field_types
     }
 
     /// The typed columns that it has values of.

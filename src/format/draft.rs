@@ -65,10 +65,10 @@ impl<'a> ChunkDraft<'a> {
     /// # Errors
     /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
     pub fn new(spec: &'a ChunkSpec) -> Result<ChunkDraft<'a>, FormatError> {
-        let fields = encode_fields(&spec.fields)?;
+        let fields = encode_fields(spec)?;
         check_columns(&spec.columns)?;
-        let fill = Fill::new(spec.layout, fields.len(), &spec.columns);
-        let table = Table::new(&spec.columns);
+        let fill = Fill::new(spec.layout, spec.fields_len(&fields), &spec.columns);
+        let table = Table::new(&spec.columns, &spec.field_types);
         let encoded = Vec::new();
         Ok(ChunkDraft { spec, fields, fill, table, aligned_end: 0, tight_end: 0, encoded })
     }
@@ -104,7 +104,8 @@ impl<'a> ChunkDraft<'a> {
             record_bytes: self.tight_end,
             alignment_bytes: self.aligned_end - self.tight_end,
         };
-        self.fill = Fill::new(self.spec.layout, self.fields.len(), &self.spec.columns);
+        let fields_len = self.spec.fields_len(&self.fields);
+        self.fill = Fill::new(self.spec.layout, fields_len, &self.spec.columns);
         self.table.clear();
         (self.aligned_end, self.tight_end) = (0, 0);
         len

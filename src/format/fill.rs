@@ -26,7 +26,7 @@ pub enum Fit {
 #[derive(Debug, Clone)]
 pub struct Fill {
     layout: ImageLayout,
-    /// Bytes of head and field names.
+    /// Bytes of head, and of names and types of the fields.
     fixed: usize,
     num_samples: u32,
     table: TableLen,
@@ -75,7 +75,7 @@ impl TableLen {
 }
 
 impl Fill {
-    /// An empty chunk whose table begins with `fields_len` bytes of field names, and has these typed columns.
+    /// An empty chunk whose table has `fields_len` bytes of names and types of the fields, and these typed columns.
     pub fn new(layout: ImageLayout, fields_len: usize, typed: &[ColumnSpec]) -> Fill {
         let (fixed, table) = (HEAD_BYTES + fields_len, TableLen::new(layout.version, typed));
         Fill { layout, fixed, num_samples: 0, empty: table.clone(), table, end: 0 }

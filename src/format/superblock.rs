@@ -105,8 +105,7 @@ pub struct Superblock {
     pub num_samples: u64,
     /// Live samples.
     pub num_live: u64,
-    /// Features without which the image may be read but not written. This release knows none, so it writes
-    /// no image that has some.
+    /// Features without which the image may be read but not written: [`TYPED_COLUMNS`], [`FIELD_TYPES`].
     pub features_to_write: u64,
 }
 
@@ -188,7 +187,7 @@ impl Superblock {
     /// # Errors
     /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
     pub fn check_writable(&self) -> Result<(), FormatError> {
-        match self.features_to_write & !TYPED_COLUMNS {
+        match self.features_to_write & !(TYPED_COLUMNS | FIELD_TYPES) {
             0 => Ok(()),
             unknown => Err(FormatError::FeaturesToWrite { unknown }),
         }
@@ -257,6 +256,9 @@ pub const OTHER_COPY_VOID: u64 = 1;
 /// Feature to write: chunks have [typed columns](crate::format::columns), which a release that does not know them
 /// would lose when it rewrites a chunk or appends.
 pub const TYPED_COLUMNS: u64 = 1;
+/// Feature to write: chunks have the [types of fields](crate::format::field_type), which a release that does not
+/// know them would leave out of the chunks that it writes.
+pub const FIELD_TYPES: u64 = 2;
 
 /// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
 /// both, and lies within the smallest cell.

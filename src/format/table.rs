@@ -20,6 +20,7 @@ use crate::format::FormatError;
 use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal};
+use crate::format::field_type::FieldTypes;
 use crate::format::geometry::{FormatVersion, ImageLayout, MAX_NAME_BYTES, MAX_SAMPLES};
 use crate::format::meta::{SampleMeta, check_label, check_name};
 use crate::format::names::{common, compare};
@@ -78,6 +79,8 @@ pub mod kind {
     pub const PIECES: u64 = MAY_BE_IGNORED;
     /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
     pub const TYPED: u64 = 65;
+    /// The types of the fields: see [`crate::format::field_type`]. Absent if no field has one.
+    pub const FIELD_TYPES: u64 = 66;
 }
 
 /// What a table says of one sample.
@@ -98,6 +101,7 @@ pub(crate) struct Row {
 pub(crate) struct TableHead {
     pub(crate) layout: ImageLayout,
     pub(crate) num_samples: u16,
+    pub(crate) num_fields: u16,
     pub(crate) first_slot: Slot,
     /// Bytes of the records and of the padding between them.
     pub(crate) data_len: u64,
@@ -114,12 +118,15 @@ pub(crate) struct Table {
     pub(crate) pieces: Vec<u32>,
     /// The typed columns, with a row for each sample if there are any.
     pub(crate) typed: ColumnTable,
+    /// The types of the fields.
+    pub(crate) field_types: FieldTypes,
 }
 
 impl Table {
     /// A table without samples.
-    pub(crate) fn new(typed: &[ColumnSpec]) -> Table {
-        Table { typed: ColumnTable::new(typed), ..Table::default() }
+    pub(crate) fn new(typed: &[ColumnSpec], field_types: &FieldTypes) -> Table {
+        let (typed, field_types) = (ColumnTable::new(typed), field_types.clone());
+        Table { typed, field_types, ..Table::default() }
     }
 
     /// Appends a sample.
@@ -302,12 +309,18 @@ impl Table {
         }
     }
 
-    /// The column of the typed columns, if there are any.
+    /// The columns of the typed columns and of the types of the fields, where there are any.
     fn encode_typed(&self) -> Vec<u8> {
         let (mut out, mut column) = (Vec::new(), Vec::new());
         if !self.typed.is_empty() {
             self.typed.encode(&mut column);
             put_number(&mut out, kind::TYPED);
+            put_string(&mut out, &column);
+        }
+        if !self.field_types.is_empty() {
+            column.clear();
+            self.field_types.encode(&mut column);
+            put_number(&mut out, kind::FIELD_TYPES);
             put_string(&mut out, &column);
         }
         out
@@ -410,6 +423,9 @@ impl Table {
             Some(typed) => ColumnTable::decode(typed, num_samples)?,
             None => ColumnTable::of_rows(num_samples),
         };
+        if let Some(types) = columns.field_types {
+            table.field_types = FieldTypes::decode(types, head.num_fields.into())?;
+        }
         Ok(table)
     }
 
@@ -444,12 +460,13 @@ struct Columns<'a> {
     found: [Option<&'a [u8]>; KNOWN_KINDS],
     pieces: Option<&'a [u8]>,
     typed: Option<&'a [u8]>,
+    field_types: Option<&'a [u8]>,
 }
 
 impl<'a> Columns<'a> {
     fn split(bytes: &'a [u8]) -> Result<Columns<'a>, FormatError> {
         let (mut cursor, mut found) = (Cursor::new("columns of a chunk", bytes), [None; _]);
-        let (mut next, mut pieces, mut typed) = (1, None, None);
+        let (mut next, mut pieces, mut typed, mut field_types) = (1, None, None, None);
         while cursor.len() > 0 {
             let (kind, column) = (cursor.number()?, cursor.string()?);
             at_most("kind of the column before", next, kind)?;
@@ -458,6 +475,7 @@ impl<'a> Columns<'a> {
                 Some(found) => *found = Some(column),
                 None if kind == kind::PIECES => pieces = Some(column),
                 None if kind == kind::TYPED => typed = Some(column),
+                None if kind == kind::FIELD_TYPES => field_types = Some(column),
                 None if kind >= kind::MAY_BE_IGNORED => {}
                 None => {
                     let (what, limit) = ("kind of a column", KNOWN_KINDS as u64 - 1);
@@ -465,7 +483,7 @@ impl<'a> Columns<'a> {
                 }
             }
         }
-        Ok(Columns { found, pieces, typed })
+        Ok(Columns { found, pieces, typed, field_types })
     }
 
     fn find(&self, kind: u64) -> Option<Cursor<'a>> {
@@ -700,7 +718,7 @@ mod tests {
         use crate::format::{Pack, Uuid};
         let layout = ImageLayout::new(Uuid([3; 16]), 64 << 10, Pack::Tight, 1).unwrap();
         let (first_slot, part) = (Slot(part.first), Part { count: 0, ..*part });
-        TableHead { layout, num_samples, first_slot, data_len: 0, part }
+        TableHead { layout, num_samples, num_fields: 0, first_slot, data_len: 0, part }
     }
 
     #[test]

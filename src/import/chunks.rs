@@ -188,6 +188,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             && head.part_seed == job.spec.part_seed
             && head.part_window == job.spec.part_window
             && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
+            && *header.field_types() == job.spec.field_types
             && header.columns().eq(&job.spec.columns);
         same_location
             && same_chunk

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
+use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::space::without;
 use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
 use crate::import::columns::{ColumnFile, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::open_for_import;
+use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
@@ -147,7 +148,7 @@ fn run(
     let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
     let media = prepare::in_image_order(&Media::new(devices)?)?;
     let lease = Lease::take(&media, options.lease)?;
-    let source = match source {
+    let mut source = match source {
         OpenSource::Indexed(source) => *source,
         OpenSource::Streams(found) => {
             let result = streamed::run(*found, columns, media, &lease, options, progress);
@@ -159,16 +160,51 @@ fn run(
         columns.of_rows(index)?; // while the image is still there
     }
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
-    let state = prepare::prepare(media, options, index.fingerprint() ^ of_columns, index.len())?;
+    let fingerprint =
+        index.fingerprint() ^ of_columns ^ field_types::fingerprint(&options.field_types);
+    // A new image has only the types that are given, and what it replaces is still there.
+    let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
+    let given = match is_new {
+        true => Some(give_types(&mut source, options, None, progress)?),
+        false => None,
+    };
+    let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
     if state.done {
         return Ok(report_of_done(&state, &source));
     }
     let image = state.current.as_ref().map(|current| &*current.directory);
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
-    let mut import = Import { source, state, options, lease, columns, bad: Vec::new() };
+    let (typing, bad) = match given {
+        Some(given) => given,
+        None => give_types(&mut source, options, image, progress)?,
+    };
+    let mut import = Import { source, state, options, lease, columns, typing, bad };
     import.leave_out_duplicate_names()?;
     let result = import.run(progress);
     import.lease.explain(result)
+}
+
+/// Puts the elements of fields with types in the place of their files; also returns the samples that this leaves out.
+///
+/// # Errors
+/// `BadSource`: some files do not hold what they should, and the options do not allow to leave them out.
+fn give_types(
+    source: &mut Source,
+    options: &ImportOptions,
+    image: Option<&Directory>,
+    progress: &mut dyn Progress,
+) -> Result<(Typing, Vec<BadEntry>)> {
+    let mut typing = Typing::new(&options.field_types, &source.index().fields, image)?;
+    let bad = typing.of_source(source, &mut || !progress.stop())?;
+    let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+    if options.on_error == OnError::Stop && !bad.is_empty() {
+        let all = source.index().bad.iter().cloned().chain(bad).collect();
+        return Err(BadEntries(all).into_error());
+    }
+    if !rows.is_empty() {
+        source.drop_rows(&rows);
+    }
+    Ok((typing, bad))
 }
 
 /// An import in progress.
@@ -179,6 +215,8 @@ struct Import<'a> {
     lease: Lease,
     /// The values of typed columns.
     columns: Option<ColumnFile>,
+    /// The types of the source's fields.
+    typing: Typing,
     /// Rows that turned out to be bad after indexing.
     bad: Vec<BadEntry>,
 }
@@ -348,6 +386,10 @@ impl Import<'_> {
             None => columns_of(directory.map(|directory| &**directory)),
         };
         let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
+        let field_types = match directory {
+            Some(directory) => directory.field_types().clone(),
+            None => self.typing.types(),
+        };
         let spec = ChunkSpec {
             layout: journal.layout,
             generation: journal.generation,
@@ -356,6 +398,7 @@ impl Import<'_> {
             part_window: journal.part.window,
             part_count: journal.part.count,
             fields,
+            field_types,
             columns,
         };
         Ok((Rows { index, source_fields, class_numbers, values }, spec, classes))
@@ -428,6 +471,7 @@ impl Import<'_> {
             bad: self.all_bad(),
             file_counts: self.source.file_counts().to_vec(),
             columns: written.columns,
+            field_types: typed_fields(directory),
         }
     }
 }
@@ -487,5 +531,6 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         bad: index.bad.clone(),
         file_counts: index.file_counts.clone(),
         columns: None,
+        field_types: typed_fields(&current.directory),
     }
 }

@@ -23,6 +23,7 @@ mod columns;
 mod commit;
 mod device;
 mod edit;
+mod field_types;
 mod give_back;
 mod importer;
 pub mod journal;
@@ -46,6 +47,7 @@ mod worker;
 mod write_behind;
 
 pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
+pub use field_types::FieldSpec;
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{

@@ -8,7 +8,9 @@ use std::time::Duration;
 use crate::format::Pack;
 use crate::format::Uuid;
 use crate::format::columns::ColumnType;
+use crate::format::field_type::FieldType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
+use crate::import::field_types::FieldSpec;
 use crate::import::media_use::MediaUse;
 use crate::import::sources::{BadEntry, FileCount, SourceKind};
 use crate::units::Generation;
@@ -33,6 +35,8 @@ pub struct ImportOptions {
     pub on_error: OnError,
     /// A table of values of the samples: their typed columns.
     pub columns: Option<ColumnsFrom>,
+    /// Types of fields. Those of the image's fields need not be given again.
+    pub field_types: Vec<FieldSpec>,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
     /// Threads that read the source; 0: chosen for this machine.
@@ -177,6 +181,8 @@ pub struct ImportReport {
     pub file_counts: Vec<FileCount>,
     /// How the table of values fitted the samples, if one was given.
     pub columns: Option<ColumnCounts>,
+    /// The fields of the image that have a type, and their types.
+    pub field_types: Vec<(Vec<u8>, FieldType)>,
 }
 
 impl Default for ImportOptions {
@@ -190,6 +196,7 @@ impl Default for ImportOptions {
             pack: Pack::Aligned,
             on_error: OnError::Stop,
             columns: None,
+            field_types: Vec::new(),
             spool: None,
             reader_threads: 0,
             uuid: None,

@@ -390,6 +390,8 @@ impl<'a> Rewriter<'a> {
         equal("samples of a chunk", info.num_slots.into(), found)?;
         let fields = old.fields().iter().map(|name| &name[..]);
         equal("other names of the fields of a chunk", 0, header.fields().ne(fields).into())?;
+        let differs = header.field_types() != old.field_types();
+        equal("other types of the fields of a chunk", 0, differs.into())?;
         for sample in header.samples() {
             let id = old.id_at(sample.slot).map_or(u64::MAX, |id| id.0);
             equal("id of the sample at a slot", id, sample.id.0)?;
@@ -451,6 +453,7 @@ impl<'a> Rewriter<'a> {
                 part_window: part.window,
                 part_count: part.count,
                 fields: self.old.fields().to_vec(),
+                field_types: self.old.field_types().clone(),
                 columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),
             };
             let buf = std::mem::take(&mut self.buf);

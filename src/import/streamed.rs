@@ -14,6 +14,7 @@ use crate::format::{
 };
 use crate::import::columns::{ColumnFile, RowColumns, columns_of};
 use crate::import::commit;
+use crate::import::field_types::{Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
@@ -56,11 +57,11 @@ pub(super) fn run(
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
     let mut writer = Writer::new(&state, columns.as_ref(), lease, options, progress)?;
-    while let Some(sample) = source.next_sample()? {
+    while let Some(mut sample) = source.next_sample()? {
         if !writer.only_names_matter && options.on_error == OnError::Stop {
             writer.only_names_matter = !source.bad().is_empty();
         }
-        writer.take(&sample, source.fields())?;
+        writer.take(&mut sample, source.fields())?;
         source.give_back(sample);
     }
     let bad = found.bad.iter().chain(source.bad()).chain(&writer.bad);
@@ -86,6 +87,9 @@ struct Writer<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
     columns: Vec<ColumnSpec>,
+    options: &'a ImportOptions,
+    /// The types of the fields, known with the first sample.
+    typing: Option<Typing>,
     /// The values of the samples so far, if the import gives any.
     values: Option<RowColumns<'a>>,
     /// The name of the first sample, if there are values.
@@ -112,7 +116,7 @@ impl<'a> Writer<'a> {
         state: &'a ImportState,
         columns: Option<&'a ColumnFile>,
         lease: &'a Lease,
-        options: &ImportOptions,
+        options: &'a ImportOptions,
         progress: &'a mut dyn Progress,
     ) -> Result<Writer<'a>> {
         let layout = state.journal.layout;
@@ -128,6 +132,8 @@ impl<'a> Writer<'a> {
                 Some(given) => given.join(current),
                 None => columns_of(current),
             },
+            options,
+            typing: None,
             values: columns.map(ColumnFile::of_stream),
             example: None,
             progress,
@@ -147,7 +153,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn take(&mut self, sample: &StreamSample, field_names: &[Vec<u8>]) -> Result<()> {
+    fn take(&mut self, sample: &mut StreamSample, field_names: &[Vec<u8>]) -> Result<()> {
+        if let Err(reason) = self.typing(field_names)?.of_sample(sample) {
+            return self.reject(sample, reason);
+        }
         if let Some(current) = &self.state.current
             && current.directory.lookup(&sample.name)?.is_some()
         {
@@ -183,6 +192,17 @@ impl<'a> Writer<'a> {
                 .hint("resume with dlfs import --resume"));
         }
         Ok(())
+    }
+
+    fn typing(&mut self, field_names: &[Vec<u8>]) -> Result<&mut Typing> {
+        let typing = match self.typing.take() {
+            Some(typing) => typing,
+            None => {
+                let image = self.state.current.as_ref().map(|current| &*current.directory);
+                Typing::new(&self.options.field_types, field_names, image)?
+            }
+        };
+        Ok(self.typing.insert(typing))
     }
 
     fn reject(&mut self, sample: &StreamSample, reason: BadReason) -> Result<()> {
@@ -363,6 +383,10 @@ impl<'a> Writer<'a> {
             part_window: journal.part.window,
             part_count: 0,
             fields: names.to_vec(),
+            field_types: match &self.state.current {
+                Some(current) => current.directory.field_types().clone(),
+                None => self.typing.as_ref().map(Typing::types).unwrap_or_default(),
+            },
             columns: self.columns.clone(),
         }
     }
@@ -412,6 +436,7 @@ impl<'a> Writer<'a> {
             bad,
             file_counts,
             columns: self.values.as_ref().map(RowColumns::counts),
+            field_types: typed_fields(&commit.directory),
         })
     }
 }

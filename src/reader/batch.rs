@@ -6,6 +6,7 @@ use crate::buf::SharedBuf;
 use crate::checksum::crc32c;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::field_type::{Element, FieldArray};
 use crate::units::{Epoch, SampleId};
 
 /// Samples that were requested together, in the order of the request, every byte verified.
@@ -171,6 +172,25 @@ impl Batch {
         let range = crate::format::fields::find(record, fields, field)
             .map_err(|error| Error::from(error).sample(self.id(index)))?;
         Ok(range.map(|range| &record[range]))
+    }
+
+    /// As [`Batch::field`], as an array of the field's type; that of a field without a type is `u8[*]`.
+    ///
+    /// # Errors
+    /// As [`Batch::field`]. `Corrupt`: the field does not have the length that its type says.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Batch::len`], as a slice does.
+    pub fn array(&self, index: usize, field: usize) -> Result<Option<FieldArray<'_>>> {
+        let Some(bytes) = self.field(index, field)? else { return Ok(None) };
+        let directory = self.directory_of(index);
+        let kind = directory.and_then(|directory| directory.field_types().of(field));
+        let Some(kind) = kind else {
+            let shape = vec![bytes.len() as u64];
+            return Ok(Some(FieldArray { element: Element::U8, shape, bytes }));
+        };
+        let array = kind.array(bytes);
+        array.map(Some).map_err(|error| Error::from(error).sample(self.id(index)))
     }
 
     /// The samples, in order.

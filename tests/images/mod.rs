@@ -14,8 +14,8 @@ use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
 };
 use dlfs::format::{
-    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, Fit, FormatVersion, ImageLayout,
-    Pack, Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, Fit, FormatVersion,
+    ImageLayout, Pack, Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -68,6 +68,8 @@ pub struct Image {
     pub stop_commit_after: usize,
     /// Values of the samples of the next `add`, in their order.
     pub values: ColumnTable,
+    /// Types of the fields of each `add`.
+    pub field_types: FieldTypes,
 }
 
 impl Image {
@@ -90,8 +92,14 @@ impl Image {
     fn with_uuid(uuid: Uuid, num_namespaces: u16, pack: Pack) -> Image {
         let layout = ImageLayout::new(uuid, 64 << 10, pack, num_namespaces).unwrap();
         let namespaces = vec![Vec::new(); num_namespaces.into()];
-        let values = ColumnTable::default();
-        Image { layout, namespaces, time_ns: 1_000_000, stop_commit_after: usize::MAX, values }
+        Image {
+            layout,
+            namespaces,
+            time_ns: 1_000_000,
+            stop_commit_after: usize::MAX,
+            values: ColumnTable::default(),
+            field_types: FieldTypes::default(),
+        }
     }
 
     pub fn write(&mut self, namespace: u16, offset: u64, bytes: &[u8]) {
@@ -163,6 +171,7 @@ impl Image {
             part_window: window,
             part_count: part.count,
             fields: fields.iter().map(|name| name.as_bytes().to_vec()).collect(),
+            field_types: self.field_types.clone(),
             columns: self.columns(current.as_ref().map(|(directory, _)| directory)),
         };
         let placement = Placement::new(part);

@@ -36,6 +36,16 @@ pub struct Index {
     payload_offsets: Vec<u64>,
     /// Empty while there is one container.
     payload_containers: Vec<u32>,
+    /// The bytes of fields that are not those of their payloads.
+    values: Vec<Values>,
+}
+
+/// The bytes of a field of every row, equally many.
+#[derive(Debug)]
+struct Values {
+    field: u16,
+    width: usize,
+    bytes: Vec<u8>,
 }
 
 /// A file or folder that holds payloads.
@@ -121,6 +131,14 @@ pub enum BadReason {
         expected: u32,
         /// The stored checksum.
         found: u32,
+    },
+    /// The file of a field does not hold what the field's type says.
+    #[error("field {field} {what}")]
+    Field {
+        /// The name of the field.
+        field: String,
+        /// What it is, and what was found.
+        what: String,
     },
     /// The archive or list has invalid syntax here.
     #[error("{0}")]
@@ -269,6 +287,39 @@ impl Index {
         self.payload_offsets.push(payload.offset_or_stamp);
     }
 
+    /// The payloads of a row, by their places in the columns.
+    pub(super) fn places(&self, row: u64) -> impl Iterator<Item = (usize, Payload)> + '_ {
+        self.payload_range(row).map(|place| (place, self.payload_at(place)))
+    }
+
+    /// Leaves out the first `skipped` bytes of the payload at a place.
+    pub(super) fn skip_front(&mut self, place: usize, skipped: u32) {
+        self.payload_offsets[place] += u64::from(skipped);
+        self.payload_lens[place] -= skipped;
+    }
+
+    /// Puts `bytes`, equally many for each row, in the stead of the payload at a place.
+    pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
+        let (field, width) = (self.payload_at(place).field, bytes.len());
+        self.payload_lens[place] = width as u32;
+        let at = self.values.iter().position(|values| values.field == field);
+        let at = at.unwrap_or_else(|| {
+            self.values.push(Values { field, width, bytes: Vec::new() });
+            self.values.len() - 1
+        });
+        let start = row as usize * width;
+        let values = &mut self.values[at].bytes;
+        values.resize(values.len().max(start + width), 0);
+        values[start..start + width].copy_from_slice(bytes);
+    }
+
+    /// What was put in the stead of the payload of a field.
+    pub(super) fn value(&self, row: u64, field: u16) -> Option<&[u8]> {
+        let values = self.values.iter().find(|values| values.field == field)?;
+        let start = row as usize * values.width;
+        values.bytes.get(start..start + values.width)
+    }
+
     /// Sets the label of the last row.
     pub fn set_last_label(&mut self, label: i64) {
         let rows = self.names.len();
@@ -327,7 +378,13 @@ impl Index {
         for row in 0..self.len() {
             if drop.binary_search(&row).is_err() {
                 kept.push(self.name(row), self.label(row));
-                self.payloads(row).for_each(|payload| kept.push_payload(payload));
+                for payload in self.payloads(row) {
+                    kept.push_payload(payload);
+                    if let Some(value) = self.value(row, payload.field) {
+                        let (row, place) = (kept.len() - 1, kept.payload_lens.len() - 1);
+                        kept.replace(row, place, value);
+                    }
+                }
             }
         }
         kept

@@ -175,8 +175,41 @@ impl Source {
         self.index = self.index.without(drop);
     }
 
-    /// A reader for one thread.
-    pub fn reader(&self) -> SourceReader<'_> {
+    /// Puts what `take` finds in the payloads of fields in their stead; returns the rows for which it fails. `None`:
+    /// `goes_on` said that it is to stop.
+    pub(in crate::import) fn replace_payloads(
+        &mut self,
+        take: &mut dyn FnMut(u16, &mut Front<'_>) -> std::result::Result<Elements, BadReason>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Vec<(u64, BadEntry)>> {
+        let (mut open, mut bad, mut buffer) = (self.open_shards(), Vec::new(), Vec::new());
+        for row in 0..self.index.len() {
+            if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
+                return None;
+            }
+            let places: Vec<(usize, Payload)> = self.index.places(row).collect();
+            for (place, payload) in places {
+                let container = &self.index.containers[payload.container as usize];
+                let mut read = |into: &mut [u8]| {
+                    open.read(payload.container, container, payload.offset_or_stamp, into)
+                };
+                let len = payload.len_bytes.into();
+                let found = take(payload.field, &mut Front::new(len, &mut read, &mut buffer));
+                match found {
+                    Ok(Elements::All) => {}
+                    Ok(Elements::Behind(skipped)) => self.index.skip_front(place, skipped),
+                    Ok(Elements::Are(bytes)) => self.index.replace(row, place, &bytes),
+                    Err(reason) => {
+                        bad.push((row, self.index.bad_row(row, reason)));
+                        break;
+                    }
+                }
+            }
+        }
+        Some(bad)
+    }
+
+    fn open_shards(&self) -> OpenShards {
         let mut open = OpenShards::default();
         if let Store::Shards(files) = &self.store {
             for (number, file) in files.iter().enumerate() {
@@ -185,9 +218,58 @@ impl Source {
                 }
             }
         }
-        SourceReader { source: self, open }
+        open
+    }
+
+    /// A reader for one thread.
+    pub fn reader(&self) -> SourceReader<'_> {
+        SourceReader { source: self, open: self.open_shards() }
     }
 }
+
+/// The elements of a field with a type, in a payload.
+#[derive(Debug)]
+pub(in crate::import) enum Elements {
+    /// The payload itself.
+    All,
+    /// What follows its first bytes, this many of them.
+    Behind(u32),
+    /// These, which the payload describes.
+    Are(Vec<u8>),
+}
+
+/// A payload whose first bytes can be read.
+pub(in crate::import) struct Front<'a> {
+    len: u64,
+    read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+    buffer: &'a mut Vec<u8>,
+}
+
+impl<'a> Front<'a> {
+    /// A payload of `len` bytes; `read` fills what it is given with the first of them.
+    pub(in crate::import) fn new(
+        len: u64,
+        read: &'a mut dyn FnMut(&mut [u8]) -> std::result::Result<(), BadReason>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Front<'a> {
+        Front { len, read, buffer }
+    }
+
+    /// Its length.
+    pub(in crate::import) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Its first `len` bytes, or all of them.
+    pub(in crate::import) fn first(&mut self, len: u64) -> std::result::Result<&[u8], BadReason> {
+        self.buffer.resize(len.min(self.len) as usize, 0);
+        (self.read)(self.buffer)?;
+        Ok(self.buffer)
+    }
+}
+
+/// Rows between two questions whether to go on.
+const ROWS_PER_STEP: u64 = 4096;
 
 /// Reads payloads for one thread.
 #[derive(Debug)]
@@ -202,6 +284,10 @@ impl SourceReader<'_> {
     /// # Errors
     /// Why the entry cannot be imported; `into` may be overwritten then.
     pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
+        if let Some(value) = self.source.index.value(row, payload.field) {
+            into.copy_from_slice(value);
+            return Ok(());
+        }
         if self.source.kind != SourceKind::TfRecord {
             return self.read_piece(row, payload, 0, into);
         }
@@ -258,6 +344,10 @@ impl SourceReader<'_> {
         at: u64,
         into: &mut [u8],
     ) -> Result<(), BadReason> {
+        if let Some(value) = self.source.index.value(row, payload.field) {
+            into.copy_from_slice(&value[at as usize..][..into.len()]);
+            return Ok(());
+        }
         match &self.source.store {
             Store::Folders(roots) => {
                 let root = &roots[payload.container as usize];

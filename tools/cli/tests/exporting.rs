@@ -214,3 +214,58 @@ fn assert_only(dir: &TestDir, expected: &[&str]) {
     found.sort();
     assert_eq!(found, expected, "something was written elsewhere");
 }
+
+#[test]
+fn fields_with_types_are_told_and_exported_as_the_files_that_they_were() {
+    let dir = TestDir::new();
+    let vector = |x: f32| {
+        let header = dlfs::format::npy::header(dlfs::format::field_type::Element::F32, &[3]);
+        [header, [x, 0.5, -1.0].map(f32::to_le_bytes).concat()].concat()
+    };
+    let files = |i: u8| {
+        let tokens = vec![i; 2 * usize::from(i)];
+        [("cls", i.to_string().into_bytes()), ("tok", tokens), ("vec.npy", vector(i.into()))]
+    };
+    let mut archive = tar::Builder::new(File::create(dir.path("shard-000.tar")).unwrap());
+    for (i, (field, bytes)) in (0..9).flat_map(|i| files(i).map(|file| (i, file))) {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        archive.append_data(&mut header, format!("{i:03}.{field}"), &bytes[..]).unwrap();
+    }
+    archive.finish().unwrap();
+    let (shard, image, out) = (dir.arg("shard-000.tar"), dir.arg("typed.dlfs"), dir.arg("out"));
+    let import = |more: &[&str]| run(&[&["import", &shard, &image, "--force"], more].concat());
+    let types =
+        ["--field-type", "cls:i64", "--field-type", "tok:u16[*]", "--field-type", "vec.npy:npy"];
+    let said = import(&types).code(0);
+    let shown = "cls i64=text, tok u16[*], vec.npy f32[3]=npy";
+    assert!(said.text().contains(&format!("  types      {shown}")), "{}", said.text());
+    let json = import(&[&types[..], &["--json"]].concat()).code(0).json();
+    assert_eq!(json["field_types"]["vec.npy"], "f32[3]=npy");
+    let stat = run(&["stat", &image]).code(0);
+    assert!(stat.text().contains(&format!("fields       {shown}")), "{}", stat.text());
+    let stat = run(&["stat", &image, "--json"]).code(0).json();
+    assert_eq!(stat["field_types"], json["field_types"]);
+    run(&["export", &image, &out]).code(0);
+    for (i, (field, bytes)) in (0..9).flat_map(|i| files(i).map(|file| (i, file))) {
+        let name = format!("{i:03}");
+        assert_eq!(
+            fs::read(dir.path(&format!("out/{name}.{field}"))).unwrap(),
+            bytes,
+            "{name}.{field}"
+        );
+        let cat = run(&["cat", &image, &name, "--field", field]).code(0);
+        assert_eq!(cat.stdout, bytes, "{name}.{field}");
+        let cat = run(&["cat", &image, &name, "--field", field, "--range", "1..9"]).code(0);
+        assert_eq!(cat.stdout, bytes[1.min(bytes.len())..9.min(bytes.len())], "{name}.{field}");
+    }
+    for (spec, what) in [
+        ("tok", "is not FIELD:TYPE"),
+        ("tok:u17", "\"u17\" is no element type: u8, i8, u16"),
+        ("png:u8[3]", "no field png: they have cls, tok, vec.npy"),
+        ("tok:u16[3]", "field tok is u16[3], which has 6 bytes, and this has 0"),
+    ] {
+        let ran = import(&["--field-type", spec]);
+        assert!(ran.stderr.contains(what), "{spec}: {}", ran.stderr);
+    }
+}

@@ -73,7 +73,10 @@ impl Reads {
         let ahead = Ahead::start(self.files.dataset(), order, usize::MAX, move |batch, index| {
             let fields = files.tree().directory().fields().len().max(1);
             let all = (0..fields).map(|field| File { id: batch.id(index), field: field as u16 });
-            all.map(|file| files.bytes(batch, index, file).ok().map(Box::from)).collect()
+            all.map(|file| {
+                files.bytes(batch, index, file).ok().map(|bytes| bytes.into_owned().into())
+            })
+            .collect()
         })?;
         let before = self.ahead.lock().replace(Arc::new(ahead));
         drop(before); // without the lock: waits for its thread
@@ -177,9 +180,9 @@ impl Reads {
                 Err(error) => part.reply.error(errno_of(&error)),
                 Ok(bytes) => {
                     if part.offset > 0 || bytes.len() > part.size as usize {
-                        self.keep(part.file, bytes);
+                        self.keep(part.file, &bytes);
                     }
-                    self.answer(part, bytes);
+                    self.answer(part, &bytes);
                 }
             }
         }

@@ -66,7 +66,7 @@ impl Mount {
     ) -> Option<Waiting> {
         let bytes = files.bytes(batch, index, file).ok()?;
         let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
-        memory.fill(bytes).ok()?;
+        memory.fill(&bytes).ok()?;
         // Out of the way of numbers that programs use.
         let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
         // SAFETY: the command touches no memory.

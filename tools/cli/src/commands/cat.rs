@@ -44,7 +44,7 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
     let find = |name: &Name| find(directory, &name.0, args.id);
     let ids = args.names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     if let Some((start, end)) = args.range {
-        let field = (directory.fields().len() > 1).then_some(field);
+        let field = (!directory.fields().is_empty()).then_some(field);
         return write_ranges(
             Dataset::from_image(image, ReaderOptions::default()),
             &ids,
@@ -61,7 +61,10 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
             let text = "the sample has no such field";
             return Err(Error::new(ErrorKind::NotFound, text).sample(id).into());
         };
-        out.bytes(bytes)?;
+        match directory.field_types().of(field) {
+            Some(kind) => out.bytes(&kind.to_file(bytes))?,
+            None => out.bytes(bytes)?,
+        }
     }
     out.flush()?;
     Ok(Outcome::Done)
@@ -76,7 +79,7 @@ fn write_ranges(
 ) -> Result<Outcome, Failure> {
     let (mut out, mut bytes) = (Out::new(), vec![0; AT_ONCE]);
     for &id in ids {
-        let file = dataset.open_sample(id, field, &mut ())?;
+        let file = dataset.open_file(id, field, &mut ())?;
         let (mut at, end) = (range.start, range.end.min(file.len_bytes()));
         while at < end {
             let len = (end - at).min(AT_ONCE as u64) as usize;

@@ -1,5 +1,6 @@
 //! `dlfs export`: writes samples to files or to a tar archive.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -173,10 +174,12 @@ impl Export<'_> {
         }
         let fields = directory.fields();
         if fields.is_empty() {
-            return self.file(name, batch.bytes(index), files);
+            return self.file(name, batch.bytes(index).into(), files);
         }
         for (number, field) in fields.iter().enumerate() {
             if let Some(bytes) = batch.field(index, number)? {
+                let kind = directory.field_types().of(number);
+                let bytes = kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes));
                 self.file([&name[..], b".", field].concat(), bytes, files)?;
             }
         }
@@ -186,7 +189,7 @@ impl Export<'_> {
     fn file<'b>(
         &mut self,
         name: Vec<u8>,
-        bytes: &'b [u8],
+        bytes: Cow<'b, [u8]>,
         files: &mut Vec<NewFile<'b>>,
     ) -> Result<(), Failure> {
         let escaped = match check(&name) {

@@ -1,5 +1,6 @@
 //! `dlfs import`: writes a data set to an image.
 
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use dlfs::format::Pack;
 use dlfs::format::columns::ColumnType;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{
-    ColumnsFrom, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+    ColumnsFrom, FieldSpec, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
+    Stage,
 };
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
@@ -83,6 +85,11 @@ pub(crate) struct ImportArgs {
     /// Take only this column of FILE, with TYPE int, float, f32, bool or str, or that of its values; several times
     #[arg(long, value_name = "NAME[:TYPE]", requires = "columns", value_parser = parse_column)]
     column: Vec<Chosen>,
+    /// The type of a field, for example emb:f32[768], tokens:u16[*], cls:i64; several times. Files of the field hold
+    /// its elements, little-endian, or what =npy or =text behind TYPE says, as the names of .npy and .cls files do.
+    /// FIELD:npy takes the type from the first file
+    #[arg(long, value_name = "FIELD:TYPE", value_parser = str::parse::<FieldSpec>)]
+    field_type: Vec<FieldSpec>,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
@@ -219,6 +226,7 @@ impl ImportArgs {
                 key: self.columns_key.clone(),
                 only: self.column.iter().map(|Chosen(name, kind)| (name.clone(), *kind)).collect(),
             }),
+            field_types: self.field_type.clone(),
             spool: self.spool.clone(),
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
@@ -309,6 +317,9 @@ struct JsonReport {
     media: JsonMedia,
     #[serde(skip_serializing_if = "Option::is_none")]
     columns: Option<JsonColumns>,
+    /// The type of each field that has one, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    field_types: BTreeMap<String, String>,
     taken: Vec<JsonTaken>,
     bad: Vec<JsonBad>,
 }
@@ -387,10 +398,16 @@ impl JsonReport {
                 samples_without: counts.samples_without,
                 rows_without: counts.rows_without,
             }),
+            field_types: field_types(report).collect(),
             taken: report.file_counts.iter().map(taken).collect(),
             bad: report.bad.iter().map(bad).collect(),
         }
     }
+}
+
+/// Names and types of the fields that have a type.
+fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> {
+    report.field_types.iter().map(|(name, kind)| (text::safe_name(name), kind.to_string()))
 }
 
 fn print_report(
@@ -425,6 +442,11 @@ fn print_report(
             some(counts.samples_without, "samples have none"),
             some(counts.rows_without, "rows name no sample of this import"),
         ))?;
+    }
+    if !report.field_types.is_empty() {
+        let shown: Vec<String> =
+            field_types(report).map(|(name, kind)| format!("{name} {kind}")).collect();
+        out.line(format!("  types      {}", shown.join(", ")))?;
     }
     print_media(out, report)?;
     if report.chunks_found > 0 {

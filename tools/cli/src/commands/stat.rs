@@ -1,5 +1,7 @@
 //! `dlfs stat`: describes an image and its directory, or one sample.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -68,6 +70,8 @@ struct ImageFacts {
     chunks: u32,
     chunk_size: u64,
     fields: Vec<String>,
+    /// The type of each field that has one, by name.
+    field_types: BTreeMap<String, String>,
     classes: u64,
     labels: bool,
     /// The typed columns.
@@ -150,6 +154,11 @@ impl ImageFacts {
             chunks: directory.num_chunks(),
             chunk_size: directory.layout().chunk_size_bytes.into(),
             fields: directory.fields().iter().map(|field| safe_name(field)).collect(),
+            field_types: directory
+                .field_types()
+                .iter()
+                .map(|(field, kind)| (safe_name(&directory.fields()[field]), kind.to_string()))
+                .collect(),
             classes: directory.classes().len() as u64,
             labels: directory.labels().is_some(),
             columns: directory
@@ -215,7 +224,11 @@ impl ImageFacts {
             text::binary_size(self.chunk_size)
         ))?;
         if !self.fields.is_empty() {
-            out.line(format!("fields       {}", self.fields.join(", ")))?;
+            let shown = self.fields.iter().map(|field| match self.field_types.get(field) {
+                Some(kind) => format!("{field} {kind}"),
+                None => field.clone(),
+            });
+            out.line(format!("fields       {}", shown.collect::<Vec<_>>().join(", ")))?;
         }
         let labels = if self.labels { "a label each" } else { "no labels" };
         out.line(format!("classes      {}; {labels}", text::count(self.classes)))?;

@@ -87,7 +87,7 @@ impl Writer {
         let mut written = Vec::new();
         for &index in share {
             let file = &files[index];
-            if let Err(error) = self.write(file.path(), file.bytes) {
+            if let Err(error) = self.write(file.path(), &file.bytes) {
                 let error = failed(path, file.path(), error);
                 let over = matches!(error, SinkError::Failed(_));
                 written.push((index, Err(error)));
@@ -369,7 +369,7 @@ mod tests {
         let named: Vec<_> = bytes.iter().enumerate().map(file).collect();
         let files: Vec<_> = named
             .iter()
-            .map(|(name, bytes)| NewFile { name: name.clone(), escaped: None, bytes })
+            .map(|(name, bytes)| NewFile { name: name.clone(), escaped: None, bytes: bytes.into() })
             .collect();
         let results = sink.write_all(&files);
         assert_eq!(results.len(), files.len());
@@ -379,7 +379,7 @@ mod tests {
             } else {
                 assert!(result.is_ok(), "{index}");
                 let path = root.join(std::str::from_utf8(&file.name).unwrap());
-                assert_eq!(std::fs::read(path).unwrap(), file.bytes);
+                assert_eq!(std::fs::read(path).unwrap(), *file.bytes);
             }
         }
         assert_eq!(std::fs::read(root.join("0/taken")).unwrap(), b"before");

@@ -17,6 +17,8 @@ pub(crate) use names::{check, escape};
 pub(crate) use table::write_table;
 pub(crate) use tarball::TarSink;
 
+use std::borrow::Cow;
+
 use crate::exit::Failure;
 
 /// Where samples are written.
@@ -33,7 +35,7 @@ pub(crate) trait Sink {
     fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
         let mut results = Vec::with_capacity(files.len());
         for file in files {
-            results.push(self.write(file.path(), file.bytes));
+            results.push(self.write(file.path(), &file.bytes));
             if matches!(results.last(), Some(Err(SinkError::Failed(_)))) {
                 break;
             }
@@ -52,7 +54,7 @@ pub(crate) struct NewFile<'a> {
     pub(crate) name: Vec<u8>,
     /// The escaped name that it gets instead, if that one is refused by [`check`].
     pub(crate) escaped: Option<Vec<u8>>,
-    pub(crate) bytes: &'a [u8],
+    pub(crate) bytes: Cow<'a, [u8]>,
 }
 
 impl NewFile<'_> {

@@ -1,0 +1,545 @@
+//! Types of fields: what the bytes of a field are, so that they come as numbers and arrays.
+//!
+//! A type is a text, as users write it and as it lies on media: an element type and a shape, and then, for a field
+//! that files hold in another form, that form.
+//!
+//! | text           | the bytes of the field                                                     |
+//! |----------------|----------------------------------------------------------------------------|
+//! | `i64`          | one number                                                                 |
+//! | `f32[768]`     | 768 numbers                                                                |
+//! | `u8[3,224,224]`| an array of this shape, in C order                                         |
+//! | `u16[*]`       | numbers, of each sample as many as there are                               |
+//! | `u16[*,3]`     | rows of 3 numbers, of each sample as many as there are                     |
+//! | `f32[768]=npy` | as without `=npy`; a file of the field is an `.npy` file                   |
+//! | `i64=text`     | as without `=text`; a file of the field is the number in decimal           |
+//!
+//! Whatever the form of files, the bytes of a field are its elements alone, little-endian and without padding.
+//!
+//! In the header of a chunk the types are one column of the [table](super::table): the number of fields, and for
+//! each the text of its type, after its length, which is 0 for a field without a type; numbers are LEB128. A reader
+//! takes fields whose type it does not know for bytes.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::format::FormatError;
+use crate::format::cursor::{Cursor, number_len, put_number, put_string};
+use crate::format::error::equal;
+use crate::format::npy;
+
+pub use crate::format::element::Element;
+
+/// What a file of a field holds: where samples come from, and where they are exported or shown as files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum FileForm {
+    /// The elements.
+    #[default]
+    Raw,
+    /// The number, in decimal.
+    Text,
+    /// An `.npy` file.
+    Npy,
+}
+
+impl FileForm {
+    /// Its name: `raw`, `text` or `npy`.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileForm::Raw => "raw",
+            FileForm::Text => "text",
+            FileForm::Npy => "npy",
+        }
+    }
+
+    /// The form of the files of a field of this name, unless one is given: that which WebDataset has for the
+    /// last part of the name.
+    pub fn of_name(field: &[u8]) -> FileForm {
+        match field.rsplit(|byte| *byte == b'.').next() {
+            Some(b"npy") => FileForm::Npy,
+            Some(b"cls" | b"cls2" | b"index" | b"inx" | b"id") => FileForm::Text,
+            _ => FileForm::Raw,
+        }
+    }
+}
+
+/// The type of a field.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FieldType {
+    element: Element,
+    /// Whether each sample has its own number of the arrays that `dims` describe.
+    is_free: bool,
+    dims: Vec<u32>,
+    form: FileForm,
+}
+
+/// A field as an array: its elements and their shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldArray<'a> {
+    /// What an element is.
+    pub element: Element,
+    /// The length in each dimension; none: a single number.
+    pub shape: Vec<u64>,
+    /// The elements, little-endian, in C order.
+    pub bytes: &'a [u8],
+}
+
+impl FieldType {
+    /// Arrays of this shape; `is_free`: each sample has its own number of them.
+    ///
+    /// # Errors
+    /// A dimension is 0, there are more than 16, or such a field would have 4 GiB or more.
+    pub fn new(element: Element, is_free: bool, dims: Vec<u32>) -> Result<FieldType, String> {
+        if dims.len() + usize::from(is_free) > MAX_DIMS {
+            return Err(format!("a shape has at most {MAX_DIMS} dimensions"));
+        }
+        if dims.contains(&0) {
+            return Err("a dimension is at least 1".to_owned());
+        }
+        let each = u64::from(element.len_bytes());
+        let len = dims.iter().try_fold(each, |len, dim| len.checked_mul((*dim).into()));
+        if len.is_none_or(|len| len > u64::from(u32::MAX)) {
+            return Err("a field has less than 4 GiB".to_owned());
+        }
+        Ok(FieldType { element, is_free, dims, form: FileForm::Raw })
+    }
+
+    /// The same type, of a field whose files have another form.
+    ///
+    /// # Errors
+    /// Numbers of this type are not written as text.
+    pub fn in_form(self, form: FileForm) -> Result<FieldType, String> {
+        let is_text = form == FileForm::Text;
+        if is_text && (self.is_free || !self.dims.is_empty()) {
+            return Err("only a single number is read from text".to_owned());
+        }
+        if is_text && matches!(self.element, Element::F16 | Element::Bf16) {
+            return Err(format!("{} is not read from text: take f32", self.element.name()));
+        }
+        Ok(FieldType { form, ..self })
+    }
+
+    /// What an element is.
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// What files of the field hold.
+    pub fn form(&self) -> FileForm {
+        self.form
+    }
+
+    /// The dimensions; `None`: the length differs from sample to sample, which only that of the first one may.
+    pub fn dims(&self) -> impl ExactSizeIterator<Item = Option<u32>> + '_ {
+        let free = usize::from(self.is_free);
+        (0..free + self.dims.len()).map(move |at| at.checked_sub(free).map(|at| self.dims[at]))
+    }
+
+    /// Bytes of such a field; `None`: they differ from sample to sample.
+    pub fn len_bytes(&self) -> Option<u32> {
+        (!self.is_free).then(|| self.each_bytes())
+    }
+
+    /// The shape of a field of `len` bytes; `None`: no such field has this length.
+    pub fn shape_of(&self, len: u64) -> Option<Vec<u64>> {
+        let (each, dims) =
+            (u64::from(self.each_bytes()), self.dims.iter().map(|dim| (*dim).into()));
+        match self.is_free {
+            true => {
+                len.is_multiple_of(each).then(|| std::iter::once(len / each).chain(dims).collect())
+            }
+            false => (len == each).then(|| dims.collect()),
+        }
+    }
+
+    /// The bytes of a field as an array.
+    ///
+    /// # Errors
+    /// `Mismatch`: they are not as many as the type says.
+    pub fn array<'a>(&self, bytes: &'a [u8]) -> Result<FieldArray<'a>, FormatError> {
+        let len = bytes.len() as u64;
+        let Some(shape) = self.shape_of(len) else {
+            let each = u64::from(self.each_bytes());
+            let expected = if self.is_free { len - len % each } else { each };
+            let what = "length of a field with a type";
+            return Err(FormatError::Mismatch { what, expected, found: len });
+        };
+        Ok(FieldArray { element: self.element, shape, bytes })
+    }
+
+    /// An error unless a field of this type may have `len` bytes: says both.
+    pub fn check_len(&self, len: u64) -> Result<(), String> {
+        match (self.shape_of(len), self.is_free) {
+            (Some(_), _) => Ok(()),
+            (None, false) => {
+                Err(format!("is {self}, which has {} bytes, and this has {len}", self.each_bytes()))
+            }
+            (None, true) => Err(format!(
+                "is {self}, which has a multiple of {} bytes, and this has {len}",
+                self.each_bytes()
+            )),
+        }
+    }
+
+    /// Whether `shape` is one of this type.
+    pub fn fits(&self, shape: &[u64]) -> bool {
+        let dims = self.dims();
+        dims.len() == shape.len()
+            && dims.zip(shape).all(|(dim, len)| dim.is_none_or(|dim| u64::from(dim) == *len))
+    }
+
+    /// The file of a field with these elements: the elements themselves unless the type has a form of files.
+    pub fn to_file<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        match (self.form, self.shape_of(bytes.len() as u64)) {
+            (FileForm::Text, Some(_)) => text_of(self.element, bytes).into_bytes().into(),
+            (FileForm::Npy, Some(shape)) => {
+                let mut file = npy::header(self.element, &shape);
+                file.extend_from_slice(bytes);
+                file.into()
+            }
+            _ => bytes.into(),
+        }
+    }
+
+    /// What stands before the elements in a file of a field of `len` bytes; `None`: the file holds no elements.
+    pub fn file_head(&self, len: u64) -> Option<Vec<u8>> {
+        match (self.form, self.shape_of(len)) {
+            (FileForm::Text, Some(_)) => None,
+            (FileForm::Npy, Some(shape)) => Some(npy::header(self.element, &shape)),
+            _ => Some(Vec::new()),
+        }
+    }
+
+    /// The number that a text gives, as the bytes of a field.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read_text(&self, text: &[u8]) -> Result<Vec<u8>, String> {
+        let shown = || format!("`{}`", text.trim_ascii().escape_ascii());
+        let number = std::str::from_utf8(text).unwrap_or_default().trim();
+        let bytes = bytes_of(self.element, number);
+        bytes.ok_or_else(|| format!("is {}, and this is {}", self.element.name(), shown()))
+    }
+
+    /// Bytes of all dimensions but a free one.
+    fn each_bytes(&self) -> u32 {
+        self.dims.iter().product::<u32>() * self.element.len_bytes()
+    }
+}
+
+impl fmt::Display for FieldType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.element.name())?;
+        for (at, dim) in self.dims().enumerate() {
+            f.write_str(if at == 0 { "[" } else { "," })?;
+            match dim {
+                Some(dim) => dim.fmt(f)?,
+                None => f.write_str("*")?,
+            }
+        }
+        if self.dims().len() > 0 {
+            f.write_str("]")?;
+        }
+        match self.form {
+            FileForm::Raw => Ok(()),
+            form => write!(f, "={}", form.name()),
+        }
+    }
+}
+
+impl FromStr for FieldType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<FieldType, String> {
+        let (kind, form) = match text.split_once('=') {
+            Some((kind, form)) => (kind, form.parse()?),
+            None => (text, FileForm::Raw),
+        };
+        let (name, shape) = match kind.split_once('[') {
+            Some((name, shape)) => {
+                let inner = shape.strip_suffix(']');
+                (name, Some(inner.ok_or_else(|| format!("{text:?} ends without a ]"))?))
+            }
+            None => (kind, None),
+        };
+        let element = Element::named(name).ok_or_else(|| {
+            format!("{name:?} is no element type: {}", Element::ALL.map(Element::name).join(", "))
+        })?;
+        let (mut is_free, mut dims) = (false, Vec::new());
+        for (at, dim) in shape.iter().flat_map(|shape| shape.split(',')).enumerate() {
+            match dim.trim() {
+                "*" if at == 0 => is_free = true,
+                "*" => return Err("only the first dimension may be *".to_owned()),
+                dim => {
+                    let number = dim.parse().map_err(|_| format!("{dim:?} is no dimension"))?;
+                    dims.push(number);
+                }
+            }
+        }
+        FieldType::new(element, is_free, dims)?.in_form(form)
+    }
+}
+
+impl FromStr for FileForm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<FileForm, String> {
+        match text {
+            "raw" => Ok(FileForm::Raw),
+            "text" => Ok(FileForm::Text),
+            "npy" => Ok(FileForm::Npy),
+            _ => Err(format!("{text:?} is none of raw, text and npy")),
+        }
+    }
+}
+
+/// The types of the fields of an image, in their order; by default no field has one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldTypes(Vec<Option<FieldType>>);
+
+impl FieldTypes {
+    /// These types, one for each field.
+    pub fn new(types: Vec<Option<FieldType>>) -> FieldTypes {
+        match types.iter().all(Option::is_none) {
+            true => FieldTypes::default(),
+            false => FieldTypes(types),
+        }
+    }
+
+    /// Whether no field has a type.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The type of field number `field`; `None`: it is bytes.
+    pub fn of(&self, field: usize) -> Option<&FieldType> {
+        self.0.get(field)?.as_ref()
+    }
+
+    /// The number of fields; 0 if none has a type.
+    pub(crate) fn num_fields(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Number and type of each field that has one.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &FieldType)> {
+        self.0.iter().enumerate().filter_map(|(field, kind)| Some((field, kind.as_ref()?)))
+    }
+
+    /// Appends the bytes of the column of a chunk's table.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_number(out, self.0.len() as u64);
+        for kind in &self.0 {
+            let text = kind.as_ref().map(FieldType::to_string).unwrap_or_default();
+            put_string(out, text.as_bytes());
+        }
+    }
+
+    /// Bytes of the column with its kind and length; 0 where there is none.
+    pub(crate) fn column_len(&self, kind: u64) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut column = Vec::new();
+        self.encode(&mut column);
+        number_len(kind) + number_len(column.len() as u64) + column.len()
+    }
+
+    /// Reads the column of a chunk whose samples have `num_fields` fields.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn decode(bytes: &[u8], num_fields: usize) -> Result<FieldTypes, FormatError> {
+        let mut from = Cursor::new(WHAT, bytes);
+        let types = FieldTypes::read(&mut from, num_fields)?;
+        equal("bytes behind the types of the fields", 0, from.len() as u64)?;
+        Ok(types)
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, from the front of `from`.
+    pub(crate) fn read(
+        from: &mut Cursor<'_>,
+        num_fields: usize,
+    ) -> Result<FieldTypes, FormatError> {
+        let count = from.count(1)?;
+        equal("number of types of the fields", num_fields as u64, count as u64)?;
+        let mut types = Vec::with_capacity(count);
+        for _ in 0..count {
+            let text = std::str::from_utf8(from.string()?).unwrap_or_default();
+            types.push(text.parse().ok()); // one of a later release is none
+        }
+        Ok(FieldTypes::new(types))
+    }
+}
+
+/// The bytes of a number that is written in decimal.
+fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
+    fn parse<T: FromStr>(text: &str) -> Option<T> {
+        text.parse().ok()
+    }
+    Some(match element {
+        Element::U8 => parse::<u8>(text)?.to_le_bytes().to_vec(),
+        Element::I8 => parse::<i8>(text)?.to_le_bytes().to_vec(),
+        Element::U16 => parse::<u16>(text)?.to_le_bytes().to_vec(),
+        Element::I16 => parse::<i16>(text)?.to_le_bytes().to_vec(),
+        Element::U32 => parse::<u32>(text)?.to_le_bytes().to_vec(),
+        Element::I32 => parse::<i32>(text)?.to_le_bytes().to_vec(),
+        Element::U64 => parse::<u64>(text)?.to_le_bytes().to_vec(),
+        Element::I64 => parse::<i64>(text)?.to_le_bytes().to_vec(),
+        Element::F32 => parse::<f32>(text)?.to_le_bytes().to_vec(),
+        Element::F64 => parse::<f64>(text)?.to_le_bytes().to_vec(),
+        Element::Bool => match text {
+            "0" | "false" | "False" => vec![0],
+            "1" | "true" | "True" => vec![1],
+            _ => return None,
+        },
+        Element::F16 | Element::Bf16 => return None,
+    })
+}
+
+/// The number of these bytes, in decimal.
+fn text_of(element: Element, bytes: &[u8]) -> String {
+    fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+        bytes.first_chunk().copied().unwrap_or([0; N])
+    }
+    match element {
+        Element::U8 | Element::Bool => array::<1>(bytes)[0].to_string(),
+        Element::I8 => i8::from_le_bytes(array(bytes)).to_string(),
+        Element::U16 | Element::F16 | Element::Bf16 => u16::from_le_bytes(array(bytes)).to_string(),
+        Element::I16 => i16::from_le_bytes(array(bytes)).to_string(),
+        Element::U32 => u32::from_le_bytes(array(bytes)).to_string(),
+        Element::I32 => i32::from_le_bytes(array(bytes)).to_string(),
+        Element::U64 => u64::from_le_bytes(array(bytes)).to_string(),
+        Element::I64 => i64::from_le_bytes(array(bytes)).to_string(),
+        Element::F32 => f32::from_le_bytes(array(bytes)).to_string(),
+        Element::F64 => f64::from_le_bytes(array(bytes)).to_string(),
+    }
+}
+
+/// The most dimensions of a type.
+const MAX_DIMS: usize = 16;
+const WHAT: &str = "types of the fields";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kind(text: &str) -> FieldType {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn types_read_as_they_are_written() {
+        for text in [
+            "i64",
+            "f32[768]",
+            "u8[3,224,224]",
+            "u16[*]",
+            "u16[*,3]",
+            "bf16[4]",
+            "bool",
+            "f32[2]=npy",
+        ] {
+            assert_eq!(kind(text).to_string(), text);
+        }
+        assert_eq!(kind("float32[ 2, 3 ]=raw").to_string(), "f32[2,3]");
+        assert_eq!(kind("int64=text").to_string(), "i64=text");
+        assert_eq!((kind("u8[3,4]").len_bytes(), kind("u16[*,3]").len_bytes()), (Some(12), None));
+        assert_eq!(kind("u16[*,3]").shape_of(12), Some(vec![2, 3]));
+        assert_eq!(
+            (kind("u16[*,3]").shape_of(0), kind("u16[*,3]").shape_of(10)),
+            (Some(vec![0, 3]), None)
+        );
+        assert_eq!(kind("i64").array(&[7; 8]).unwrap().shape, [0u64; 0]);
+        assert!(
+            kind("i64").array(&[7; 7]).is_err()
+                && kind("f32[2]").fits(&[2])
+                && !kind("f32[2]").fits(&[2, 1])
+        );
+    }
+
+    #[test]
+    fn wrong_types_are_refused_with_words() {
+        for (text, what) in [
+            ("f33", "\"f33\" is no element type: u8, i8"),
+            ("", "is no element type"),
+            ("f32[0]", "at least 1"),
+            ("f32[]", "\"\" is no dimension"),
+            ("f32[-1]", "\"-1\" is no dimension"),
+            ("f32[3", "ends without a ]"),
+            ("f32[3,*]", "only the first"),
+            ("f64[65536,65536]", "less than 4 GiB"),
+            ("u8[4294967295,4294967295,4294967295]", "less than 4 GiB"),
+            ("u8[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "at most 16"),
+            ("i64=xml", "none of raw, text and npy"),
+            ("f32[2]=text", "only a single number"),
+            ("bf16=text", "take f32"),
+        ] {
+            let refused = text.parse::<FieldType>().unwrap_err();
+            assert!(refused.contains(what), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_text_have_their_type_and_are_written_again() {
+        for (element, text) in
+            [("i64", "-7"), ("u8", "255"), ("f64", "0.1"), ("f32", "-2.5"), ("bool", "1")]
+        {
+            let kind = kind(&format!("{element}=text"));
+            let bytes = kind.read_text(format!(" {text}\n").as_bytes()).unwrap();
+            assert_eq!(bytes.len() as u32, kind.len_bytes().unwrap());
+            assert_eq!(&*kind.to_file(&bytes), text.as_bytes());
+        }
+        for (element, text) in
+            [("u8", "256"), ("u8", "-1"), ("i64", "7.0"), ("i32", ""), ("bool", "2"), ("f32", "x")]
+        {
+            let refused = kind(&format!("{element}=text")).read_text(text.as_bytes()).unwrap_err();
+            assert_eq!(refused, format!("is {element}, and this is `{text}`"));
+        }
+    }
+
+    #[test]
+    fn the_column_of_types_reads_back_and_takes_the_length_that_it_says() {
+        let types = FieldTypes::new(vec![None, Some(kind("f32[768]=npy")), Some(kind("i64"))]);
+        let mut bytes = Vec::new();
+        types.encode(&mut bytes);
+        assert_eq!(types.column_len(66), 2 + bytes.len());
+        assert_eq!(FieldTypes::decode(&bytes, 3), Ok(types));
+        assert!(FieldTypes::decode(&bytes, 2).is_err(), "of another number of fields");
+        bytes.push(0);
+        assert!(FieldTypes::decode(&bytes, 3).is_err(), "bytes behind it");
+        let later = b"\x02\x03c64\x03i64";
+        let types = FieldTypes::decode(later, 2).unwrap();
+        assert_eq!(
+            (types.of(0), types.of(1)),
+            (None, Some(&kind("i64"))),
+            "a later release's is bytes"
+        );
+        assert!(FieldTypes::new(vec![None, None]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_and_no_bytes_panic(
+            text in ".{0,24}", bytes in prop::collection::vec(any::<u8>(), 0..64), n in 0usize..8,
+        ) {
+            if let Ok(kind) = text.parse::<FieldType>() {
+                prop_assert_eq!(kind.to_string().parse::<FieldType>(), Ok(kind.clone()));
+                let _ = kind.array(&bytes); // only panics matter
+                let _ = kind.to_file(&bytes);
+            }
+            let _ = FieldTypes::decode(&bytes, n); // likewise
+        }
+
+        #[test]
+        fn every_type_reads_as_it_is_written(
+            element in prop::sample::select(&Element::ALL[..]), is_free: bool,
+            dims in prop::collection::vec(1u32..50, 0..5), npy: bool,
+        ) {
+            let form = if npy { FileForm::Npy } else { FileForm::Raw };
+            let kind = FieldType::new(element, is_free, dims).unwrap().in_form(form).unwrap();
+            prop_assert_eq!(kind.to_string().parse::<FieldType>(), Ok(kind));
+        }
+    }
+}
