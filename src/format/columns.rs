@@ -286,6 +286,12 @@ impl ColumnTable {
         check_columns(&self.specs().cloned().collect::<Vec<_>>())
     }
 
+    /// Removes all rows but the first `num_rows`.
+    pub(crate) fn truncate(&mut self, num_rows: usize) {
+        self.num_rows = self.num_rows.min(num_rows);
+        self.columns.iter_mut().for_each(|column| column.raw.truncate(num_rows));
+    }
+
     /// Removes all rows.
     pub(crate) fn clear(&mut self) {
         self.num_rows = 0;

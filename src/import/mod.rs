@@ -17,7 +17,10 @@
 //! - Only one importer at a time writes an image: see `lease.rs`.
 //!
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
+//! [`Writer`] takes samples from a program that makes them: `writer/mod.rs`, then `chunk_stream.rs`, which
+//! also writes what `streamed.rs` reads.
 
+mod chunk_stream;
 mod chunks;
 mod columns;
 mod commit;
@@ -45,6 +48,7 @@ pub mod sources;
 mod streamed;
 mod worker;
 mod write_behind;
+mod writer;
 
 pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
 pub use field_types::FieldSpec;
@@ -59,5 +63,6 @@ pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
+pub use writer::{Label, NewSample, WriteOrder, WriteReport, Writer, WriterOptions};
 
 use crate::random::draw;

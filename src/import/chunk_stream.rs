@@ -1,0 +1,312 @@
+//! Writes chunks while their samples arrive, in the order of slots: for streams, and for programs that write
+//! samples themselves.
+//!
+//! An indexed import lays out every chunk before it begins; here a chunk is placed when it is full. A resumed
+//! import finds chunks that are on the media with the expected bytes, and does not write them again.
+
+use crate::Result;
+use crate::directory::DirectoryBuilder;
+use crate::directory::commit::{Commit, freed_by_next};
+use crate::format::builder::{ChunkLocation, FinishedChunk};
+use crate::format::columns::ColumnSpec;
+use crate::format::{
+    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit, Part, RecordSums,
+    SampleMeta, Space,
+};
+use crate::import::commit;
+use crate::import::lease::Lease;
+use crate::import::media_use::MediaUse;
+use crate::import::prepare::{self, ImportState};
+use crate::import::read_back::check_chunks;
+use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
+use crate::units::{ALIGN_BYTES, Slot};
+
+/// Chunks that are written as they fill.
+pub(super) struct ChunkStream<'a> {
+    state: &'a ImportState,
+    lease: &'a Lease,
+    part: Part,
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    columns: Vec<ColumnSpec>,
+    writes: WriteBehind<()>,
+    space: Space,
+    builder: DirectoryBuilder,
+    open: Option<ChunkBuilder>,
+    sequence: u64,
+    found: u64,
+    media: MediaUse,
+    record: Vec<u8>,
+}
+
+/// The bytes of a sample: how many, and what writes them.
+#[derive(Clone, Copy)]
+pub(super) struct NewRecord<'r> {
+    /// Their number.
+    pub(super) len: u32,
+    /// Fills a slice of that length.
+    pub(super) put: &'r dyn Fn(&mut [u8]),
+}
+
+/// What a stream of chunks wrote.
+pub(super) struct Streamed {
+    /// The generation.
+    pub(super) commit: Commit,
+    /// Chunks, and those of them that a resumed import found.
+    pub(super) chunks: u64,
+    /// Chunks that a resumed import found on the media.
+    pub(super) found: u64,
+    /// What was written, by purpose.
+    pub(super) media: MediaUse,
+}
+
+impl<'a> ChunkStream<'a> {
+    /// Begins behind the samples of the current generation, with the part of the journal. `columns`: the typed
+    /// columns of all chunks.
+    ///
+    /// # Errors
+    /// The names of the current generation are not loaded.
+    pub(super) fn new(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+    ) -> Result<ChunkStream<'a>> {
+        let layout = state.journal.layout;
+        let builder = match &state.current {
+            Some(current) => DirectoryBuilder::after(&current.directory)?,
+            None => DirectoryBuilder::new(layout),
+        };
+        Ok(ChunkStream {
+            state,
+            lease,
+            part: state.journal.part,
+            fields: Vec::new(),
+            field_types: FieldTypes::default(),
+            columns,
+            writes: WriteBehind::new(state.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
+            space: prepare::free_space(&state.media, &layout, state.current.as_ref()),
+            builder,
+            open: None,
+            sequence: 0,
+            found: 0,
+            media: MediaUse::default(),
+            record: Vec::new(),
+        })
+    }
+
+    /// Names and types of the fields of all samples.
+    pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
+        (self.fields, self.field_types) = (fields.to_vec(), types);
+    }
+
+    /// The names of the classes: labels are indexes into them.
+    pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
+        self.builder.set_classes(classes);
+    }
+
+    /// Begins a part, which must begin at the next slot.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn begin_part(&mut self, part: Part) -> Result<()> {
+        self.finish_chunk()?;
+        self.part = part;
+        Ok(())
+    }
+
+    /// The slot of the next sample.
+    pub(super) fn next_slot(&self) -> Slot {
+        self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot)
+    }
+
+    /// Adds the sample of the next slot.
+    ///
+    /// # Errors
+    /// Those of writing: what is written is useless then. A name or value that no image can have.
+    pub(super) fn push(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
+        loop {
+            let slot = self.next_slot();
+            if self.open.is_none() {
+                let buf = self.writes.chunk_buf();
+                self.open = Some(ChunkBuilder::new(self.spec(), slot, buf)?);
+            }
+            let chunk = self.open.as_mut().expect("opened just above");
+            match chunk.fit(meta, record.len) {
+                Fit::Here => {
+                    (record.put)(chunk.space(record.len));
+                    chunk.add(meta, record.len)?;
+                    self.writes.has_read(record.len as usize);
+                    return Ok(());
+                }
+                Fit::NextChunk => self.finish_chunk()?,
+                Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
+                Fit::Oversize => {
+                    let mut bytes = std::mem::take(&mut self.record);
+                    bytes.resize(record.len as usize, 0);
+                    (record.put)(&mut bytes);
+                    let pushed = self.push_oversize(slot, meta, &bytes);
+                    self.record = bytes;
+                    return pushed;
+                }
+            }
+        }
+    }
+
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some(mut chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
+            return Ok(());
+        };
+        let location = self.next_location(chunk.cells())?;
+        let finished =
+            chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
+        self.builder.add_chunk(&finished.header)?;
+        self.media.add(&DraftLen::of(&finished.header), &self.state.journal.layout);
+        let offset = self.begin_put(location, 0)?;
+        if self.is_there(location, 0, finished.bytes())? {
+            self.writes.give_back(finished.buf);
+            return Ok(());
+        }
+        let FinishedChunk { mut buf, range, .. } = finished;
+        let tail = buf.split_off(range.end);
+        let body = buf.split_off(range.start);
+        self.writes.write(location.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
+        self.close()
+    }
+
+    fn push_oversize(&mut self, slot: Slot, meta: &SampleMeta<'_>, record: &[u8]) -> Result<()> {
+        self.open = None;
+        let spec = self.spec();
+        let len = record.len() as u32; // `record_len` allows no more
+        let sums = RecordSums::of(record);
+        let header = |location| ChunkBuilder::oversize(&spec, slot, meta, len, &sums, location);
+        let draft = header(ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
+        let cells = self.state.journal.layout.cells_of(draft.head().len_bytes());
+        let location = self.next_location(cells)?;
+        let header: ChunkHeader = header(location)?;
+        let mut front = vec![0; header.head().data_start() as usize];
+        header.encode_into(&mut front);
+        self.builder.add_chunk(&header)?;
+        self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
+        let mut at = front.len() as u64;
+        for piece in record.chunks(PIECE_BYTES) {
+            self.put(location, at, piece)?;
+            at += piece.len() as u64;
+        }
+        self.put(location, 0, &front)?;
+        self.close()
+    }
+
+    /// Allocates cells for the next chunk, on a namespace that is long enough.
+    fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
+        let layout = &self.state.journal.layout;
+        let range = self.space.allocate(self.sequence, cells);
+        let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
+        self.state.media.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let time_ns = self.state.journal.time_ns;
+        Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
+    }
+
+    /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `location`, zero-padded to the
+    /// end of a block.
+    fn put(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<()> {
+        let offset = self.begin_put(location, at)?;
+        let mut piece = self.writes.piece();
+        let whole = bytes.len().next_multiple_of(ALIGN_BYTES);
+        piece[..bytes.len()].copy_from_slice(bytes);
+        piece[bytes.len()..whole].fill(0);
+        if self.is_there(location, at, &piece[..whole])? {
+            return Ok(());
+        }
+        piece.truncate(whole);
+        self.writes.write(location.namespace, offset, piece, ReturnTo::Piece)
+    }
+
+    /// The offset to write to, if the lease is still held.
+    fn begin_put(&self, location: ChunkLocation, at: u64) -> Result<u64> {
+        self.lease.check()?;
+        Ok(self.state.journal.layout.offset_of(location.cell)? + at)
+    }
+
+    /// Whether a resumed import finds `bytes` already in place.
+    fn is_there(&mut self, location: ChunkLocation, at: u64, bytes: &[u8]) -> Result<bool> {
+        if !self.state.resumed {
+            return Ok(false);
+        }
+        let offset = self.state.journal.layout.offset_of(location.cell)? + at;
+        let found = self.writes.channel().read(location.namespace, offset, bytes.len())?;
+        let same = found[..] == *bytes;
+        self.found += u64::from(same && at == 0);
+        Ok(same)
+    }
+
+    /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
+    /// the stream again. Resuming reads the stream again and compares.
+    fn close(&mut self) -> Result<()> {
+        self.writes.close(());
+        self.take_ended()?;
+        while self.writes.is_full() {
+            self.writes.wait();
+            self.take_ended()?;
+        }
+        Ok(())
+    }
+
+    fn take_ended(&mut self) -> Result<()> {
+        while let Some(((), ended)) = self.writes.ended() {
+            ended?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all writes in flight.
+    fn drain(&mut self) -> Result<()> {
+        self.take_ended()?;
+        while !self.writes.is_idle() {
+            self.writes.wait();
+            self.take_ended()?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> ChunkSpec {
+        let journal = &self.state.journal;
+        ChunkSpec {
+            layout: journal.layout,
+            generation: journal.generation,
+            part_first: self.part.first,
+            part_seed: self.part.seed,
+            part_window: self.part.window,
+            part_count: self.part.count,
+            fields: self.fields.clone(),
+            field_types: self.field_types.clone(),
+            columns: self.columns.clone(),
+        }
+    }
+
+    /// Writes what is open, and commits the generation.
+    ///
+    /// # Errors
+    /// Those of writing: a reader then opens the previous generation.
+    pub(super) fn commit(mut self) -> Result<Streamed> {
+        self.finish_chunk()?;
+        self.drain()?;
+        if let Some(current) = &self.state.current {
+            let kept: Vec<CellRange> = self.builder.cell_ranges().collect();
+            let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
+            self.builder.set_freed(freed);
+        }
+        let journal = &self.state.journal;
+        let directory = self.builder.finish(journal.generation, journal.time_ns)?;
+        if !self.state.media.checks_writes() {
+            // The samples do not come again, so damage is reported and not repaired.
+            let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
+            check_chunks(self.writes.channel(), &directory, kept)?;
+        }
+        let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;
+        commit::write(&self.state.media, self.lease, &commit)?;
+        let media = self.media.with_commit(&commit);
+        Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
+    }
+}
