@@ -81,7 +81,8 @@ fn samples_come_back_by_name_and_id_in_every_order_on_media() {
             let name = directory.name(SampleId(id)).unwrap().unwrap();
             assert_eq!(name, sample(id).0, "{order:?}");
         }
-        let shuffled = (0..SAMPLES).filter(|&id| directory.slot_of(SampleId(id)).unwrap().0 != id).count();
+        let shuffled =
+            (0..SAMPLES).filter(|&id| directory.slot_of(SampleId(id)).unwrap().0 != id).count();
         match order {
             WriteOrder::Written => assert_eq!(shuffled, 0),
             _ => assert!(shuffled as u64 > SAMPLES / 2, "{order:?}: {shuffled} are elsewhere"),
@@ -461,9 +462,8 @@ fn what_a_writer_left_is_not_resumed_by_an_import() {
     let writer = Writer::create_on(&disks.devices(), of(Onto::Empty, ORDERS[0])).unwrap();
     assert!(write(writer, 600).is_err());
     disks.fail(None);
-    let import = |onto| {
-        import::import_onto(&paths(dir.path()), &disks.devices(), &options(onto), &mut ())
-    };
+    let import =
+        |onto| import::import_onto(&paths(dir.path()), &disks.devices(), &options(onto), &mut ());
     let error = import(Onto::Resume).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
     let again = |onto| Writer::create_on(&disks.devices(), of(onto, ORDERS[0]));

@@ -43,6 +43,11 @@ impl Element {
         ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or("", |(_, name, ..)| name)
     }
 
+    /// The name that numpy has for it; for `Bf16`, ml_dtypes.
+    pub fn numpy_name(self) -> &'static str {
+        ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or("", |(_, _, name, _)| name)
+    }
+
     /// Bytes of one.
     pub fn len_bytes(self) -> u32 {
         ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or(1, |(.., len)| len)

@@ -177,7 +177,12 @@ impl Writer {
     ///
     /// `None`: as many are written as were announced.
     pub fn next_id(&self) -> Option<SampleId> {
-        let slot = self.started.first_id + self.written;
+        self.id_of(self.written)
+    }
+
+    /// The id of the sample that is written as number `nth`, from 0; `None`: fewer are announced.
+    pub fn id_of(&self, nth: u64) -> Option<SampleId> {
+        let slot = self.started.first_id.checked_add(nth)?;
         match &self.placement {
             None => Some(SampleId(slot)),
             Some(placement) => placement.contains(slot).then(|| placement.id_at(Slot(slot))),
@@ -378,9 +383,10 @@ fn order_of(image: &[Vec<u8>], given: &[Vec<u8>]) -> Result<Vec<usize>> {
 
 /// The error for a sample that cannot be written.
 fn invalid(sample: &NewSample<'_>, why: String) -> Error {
-    let name = sample.name.map_or_else(|| "without a name".into(), |name| {
-        format!("{:?}", String::from_utf8_lossy(name))
-    });
+    let name = sample.name.map_or_else(
+        || "without a name".into(),
+        |name| format!("{:?}", String::from_utf8_lossy(name)),
+    );
     Error::new(ErrorKind::InvalidArgument, format!("the sample {name} is not written: {why}"))
 }
 

@@ -1,7 +1,7 @@
 //! What a writer is told, what it takes, and what it says at its end.
 
-use crate::format::{FieldTypes, Uuid};
 use crate::format::columns::{ColumnSpec, Value};
+use crate::format::{FieldTypes, Uuid};
 use crate::import::options::ImportOptions;
 use crate::units::Generation;
 

@@ -16,6 +16,7 @@ use crate::mixture::Mixed;
 use crate::mount::Mount;
 use crate::namespace::Queue;
 use crate::sequence::Sequence;
+use crate::writer::Writing;
 
 /// The object behind a handle. A clone is another reference to it.
 #[derive(Clone)]
@@ -26,6 +27,7 @@ pub(crate) enum Object {
     Batch(Arc<Held>),
     Mixture(Arc<Mixed>),
     Queue(Arc<Queue>),
+    Writer(Arc<Writing>),
 }
 
 /// One kind of object, and the name of its handles.
@@ -54,6 +56,7 @@ kind!(Sequence, Sequence, "sequence");
 kind!(Held, Batch, "batch");
 kind!(Mixed, Mixture, "mixture");
 kind!(Queue, Queue, "namespace");
+kind!(Writing, Writer, "writer");
 
 /// Creates a handle for `object`.
 pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {

@@ -34,3 +34,4 @@ pub mod sequence;
 pub mod stats;
 mod structs;
 pub mod view;
+pub mod writer;

@@ -379,6 +379,19 @@ fn typed_columns_are_read_from_memory() {
 }
 
 #[test]
+fn images_are_written_sample_by_sample() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    for how in How::all() {
+        println!("{how:?}");
+        let image = source.path("written.dlfs");
+        let program = Program::build(prefix, &here().join("tests/c/writer.c"), how);
+        program.run(&[image.to_str().unwrap()]);
+        fs::remove_file(image).unwrap();
+    }
+}
+
+#[test]
 fn the_examples_do_what_they_say() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

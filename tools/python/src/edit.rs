@@ -88,8 +88,8 @@ fn target(
 
 const ACCEPT: &str = "accept_older_generation";
 
-/// Looks for signals between the pieces of a purge.
-struct Asking<'a>(&'a mut Signals);
+/// Looks for signals between the pieces of a purge or import.
+pub(crate) struct Asking<'a>(pub(crate) &'a mut Signals);
 
 impl Progress for Asking<'_> {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}

@@ -2,7 +2,8 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `ranges.rs` reads parts of samples, `edit.rs` deletes samples. `index.rs`, `names.rs` and
+//! `ranges.rs` reads parts of samples, `edit.rs` deletes samples, `writer.rs` and
+//! `import.rs` write them. `index.rs`, `names.rs` and
 //! `options.rs` parse arguments from Python, `peers.rs` those that name the other nodes of a job;
 //! `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The Python half is in
 //! `python/dlfs`. Read `dataset.rs` first.
@@ -13,6 +14,7 @@ mod edit;
 mod error;
 mod ffi;
 mod held;
+mod import;
 mod index;
 mod loader;
 mod log;
@@ -26,6 +28,7 @@ mod sample;
 mod store;
 mod watch;
 mod weights;
+mod writer;
 
 use pyo3::prelude::*;
 
@@ -51,6 +54,8 @@ mod _dlfs {
     use super::ranges::SampleFile;
     #[pymodule_export]
     use super::sample::Sample;
+    #[pymodule_export]
+    use super::writer::Writer;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -81,6 +86,17 @@ mod _dlfs {
     #[pyo3(signature = (address, **options))]
     fn purge(address: &Bound<'_, PyAny>, options: Option<&Bound<'_, PyDict>>) -> PyResult<u64> {
         super::edit::purge(address, options)
+    }
+
+    /// Imports files; see `dlfs.import_`.
+    #[pyfunction]
+    fn import_files<'py>(
+        paths: Vec<std::path::PathBuf>,
+        address: &Bound<'py, PyAny>,
+        how: &Bound<'py, PyDict>,
+        connection: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        super::import::import_files(paths, address, how, connection)
     }
 
     /// Saves data sets as named views; see `dlfs.save_views`.

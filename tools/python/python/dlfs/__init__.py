@@ -12,6 +12,8 @@ Contents:
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
   Mixture             several data sets as one sequence, in given proportions
   Batch               samples that were read together: views, numpy arrays, DLPack
+  Writer              writes samples as a new image, or adds them to one
+  import_             imports files, arrays, tables, other libraries' data sets and iterables
   delete, purge       samples leave an image, and their space is freed
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
   Sample              one sample of several fields: a mapping of names to views
@@ -20,7 +22,7 @@ Contents:
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
   Error               the base of all errors; its subclasses also derive from similar built-in exceptions
 
-All bytes are verified with checksums. The command `dlfs import` creates images.
+All bytes are verified with checksums. The command `dlfs import` creates images, too.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ from ._errors import (
     TimedOut,
     Unsupported,
 )
+from ._import import import_
 from ._mixture import Mixture, choose, repeat
+from ._writer import Writer, Written
 
 __all__ = [
     "NO_LABEL",
@@ -83,10 +87,13 @@ __all__ = [
     "Stale",
     "TimedOut",
     "Unsupported",
+    "Writer",
+    "Written",
     "__commit__",
     "__version__",
     "choose",
     "delete",
+    "import_",
     "open",
     "purge",
     "repeat",

@@ -1,0 +1,178 @@
+"""Rows of Arrow tables, as samples to be written. Imports neither pyarrow nor datasets unless it is given theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+class Rows(NamedTuple):
+    """Where rows come from: `take` gives those with these numbers if there is a `length`, else `tables` all of them."""
+
+    length: int | None
+    kinds: dict[str, str | None]
+    classes: dict[str, list[str]]
+    take: Callable[[Sequence[int]], Any]
+    tables: Callable[[], Iterator[Any]]
+
+    def rows_of(self, table: Any) -> Iterator[dict[str, Any]]:
+        """The rows of a table or record batch, without copies of their bytes."""
+        names = table.schema.names
+        columns = [_values(_combined(table.column(at))) for at in range(len(names))]
+        for row in range(table.num_rows):
+            yield {name: value(row) for name, value in zip(names, columns, strict=True)}
+
+
+def table_rows(source: Any) -> Rows | None:
+    """Those of a table, record batch, reader or data set of pyarrow, or of a data set of Hugging Face."""
+    package = type(source).__module__.split(".")[0]
+    if package == "datasets":
+        return _hugging_face(source)
+    if package != "pyarrow":
+        return None
+    kinds = {field.name: _kind(field.type) for field in source.schema}
+    if hasattr(source, "take") and hasattr(source, "num_rows"):
+        return Rows(source.num_rows, kinds, {}, source.take, lambda: iter((source,)))
+    if hasattr(source, "to_batches"):
+        return Rows(None, kinds, {}, _no_take, lambda: iter(source.to_batches()))
+    return Rows(None, kinds, {}, _no_take, lambda: iter(source))
+
+
+def _hugging_face(source: Any) -> Rows | None:
+    if hasattr(source, "keys") and not hasattr(source, "features"):
+        raise TypeError(f"choose one of the splits: {', '.join(source.keys())}")
+    if not hasattr(source, "with_format") or not hasattr(source, "__len__"):
+        return None  # an iterable of samples
+    features = source.features
+    kinds = {name: _kind(feature_type(feature)) for name, feature in features.items()}
+    classes = {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
+    table = source.with_format("arrow")
+    return Rows(len(source), kinds, classes, lambda ids: table[list(ids)], lambda: iter((table[:],)))
+
+
+def feature_type(feature: Any) -> Any:
+    """The Arrow type of a feature of Hugging Face."""
+    import pyarrow
+
+    if hasattr(feature, "pa_type") and feature.pa_type is not None:
+        return feature.pa_type
+    if hasattr(feature, "dtype") and hasattr(feature, "shape"):  # Array2D and the like
+        return pyarrow.string() if feature.dtype == "string" else _Shaped(feature.dtype, tuple(feature.shape))
+    if hasattr(feature, "feature"):
+        inner, length = feature_type(feature.feature), getattr(feature, "length", -1)
+        return pyarrow.list_(inner) if length < 0 else pyarrow.list_(inner, length)
+    if callable(feature):
+        return feature()
+    return None
+
+
+class _Shaped(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _kind(kind: Any) -> str | None:
+    """The type of a field with values of an Arrow type; None: bytes; "?" and a name for what is neither."""
+    import pyarrow.types as types
+
+    if isinstance(kind, _Shaped):
+        return f"{kind.dtype}[{','.join(map(str, kind.shape))}]" if None not in kind.shape else f"?{kind}"
+    if kind is None:
+        return "?nested"
+    if _is_bytes(kind) or _is_file(kind) or types.is_null(kind):
+        return None
+    if types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if _is_number(kind):
+        return _number(kind)
+    if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        return f"{_number(kind.value_type)}[{kind.list_size}]"
+    if (types.is_list(kind) or types.is_large_list(kind)) and _is_number(kind.value_type):
+        return f"{_number(kind.value_type)}[*]"
+    return f"?{kind}"
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_file(kind: Any) -> bool:
+    """Whether it is what Hugging Face stores images and audio as: bytes and a path."""
+    import pyarrow.types as types
+
+    return bool(types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"})
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _number(kind: Any) -> str:
+    return {"halffloat": "f16", "float": "f32", "double": "f64"}.get(str(kind), str(kind))
+
+
+def _combined(column: Any) -> Any:
+    """One array of a column in pieces."""
+    if not hasattr(column, "combine_chunks"):
+        return column
+    column = column.combine_chunks()
+    return column.chunk(0) if hasattr(column, "chunks") else column
+
+
+def _values(column: Any) -> Callable[[int], Any]:
+    """What gives the value of a row."""
+    import pyarrow.types as types
+
+    kind = column.type
+    if hasattr(column, "storage"):  # an extension, such as Array2D
+        to_numpy = column.to_numpy(zero_copy_only=False)
+        return lambda row: to_numpy[row]
+    if types.is_dictionary(kind):
+        return _values(column.dictionary_decode())
+    if _is_file(kind):
+        return _values(column.field("bytes"))
+    if column.null_count == 0 and (types.is_binary(kind) or types.is_string(kind)):
+        return _slices(column)
+    if column.null_count == 0 and _is_number(kind):
+        numbers = column.to_numpy(zero_copy_only=False)
+        return lambda row: numbers[row]
+    if column.null_count == 0 and types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        flat = column.flatten()
+        if flat.null_count == 0:
+            rows = flat.to_numpy(zero_copy_only=False).reshape(len(column), kind.list_size)
+            return lambda row: rows[row]
+    return lambda row: _plain(column[row], kind)
+
+
+def _slices(column: Any) -> Callable[[int], memoryview]:
+    """Views of the bytes of a column whose values lie one behind the other."""
+    import numpy
+
+    _, offsets, data = column.buffers()
+    ends = numpy.frombuffer(offsets, "int32")[column.offset : column.offset + len(column) + 1].tolist()
+    bytes_ = memoryview(data) if data is not None else memoryview(b"")
+    return lambda row: bytes_[ends[row] : ends[row + 1]]
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    import numpy
+
+    found = value.as_py()
+    if found is None or _is_bytes(kind) or not isinstance(found, list):
+        return found
+    dtype = kind.value_type.to_pandas_dtype() if hasattr(kind, "value_type") else None
+    return numpy.asarray(found, dtype)
+
+
+def _no_take(ids: Sequence[int]) -> Any:
+    raise NotImplementedError("a stream has no rows in any order")

@@ -1,0 +1,322 @@
+"""Imports what is there already: files, arrays, tables, data sets of other libraries, and iterables."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy
+
+from ._arrow import Rows, table_rows
+from ._dlfs import import_files as _import_files
+from ._writer import Type, Writer, Written
+
+if TYPE_CHECKING:
+    from . import Address, Addresses
+
+Sample = Mapping[str, Any]
+
+
+def import_(
+    source: Any,
+    address: Addresses,
+    *,
+    fields: Mapping[str, str | None] | Iterable[str] | None = None,
+    columns: Mapping[str, Type] | Address | None = None,
+    name: str | Callable[[Any], str] | None = None,
+    label: str | None = None,
+    shuffle: bool = True,
+    append: bool = False,
+    overwrite: bool = False,
+    seed: int = 0,
+    chunk_size: int = 4 << 20,
+    pack: Literal["aligned", "tight"] = "aligned",
+    from_: str = "auto",
+    on_error: Literal["stop", "skip"] = "stop",
+    resume: bool = False,
+    catalog: str | None = None,
+    accept_older_generation: bool = False,
+    **options: Any,
+) -> Written:
+    """Imports `source` as a new image at `address`, or adds it to one; returns what it committed.
+
+        dlfs.import_("pictures/", "train.dlfs")                                   # as the command dlfs import
+        dlfs.import_({"x": images, "y": classes}, "train.dlfs", label="y")        # numpy arrays, torch tensors
+        dlfs.import_(datasets.load_dataset("mnist")["train"], "train.dlfs", label="label")
+        dlfs.import_((make(i) for i in range(10**6)), "train.dlfs")               # anything, one after the other
+
+    source    a path, or a list of paths, as for the command dlfs import; a mapping of names to arrays of one length,
+              or one array; a table, a record batch reader or a data set of pyarrow; a data set of Hugging Face; a
+              map-style data set of PyTorch; or any iterable of samples: mappings of fields, or bytes
+    fields    the fields to take, or their names and types, as for dlfs.Writer. None: all of them, with the types that
+              the source or its first sample has. Of files: types of fields, where they have any
+    columns   typed label columns: names and types. They come with the fields. Of files: the path of a table, as for
+              --columns
+    name      the field that is the name of the sample, or a function of the sample; else the id is
+    label     the field that is the label: a number or the name of a class
+    shuffle   True: samples are shuffled together where the source has a length and rows in any order; where it comes
+              as a stream, so many bytes at a time as dlfs.Writer says
+    from_, on_error, resume
+              of files: as for the command dlfs import; name and label are those of the files
+    append, overwrite, seed, chunk_size, pack, catalog, options
+              as for dlfs.Writer
+
+    If it raises, the image is as it was before.
+    """
+    how: dict[str, Any] = {
+        "append": append,
+        "overwrite": overwrite,
+        "shuffle": shuffle,
+        "seed": seed,
+        "chunk_size": chunk_size,
+        "pack": pack,
+        "catalog": catalog,
+        "accept_older_generation": accept_older_generation,
+    }
+    paths = _paths(source)
+    if paths is not None:
+        if name is not None or label is not None:
+            raise TypeError("names and labels are those of the files: name and label are for other sources")
+        types = [f"{field}:{kind}" for field, kind in _mapping(fields).items() if kind]
+        table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
+        more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
+        return Written(**_import_files(paths, address, {**how, **more}, options))
+    if resume or from_ != "auto" or on_error != "stop":
+        raise TypeError("from_, on_error and resume are for sources that are files")
+    if columns is not None and not isinstance(columns, Mapping):
+        raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
+    found = _source_of(source)
+    taken = _Taken(name, label, columns or {}, fields)
+    kinds = taken.kinds(found)
+    count = found.count if shuffle and found.count else None
+    with Writer(address, kinds, columns=columns, count=count, **how, **options) as out:
+        for sample in found.rows(_ids_of(out, found)):
+            taken.write(out, sample)
+    assert out.written is not None
+    return out.written
+
+
+class _Source(Protocol):
+    """Samples; those with a count have them in any order."""
+
+    count: int | None
+
+    def kinds(self) -> dict[str, str | None]:
+        """Names and types of all fields; empty for samples that are bytes."""
+
+    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
+        """The samples with these numbers; all of them where there is no count."""
+
+
+class _Taken:
+    """What of a sample becomes its name, its label, its columns and its fields."""
+
+    def __init__(
+        self,
+        name: str | Callable[[Any], str] | None,
+        label: str | None,
+        columns: Mapping[str, Type],
+        fields: Mapping[str, str | None] | Iterable[str] | None,
+    ) -> None:
+        self.name, self.label, self.columns = name, label, columns
+        self.fields = None if fields is None else _mapping(fields)
+        self.keys: list[str] = []
+        self.classes: list[str] | None = None
+
+    def kinds(self, source: _Source) -> dict[str, str | None] | None:
+        own = source.kinds()
+        classes: dict[str, list[str]] = getattr(source, "classes", dict)()
+        self.classes = None if self.label is None else classes.get(self.label)
+        taken = {self.label, self.name if isinstance(self.name, str) else None, *self.columns}
+        chosen = self.fields
+        if chosen is None:
+            kinds = {field: kind for field, kind in own.items() if field not in taken}
+        else:
+            kinds = {field: kind or own.get(field) for field, kind in chosen.items()}
+        for field in [*kinds, *(key for key in taken if key is not None)]:
+            if own and field not in own:
+                raise TypeError(f"the samples have no {field!r}: they have {', '.join(own)}")
+        if any(kind is not None and kind.startswith("?") for kind in kinds.values()):
+            wrong = {field: kind[1:] for field, kind in kinds.items() if kind and kind.startswith("?")}
+            text = ", ".join(f"{field} is {kind}" for field, kind in wrong.items())
+            raise TypeError(f"some fields are neither bytes nor numbers: {text}; choose others with fields=")
+        self.keys = [*kinds, *self.columns]
+        return kinds or None
+
+    def write(self, out: Writer, sample: Any) -> None:
+        name = self.name(sample) if callable(self.name) else None
+        if isinstance(sample, tuple) and len(sample) == 2:
+            sample, label = sample
+            out.write(sample, name=name, label=None if label is None else _plain(label))
+            return
+        if not isinstance(sample, Mapping):
+            out.write(sample, name=name)
+            return
+        label = None if self.label is None else sample[self.label]
+        if label is not None:
+            label = _plain(label) if self.classes is None else self.classes[int(label)]
+        if isinstance(self.name, str):
+            name = str(_plain(sample[self.name]))
+        keys = self.keys
+        out.write({key: sample[key] for key in keys if key in sample}, name=name, label=label)
+
+
+def _ids_of(out: Writer, source: _Source) -> Iterator[int]:
+    """The numbers of the samples in the order in which `out` takes them."""
+    if source.count is None:
+        return iter(())
+    first, starts = out.first_id, range(0, source.count, ROWS_AT_ONCE)
+    each = (out.ids(start, min(start + ROWS_AT_ONCE, source.count)) for start in starts)
+    return (id - first for ids in each for id in ids)
+
+
+class _Arrays:
+    """Arrays of one length: sample i is what each of them has there."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self.arrays = {name: _array(array) for name, array in arrays.items()}
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise TypeError(f"the arrays have different lengths: {lengths}")
+        self.count: int | None = next(iter(lengths.values()))
+
+    def kinds(self) -> dict[str, str | None]:
+        return {name: _kind_of_array(array.dtype, array.shape[1:]) for name, array in self.arrays.items()}
+
+    def rows(self, ids: Iterable[int]) -> Iterator[Sample]:
+        for id in ids:
+            yield {name: array[id] for name, array in self.arrays.items()}
+
+
+class _Indexed:
+    """A map-style data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.count: int | None = len(dataset)
+
+    def kinds(self) -> dict[str, str | None]:
+        return _kinds_of(self.dataset[0]) if self.count else {}
+
+    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
+        return (self.dataset[id] for id in ids)
+
+
+class _Stream:
+    """An iterable, which is read once."""
+
+    count: int | None = None
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self.samples = iter(samples)
+
+    def kinds(self) -> dict[str, str | None]:
+        first = list(itertools.islice(self.samples, 1))
+        self.samples = itertools.chain(first, self.samples)
+        return _kinds_of(first[0]) if first else {}
+
+    def rows(self, ids: Iterable[int]) -> Iterator[Any]:
+        return self.samples
+
+
+def _source_of(source: Any) -> _Source:
+    rows = table_rows(source)
+    if rows is not None:
+        return _Table(rows)
+    if isinstance(source, Mapping):
+        return _Arrays(source)
+    if hasattr(source, "dtype") and hasattr(source, "shape"):
+        return _Arrays({"data": source})
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _Indexed(source)
+    if isinstance(source, Iterable):
+        return _Stream(source)
+    raise TypeError(f"{type(source).__name__} is not a source: neither files, arrays, a data set nor an iterable")
+
+
+class _Table:
+    """Rows of tables of Arrow."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.found, self.count = rows, rows.length
+
+    def kinds(self) -> dict[str, str | None]:
+        return self.found.kinds
+
+    def classes(self) -> dict[str, list[str]]:
+        return self.found.classes
+
+    def rows(self, ids: Iterable[int]) -> Iterator[Sample]:
+        if self.count is None:
+            for table in self.found.tables():
+                yield from self.found.rows_of(table)
+            return
+        ids = iter(ids)
+        while some := list(itertools.islice(ids, ROWS_AT_ONCE)):
+            yield from self.found.rows_of(self.found.take(some))
+
+
+def _paths(source: Any) -> list[str] | None:
+    """Paths, if the source is files."""
+    if isinstance(source, (str, os.PathLike)):
+        return [os.fspath(source)]
+    is_list = isinstance(source, (list, tuple)) and len(source) > 0
+    if is_list and all(isinstance(each, (str, os.PathLike)) for each in source):
+        return [os.fspath(each) for each in source]
+    return None
+
+
+def _mapping(fields: Mapping[str, str | None] | Iterable[str] | None) -> dict[str, str | None]:
+    if isinstance(fields, (str, bytes)):
+        raise TypeError("fields is a sequence of names, not one name")
+    return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields or ())
+
+
+def _kinds_of(sample: Any) -> dict[str, str | None]:
+    """Names and types of the fields of a first sample."""
+    if not isinstance(sample, Mapping):
+        return {}
+    return {field: _kind_of(value) for field, value in sample.items()}
+
+
+def _kind_of(value: Any) -> str | None:
+    """The type of a field with this value; "?" and a name for what is none."""
+    if value is None or isinstance(value, (bytes, bytearray, memoryview, str)):
+        return None
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, (int, float)):
+        return "i64" if isinstance(value, int) else "f64"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        value = _array(value)
+        return _kind_of_array(value.dtype, value.shape)
+    return f"?{type(value).__name__}"
+
+
+def _kind_of_array(dtype: numpy.dtype[Any], shape: Sequence[int]) -> str | None:
+    if dtype.kind not in "biuf" and dtype.name != "bfloat16":
+        return None if dtype.kind in "SUO" and not shape else f"?an array of {dtype}"
+    dims = ",".join(str(dim) for dim in shape)
+    return f"{dtype.name}[{dims}]" if dims else dtype.name
+
+
+def _array(value: Any) -> Any:
+    """A numpy array of an array or tensor."""
+    if type(value).__module__.split(".")[0] == "torch":
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            raise TypeError("numpy has no bfloat16: give tensor.view(torch.uint16) and the type bf16[...] in fields=")
+        return value.numpy()
+    return numpy.asarray(value)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as one of Python, and a text of Arrow as one."""
+    if isinstance(value, memoryview):
+        return bytes(value).decode()
+    return value.item() if hasattr(value, "item") else value
+
+
+ROWS_AT_ONCE = 1024

@@ -1,0 +1,114 @@
+//! Imports files, as the command `dlfs import` does.
+
+use std::path::PathBuf;
+
+use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::format::Pack;
+use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder};
+use dlfs::qpair::ConnectOptions;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::dataset::addresses;
+use crate::edit::Asking;
+use crate::error::{raise, raise_invalid};
+use crate::options::open_options;
+use crate::watch::detached;
+use crate::writer::{catalog_name, onto, pack, written};
+
+/// What is said of the import, beside its address and how to connect.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct How {
+    field_types: Vec<String>,
+    columns: Option<PathBuf>,
+    #[pyo3(item("from"))]
+    kind: String,
+    on_error: String,
+    resume: bool,
+    append: bool,
+    overwrite: bool,
+    shuffle: bool,
+    seed: u64,
+    chunk_size: u32,
+    pack: String,
+    catalog: Option<String>,
+    accept_older_generation: bool,
+}
+
+/// Imports the files at `paths`; returns a dict that says what was committed.
+pub(crate) fn import_files<'py>(
+    paths: Vec<PathBuf>,
+    address: &Bound<'py, PyAny>,
+    how: &Bound<'py, PyDict>,
+    connection: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let py = address.py();
+    let how: How = how.extract()?;
+    let image = addresses(address)?;
+    let connect = open_options(connection)?.open.connect;
+    let connect = ConnectOptions { writable: true, ..connect };
+    let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
+    let options = how.options(py)?;
+    let made_by = if options.onto == Onto::Append { "append" } else { "import" };
+    let report = detached(py, |watch| {
+        let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
+        cataloging::committed(&image, report.generation, &connect, made_by);
+        if let Some(name) = &catalog {
+            let sources = paths.iter().map(|source| source.display().to_string()).collect();
+            let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
+            cataloging::add(name, &image, &connect, origin).map_err(|error| {
+                error.hint("the import is done: add the image with dlfs catalog add")
+            })?;
+        }
+        Ok(report)
+    })?;
+    written(
+        py,
+        &import::WriteReport {
+            uuid: report.uuid,
+            generation: report.generation,
+            samples: report.samples,
+            sample_bytes: report.sample_bytes,
+            live_samples: report.live_samples,
+            chunks: report.chunks,
+            image_bytes: report.image_bytes,
+        },
+    )
+}
+
+impl How {
+    fn options(&self, py: Python<'_>) -> PyResult<ImportOptions> {
+        let types = self
+            .field_types
+            .iter()
+            .map(|text| text.parse().map_err(|why| raise_invalid(py, format!("fields: {why}"))));
+        let columns = self.columns.clone();
+        let columns = columns.map(|path| ColumnsFrom { path, key: None, only: Vec::new() });
+        let onto = match (self.resume, onto(py, self.append, self.overwrite)?) {
+            (true, Onto::Empty) => Onto::Resume,
+            (true, _) => {
+                let text = "resume continues as the import began: without append and overwrite";
+                return Err(raise_invalid(py, text.into()));
+            }
+            (false, onto) => onto,
+        };
+        let pack: Pack = pack(py, &self.pack)?;
+        Ok(ImportOptions {
+            from: self.kind.parse().map_err(|error| raise(py, &error))?,
+            onto,
+            placement: match self.shuffle {
+                true => PlacementOrder::Shuffled,
+                false => PlacementOrder::Source,
+            },
+            seed: self.seed,
+            chunk_size_bytes: self.chunk_size,
+            pack,
+            on_error: self.on_error.parse().map_err(|error| raise(py, &error))?,
+            field_types: types.collect::<PyResult<_>>()?,
+            columns,
+            accept_older_generation: self.accept_older_generation,
+            ..ImportOptions::default()
+        })
+    }
+}

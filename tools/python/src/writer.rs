@@ -1,0 +1,482 @@
+//! Writes an image sample by sample.
+
+use std::sync::Mutex;
+
+use dlfs::ErrorKind;
+use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
+use dlfs::format::element::Element;
+use dlfs::format::field_type::FieldType;
+use dlfs::format::{FieldTypes, Pack};
+use dlfs::import::{
+    self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
+};
+use dlfs::nvme::{Address, CatalogName};
+use dlfs::qpair::ConnectOptions;
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
+
+use crate::dataset::addresses;
+use crate::error::{raise, raise_invalid};
+use crate::options::open_options;
+use crate::watch::detached;
+
+/// Writes the samples of a program; `dlfs.Writer` is its Python half.
+#[pyclass(frozen, subclass, module = "dlfs._dlfs")]
+pub(crate) struct Writer {
+    /// `None` once it is finished or discarded.
+    writer: Mutex<Option<import::Writer>>,
+    /// The keys of a sample that are fields, and their types; empty for one field without a name.
+    fields: Vec<(Py<PyString>, Option<FieldType>)>,
+    /// The keys of a sample that are columns.
+    columns: Vec<(Py<PyString>, ColumnSpec)>,
+    image: Vec<Address>,
+    connect: ConnectOptions,
+    onto: Onto,
+    catalog: Option<CatalogName>,
+}
+
+/// What is said of the image, beside its address and how to connect.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct How {
+    fields: Vec<(String, Option<String>)>,
+    columns: Vec<(String, String)>,
+    append: bool,
+    overwrite: bool,
+    shuffle: bool,
+    count: Option<u64>,
+    seed: u64,
+    chunk_size: u32,
+    pack: String,
+    shuffle_bytes: usize,
+    catalog: Option<String>,
+    accept_older_generation: bool,
+}
+
+#[pymethods]
+impl Writer {
+    #[new]
+    fn new(
+        address: &Bound<'_, PyAny>,
+        how: &Bound<'_, PyDict>,
+        connection: &Bound<'_, PyDict>,
+    ) -> PyResult<Writer> {
+        let py = address.py();
+        let how: How = how.extract()?;
+        let image = addresses(address)?;
+        let connect = open_options(connection)?.open.connect;
+        let connect = ConnectOptions { writable: true, ..connect };
+        let options = how.options(py)?;
+        let onto = options.image.onto;
+        let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
+        let made = detached(py, |_| {
+            let made = import::Writer::create(&image, options, &connect);
+            made.map_err(|error| match error.kind() {
+                ErrorKind::Refused => error.hint(
+                    "append=True adds to the image that is there, overwrite=True replaces it",
+                ),
+                _ => error,
+            })
+        })?;
+        let name = |name: &str| PyString::intern(py, name).unbind();
+        let types = made.field_types();
+        let fields =
+            made.fields().enumerate().map(|(at, field)| match std::str::from_utf8(field) {
+                Ok(field) => Ok((name(field), types.of(at).cloned())),
+                Err(_) => {
+                    let text =
+                        format!("the field {} of the image is not UTF-8", field.escape_ascii());
+                    Err(raise_invalid(py, text))
+                }
+            });
+        let fields = fields.collect::<PyResult<Vec<_>>>()?;
+        let columns = made.columns().iter().map(|column| (name(&column.name), column.clone()));
+        let columns = columns.collect();
+        let writer = Mutex::new(Some(made));
+        Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
+    }
+
+    /// Writes a sample: a mapping of fields and columns, or the bytes of the only field. Returns its id.
+    #[pyo3(signature = (sample, *, name=None, label=None))]
+    fn write(
+        &self,
+        sample: &Bound<'_, PyAny>,
+        name: Option<&Bound<'_, PyAny>>,
+        label: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let py = sample.py();
+        let name = name.map(bytes_of).transpose()?;
+        let label = label.map(Labelled::of).transpose()?;
+        let parts = self.parts(sample)?;
+        let fields: Vec<Option<&[u8]>> =
+            parts.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.as_bytes())).collect();
+        let values = parts.values.iter().map(|(at, value)| {
+            let value = match value {
+                Owned::Int(number) => Value::Int(*number),
+                Owned::Float(number) => Value::Float(*number),
+                Owned::Bool(is_true) => Value::Bool(*is_true),
+                Owned::Text(text) => Value::Text(text),
+            };
+            (&*self.columns[*at].1.name, value)
+        });
+        let values: Vec<(&str, Value<'_>)> = values.collect();
+        let new = NewSample {
+            name: name.as_ref().map(|name| name.as_bytes()),
+            label: label.as_ref().map_or(Label::None, Labelled::label),
+            fields: &fields,
+            values: &values,
+        };
+        let written =
+            py.detach(|| match &mut *self.writer.lock().unwrap_or_else(|e| e.into_inner()) {
+                Some(writer) => writer.write(&new).map(Some),
+                None => Ok(None),
+            });
+        match written {
+            Ok(Some(id)) => Ok(id.0),
+            Ok(None) => Err(ended()),
+            Err(error) => Err(raise(py, &error)),
+        }
+    }
+
+    /// Commits what was written, as one generation; returns a dict that says what it was.
+    fn _finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let writer = py.detach(|| self.taken()).ok_or_else(ended)?;
+        let made_by = if self.onto == Onto::Append { "append" } else { "import" };
+        let report = detached(py, |_| {
+            let report = writer.finish()?;
+            cataloging::committed(&self.image, report.generation, &self.connect, made_by);
+            if let Some(name) = &self.catalog {
+                let origin = Origin { made_by: made_by.to_owned(), ..Origin::default() };
+                cataloging::add(name, &self.image, &self.connect, origin).map_err(|error| {
+                    error.hint("the samples are written: add the image with dlfs catalog add")
+                })?;
+            }
+            Ok(report)
+        })?;
+        written(py, &report)
+    }
+
+    /// Discards what was written; does nothing once the writer is finished.
+    fn discard(&self, py: Python<'_>) {
+        py.detach(|| drop(self.taken()));
+    }
+
+    /// Whether it is finished or discarded.
+    #[getter]
+    fn _is_over(&self) -> bool {
+        self.look(|_| ()).is_err()
+    }
+
+    /// Samples written so far.
+    fn __len__(&self) -> PyResult<usize> {
+        self.look(|writer| writer.len() as usize)
+    }
+
+    /// The id of the sample to be written next; None once as many are written as were announced.
+    #[getter]
+    fn next_id(&self) -> PyResult<Option<u64>> {
+        self.look(|writer| writer.next_id().map(|id| id.0))
+    }
+
+    /// The ids of the samples that are written as numbers `start` to `stop`, from 0.
+    fn ids(&self, start: u64, stop: u64) -> PyResult<Vec<u64>> {
+        self.look(|writer| {
+            (start..stop).map_while(|nth| writer.id_of(nth)).map(|id| id.0).collect()
+        })
+    }
+
+    /// The first id that this writer assigns.
+    #[getter]
+    fn first_id(&self) -> PyResult<u64> {
+        self.look(|writer| writer.first_id().0)
+    }
+
+    /// Names and types of the fields, "bytes" for those without; empty for one field without a name.
+    #[getter]
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let fields = PyDict::new(py);
+        for (name, kind) in &self.fields {
+            fields.set_item(name, kind.as_ref().map_or(BYTES.into(), |kind| kind.to_string()))?;
+        }
+        Ok(fields)
+    }
+
+    /// Names and types of the columns.
+    #[getter]
+    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        for (name, column) in &self.columns {
+            columns.set_item(name, column.kind.name())?;
+        }
+        Ok(columns)
+    }
+}
+
+/// What the fields are called that have no type.
+const BYTES: &str = "bytes";
+
+/// The parts of a sample, held while they are written.
+struct Parts<'py> {
+    fields: Vec<Option<Bound<'py, PyBytes>>>,
+    /// Numbers of columns, and their values.
+    values: Vec<(usize, Owned)>,
+}
+
+/// A value of a column.
+enum Owned {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+}
+
+/// A label, held while it is written.
+enum Labelled<'py> {
+    Number(i64),
+    Class(Bound<'py, PyBytes>),
+}
+
+impl Writer {
+    fn taken(&self) -> Option<import::Writer> {
+        self.writer.lock().unwrap_or_else(|e| e.into_inner()).take()
+    }
+
+    fn look<T>(&self, at: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
+        self.writer.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(at).ok_or_else(ended)
+    }
+
+    fn parts<'py>(&self, sample: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+        let py = sample.py();
+        let Ok(mapping) = sample.cast::<PyMapping>() else {
+            if self.fields.is_empty() {
+                return Ok(Parts { fields: vec![Some(bytes_of(sample)?)], values: Vec::new() });
+            }
+            let text = format!(
+                "a sample is a mapping of the fields and columns of the writer, not {}",
+                sample.get_type().name()?
+            );
+            return Err(PyTypeError::new_err(text));
+        };
+        let mut known = 0;
+        let mut item = |key: &Py<PyString>| -> PyResult<Option<Bound<'py, PyAny>>> {
+            let found = match sample.cast::<PyDict>() {
+                Ok(dict) => dict.get_item(key)?,
+                Err(_) => match mapping.get_item(key) {
+                    Ok(found) => Some(found),
+                    Err(error) if error.is_instance_of::<PyKeyError>(py) => None,
+                    Err(error) => return Err(error),
+                },
+            };
+            known += usize::from(found.is_some());
+            Ok(found.filter(|found| !found.is_none()))
+        };
+        let mut fields = Vec::with_capacity(self.fields.len());
+        for (key, kind) in &self.fields {
+            let bytes = item(key)?.map(|value| match kind {
+                Some(kind) => about(key, elements_of(&value, kind)),
+                None => about(key, bytes_of(&value)),
+            });
+            fields.push(bytes.transpose()?);
+        }
+        let mut values = Vec::new();
+        for (at, (key, column)) in self.columns.iter().enumerate() {
+            if let Some(value) = item(key)? {
+                values.push((at, about(key, value_of(&value, column.kind))?));
+            }
+        }
+        if known < mapping.len()? {
+            return Err(self.unknown_key(mapping));
+        }
+        Ok(Parts { fields, values })
+    }
+
+    fn unknown_key(&self, sample: &Bound<'_, PyMapping>) -> PyErr {
+        let py = sample.py();
+        let fields = self.fields.iter().map(|(name, _)| name);
+        let own = fields.chain(self.columns.iter().map(|(name, _)| name));
+        let own: Vec<String> = own.map(|name| name.to_string()).collect();
+        let keys = sample.keys().map(|keys| keys.into_any().try_iter());
+        let foreign = keys.ok().and_then(Result::ok).and_then(|mut keys| {
+            keys.find_map(|key| {
+                key.ok().map(|key| key.to_string()).filter(|key| !own.contains(key))
+            })
+        });
+        let text = format!(
+            "{:?} is neither a field nor a column of this writer, which has [{}]",
+            foreign.unwrap_or_default(),
+            own.join(", ")
+        );
+        raise_invalid(py, text)
+    }
+}
+
+impl How {
+    fn options(&self, py: Python<'_>) -> PyResult<WriterOptions> {
+        let invalid = |text: &str| Err(raise_invalid(py, text.into()));
+        let onto = onto(py, self.append, self.overwrite)?;
+        let order = match (self.shuffle, self.count) {
+            (true, Some(count)) => WriteOrder::Whole { count },
+            (false, Some(_)) => return invalid("count is for samples that are shuffled together"),
+            (true, None) => WriteOrder::Windows,
+            (false, None) => WriteOrder::Written,
+        };
+        let columns = self.columns.iter().map(|(name, kind)| {
+            let kind = kind.parse::<ColumnType>();
+            let kind =
+                kind.map_err(|error| raise_invalid(py, format!("columns: {name:?}: {error}")))?;
+            Ok(ColumnSpec { name: name.clone(), kind })
+        });
+        let types = self.fields.iter().map(|(name, kind)| {
+            let Some(kind) = kind.as_deref().filter(|kind| *kind != BYTES) else { return Ok(None) };
+            let kind = kind.parse::<FieldType>();
+            kind.map(Some).map_err(|why| raise_invalid(py, format!("fields: {name:?}: {why}")))
+        });
+        Ok(WriterOptions {
+            field_types: FieldTypes::new(types.collect::<PyResult<_>>()?),
+            image: ImportOptions {
+                onto,
+                seed: self.seed,
+                chunk_size_bytes: self.chunk_size,
+                pack: pack(py, &self.pack)?,
+                accept_older_generation: self.accept_older_generation,
+                ..ImportOptions::default()
+            },
+            fields: self.fields.iter().map(|(name, _)| name.clone().into_bytes()).collect(),
+            columns: columns.collect::<PyResult<_>>()?,
+            order,
+            window_bytes: self.shuffle_bytes,
+        })
+    }
+}
+
+impl<'py> Labelled<'py> {
+    fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
+        match given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() {
+            true => Ok(Labelled::Class(bytes_of(given)?)),
+            false => Ok(Labelled::Number(given.extract()?)),
+        }
+    }
+
+    fn label(&self) -> Label<'_> {
+        match self {
+            Labelled::Number(number) => Label::Number(*number),
+            Labelled::Class(name) => Label::Class(name.as_bytes()),
+        }
+    }
+}
+
+pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> {
+    match text.parse::<Address>() {
+        Ok(Address::Named(name)) => Ok(name),
+        Ok(_) => Err(raise_invalid(py, format!("catalog: {text} is not dlfs://CATALOGUE/NAME"))),
+        Err(error) => Err(raise_invalid(py, format!("catalog: {error}"))),
+    }
+}
+
+/// What is done with what the image holds.
+pub(crate) fn onto(py: Python<'_>, append: bool, overwrite: bool) -> PyResult<Onto> {
+    match (append, overwrite) {
+        (true, true) => Err(raise_invalid(py, "append and overwrite exclude each other".into())),
+        (true, false) => Ok(Onto::Append),
+        (false, true) => Ok(Onto::Force),
+        (false, false) => Ok(Onto::Empty),
+    }
+}
+
+/// How samples are packed.
+pub(crate) fn pack(py: Python<'_>, text: &str) -> PyResult<Pack> {
+    match text {
+        "aligned" => Ok(Pack::Aligned),
+        "tight" => Ok(Pack::Tight),
+        other => {
+            let text = format!("pack is \"aligned\" or \"tight\", not {other:?}");
+            Err(raise_invalid(py, text))
+        }
+    }
+}
+
+/// The keywords of `dlfs.Written`.
+pub(crate) fn written<'py>(py: Python<'py>, report: &WriteReport) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    found.set_item("samples", report.samples)?;
+    found.set_item("sample_bytes", report.sample_bytes)?;
+    found.set_item("live_samples", report.live_samples)?;
+    found.set_item("chunks", report.chunks)?;
+    found.set_item("image_bytes", report.image_bytes)?;
+    found.set_item("generation", report.generation.0)?;
+    found.set_item("image", report.uuid.to_string())?;
+    Ok(found)
+}
+
+/// The bytes of a bytes-like object, in C order, or of a text in UTF-8.
+fn bytes_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
+        return Ok(bytes.clone());
+    }
+    if let Ok(text) = given.cast::<PyString>() {
+        return text.encode_utf8();
+    }
+    let view = PyMemoryView::from(given).map_err(|_| {
+        let kind = given.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
+        PyTypeError::new_err(format!("bytes, str or a buffer is expected, not {kind}"))
+    })?;
+    Ok(view.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+}
+
+/// The elements of an array, or of numbers that become one, in C order.
+fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bound<'py, PyBytes>> {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
+        return Ok(bytes.clone()); // the library checks their number
+    }
+    let py = given.py();
+    let numpy = py.import("numpy")?;
+    let name = kind.element().numpy_name();
+    let array = match given.hasattr("dtype")? {
+        true => numpy.call_method1("asarray", (given,))?,
+        // numpy has no bfloat16 to make of other numbers.
+        false if kind.element() == Element::Bf16 => numpy.call_method1("asarray", (given,))?,
+        false => numpy.call_method1("asarray", (given, name))?,
+    };
+    let dtype = array.getattr("dtype")?;
+    let found: String = dtype.getattr("name")?.extract()?;
+    // Without ml_dtypes, the halves of floats are numbers without a meaning.
+    let is_half = kind.element() == Element::Bf16 && found == "uint16";
+    if found != name && !is_half {
+        let text = format!("an array of {name} is expected, not of {found}");
+        return Err(PyTypeError::new_err(text));
+    }
+    let shape: Vec<u64> = array.getattr("shape")?.extract()?;
+    if !kind.fits(&shape) {
+        return Err(PyValueError::new_err(format!("the type is {kind}, and the shape {shape:?}")));
+    }
+    let array = match dtype.getattr("isnative")?.is_truthy()? {
+        true => array,
+        false => array.call_method1("astype", (dtype.call_method1("newbyteorder", ("=",))?,))?,
+    };
+    Ok(array.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+}
+
+fn value_of(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Owned> {
+    Ok(match kind {
+        ColumnType::Int => Owned::Int(given.extract()?),
+        ColumnType::Float | ColumnType::Float32 => Owned::Float(given.extract()?),
+        ColumnType::Bool => Owned::Bool(given.is_truthy()?),
+        ColumnType::Text => Owned::Text(given.extract()?),
+    })
+}
+
+/// Names the key of a value that does not fit.
+fn about<T>(key: &Py<PyString>, result: PyResult<T>) -> PyResult<T> {
+    result.map_err(|error| {
+        Python::attach(|py| {
+            let text = format!("{}: {}", key.bind(py), error.value(py));
+            PyErr::from_type(error.get_type(py), text)
+        })
+    })
+}
+
+fn ended() -> PyErr {
+    PyValueError::new_err("this writer is finished, or what it wrote was discarded")
+}

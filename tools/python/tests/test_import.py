@@ -1,0 +1,169 @@
+"""dlfs.import_: files, arrays, tables, data sets of other libraries, and iterables become images."""
+
+import random
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+import torch
+
+import datasets
+import dlfs
+
+
+def bytes_of(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(number * 37 % 3000)
+
+
+def test_files_are_imported_as_by_the_command(tmp_path: Path) -> None:
+    for number in range(40):
+        path = tmp_path / "files" / ("cat", "dog")[number % 2] / f"{number:02}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content(number))
+    table = tmp_path / "table.csv"
+    table.write_text("name,width\n" + "".join(f"{('cat', 'dog')[n % 2]}/{n:02},{n}\n" for n in range(40)))
+    written = dlfs.import_(tmp_path / "files", tmp_path / "image", columns=table, seed=3)
+    assert (written.samples, written.generation) == (40, 1)
+    dataset = dlfs.open(tmp_path / "image")
+    assert dataset.classes == ("cat", "dog")
+    assert dataset["dog/07"] == content(7)
+    assert dataset.values(dataset.id_of("dog/07")) == {"width": 7}
+
+    with tarfile.open(tmp_path / "more.tar", "w") as tar:
+        tar.add(tmp_path / "files" / "cat" / "00", "new")
+    assert dlfs.import_([tmp_path / "more.tar"], tmp_path / "image", append=True).live_samples == 41
+    with pytest.raises(dlfs.Refused):
+        dlfs.import_(tmp_path / "files", tmp_path / "image")
+    with pytest.raises(dlfs.NotFound, match="no such source"):
+        dlfs.import_(tmp_path / "nowhere", tmp_path / "other")
+    with pytest.raises(TypeError, match="names and labels are those of the files"):
+        dlfs.import_(tmp_path / "files", tmp_path / "other", label="x")
+
+
+def test_arrays_and_tensors_become_typed_fields(tmp_path: Path) -> None:
+    images = numpy.random.default_rng(5).integers(0, 256, (300, 4, 3), "uint8")
+    classes = torch.arange(300) % 10
+    dlfs.import_({"x": images, "y": classes, "z": classes}, tmp_path / "image", label="y", chunk_size=1 << 16)
+    dataset = dlfs.open(tmp_path / "image")
+    assert list(dataset.labels) == classes.tolist()
+    for id in (0, 17, 299):
+        assert bytes_of(dataset[id]["x"]) == images[id].tobytes()
+        assert bytes_of(dataset[id]["z"]) == (id % 10).to_bytes(8, "little")
+    dlfs.import_(images, tmp_path / "one")
+    assert bytes_of(dlfs.open(tmp_path / "one")[7]) == images[7].tobytes()
+    with pytest.raises(TypeError, match="different lengths: {'x': 300, 'y': 2}"):
+        dlfs.import_({"x": images, "y": [1, 2]}, tmp_path / "other")
+
+
+def arrow_table() -> pyarrow.Table:
+    rows = range(100)
+    vectors = pyarrow.array([[n, n + 0.5] for n in rows], pyarrow.list_(pyarrow.float32(), 2))
+    columns = {
+        "key": [f"k{n}" for n in rows],
+        "jpg": [content(n) if n % 7 else None for n in rows],
+        "text": [f"text {n}" for n in rows],
+        "emb": vectors,
+        "tokens": pyarrow.array([list(range(n % 5)) for n in rows], pyarrow.list_(pyarrow.uint16())),
+        "width": rows,
+        "lang": pyarrow.array([("de", "en")[n % 2] for n in rows]).dictionary_encode(),
+    }
+    table = pyarrow.table(columns)
+    return pyarrow.concat_tables([table.slice(0, 33), table.slice(33)])  # columns in two pieces
+
+
+def check_table(path: Path) -> None:
+    dataset = dlfs.open(path)
+    assert len(dataset) == 100
+    for n in (0, 1, 34, 99):
+        sample = dataset[f"k{n}"]
+        assert bytes_of(sample["jpg"]) == (content(n) if n % 7 else None)
+        assert bytes_of(sample["text"]) == f"text {n}".encode()
+        assert bytes_of(sample["emb"]) == numpy.array([n, n + 0.5], "float32").tobytes()
+        assert bytes_of(sample["tokens"]) == numpy.arange(n % 5, dtype="uint16").tobytes()
+        assert dataset.values(dataset.id_of(f"k{n}")) == {"width": n}
+    assert dataset.classes == ("de", "en") or dataset.classes == ("en", "de")
+    assert [dataset.classes[dataset.label(dataset.id_of(f"k{n}"))] for n in (4, 5)] == ["de", "en"]
+
+
+def test_arrow_tables_and_readers_are_imported(tmp_path: Path) -> None:
+    table, how = arrow_table(), {"name": "key", "label": "lang", "columns": {"width": int}}
+    dlfs.import_(table, tmp_path / "table", **how)
+    check_table(tmp_path / "table")
+    dlfs.import_(table.to_reader(max_chunksize=10), tmp_path / "reader", **how)
+    check_table(tmp_path / "reader")
+    dlfs.import_(table, tmp_path / "in_order", shuffle=False, fields=["text"])
+    dataset = dlfs.open(tmp_path / "in_order")
+    assert dataset.fields == ("text",)
+    nested = pyarrow.table({"a": [b"x"], "b": [{"c": 1}]})
+    with pytest.raises(TypeError, match="neither bytes nor numbers: b is struct<c: int64>"):
+        dlfs.import_(nested, tmp_path / "other")
+    dlfs.import_(nested, tmp_path / "other", fields=["a"])
+    with pytest.raises(TypeError, match="the samples have no 'nme': they have key, jpg"):
+        dlfs.import_(table, tmp_path / "third", name="nme")
+
+
+def test_a_data_set_of_hugging_face_is_imported(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {
+            "image": datasets.Image(decode=False),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "vector": datasets.Sequence(datasets.Value("float32"), length=3),
+        }
+    )
+    rows = [{"image": {"bytes": content(n), "path": None}, "label": n % 2, "vector": [n, 1, 2]} for n in range(60)]
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    dlfs.import_(dataset.select(range(10, 60)), tmp_path / "image", label="label")
+    read = dlfs.open(tmp_path / "image")
+    assert [read.classes[label] for label in read.labels] == [("cat", "dog")[n % 2] for n in range(10, 60)]
+    for id in (0, 30, 49):
+        assert bytes_of(read[id]["image"]) == content(id + 10)
+        assert bytes_of(read[id]["vector"]) == numpy.array([id + 10, 1, 2], "float32").tobytes()
+    dlfs.import_(dataset.to_iterable_dataset(), tmp_path / "stream", label="label", fields={"vector": "f32[3]"})
+    assert len(dlfs.open(tmp_path / "stream")) == 60
+    with pytest.raises(TypeError, match="choose one of the splits: train"):
+        dlfs.import_(datasets.DatasetDict({"train": dataset}), tmp_path / "other")
+
+
+class MapStyle:
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        return content(index), index % 3
+
+
+def test_map_style_data_sets_and_iterables_are_imported(tmp_path: Path) -> None:
+    dlfs.import_(MapStyle(), tmp_path / "map")
+    dataset = dlfs.open(tmp_path / "map")
+    assert [dataset[id] for id in range(50)] == [content(id) for id in range(50)]
+    assert list(dataset.labels) == [id % 3 for id in range(50)]
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for number in range(50):
+            yield {"txt": f"{number}", "n": number, "path": f"p/{number}"}
+
+    named = {"name": lambda sample: sample["path"].upper(), "fields": ["txt", "n"]}
+    dlfs.import_(samples(), tmp_path / "stream", **named)
+    dataset = dlfs.open(tmp_path / "stream")
+    assert bytes_of(dataset["P/7"]["txt"]) == b"7"
+    assert bytes_of(dataset["P/7"]["n"]) == (7).to_bytes(8, "little")
+
+    def failing() -> Iterator[bytes]:
+        yield b"x"
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        dlfs.import_(failing(), tmp_path / "failed")
+    assert not (tmp_path / "failed").exists()
+    with pytest.raises(TypeError, match="int is not a source"):
+        dlfs.import_(7, tmp_path / "failed")
+    with pytest.raises(dlfs.InvalidArgument, match="no sample was written"):
+        dlfs.import_(iter(()), tmp_path / "failed")
