@@ -133,9 +133,11 @@ fn every_batch_has_its_share_of_every_source() {
         let spec = MixtureSpec { seed: random.next(), ..weighted(&weights, 64 * 1_024) };
         let mut mixture = Mixture::new(&spec).unwrap();
         let counts = mixture.counts(Epoch(0));
-        for batch in 0..64u64 {
+        // Also those of runs that go on within a batch.
+        let later = (0..16).map(|_| random.next() % (63 * 1_024)).collect::<Vec<u64>>();
+        for start in (0..64u64).map(|batch| batch * 1_024).chain(later) {
             let mut seen = vec![0u64; number];
-            for position in batch * 1_024..(batch + 1) * 1_024 {
+            for position in start..start + 1_024 {
                 seen[mixture.draw(position).source as usize] += 1;
             }
             for (seen, count) in seen.iter().zip(&counts) {

@@ -52,7 +52,9 @@ impl Alias {
         let product = u128::from(word) * self.slots.len() as u128;
         let (index, within) = ((product >> 64) as u64, (product as u64) >> 32);
         let Slot { own, other } = self.slots[index as usize];
-        if within < u64::from(own) { index } else { other.into() }
+        // Without a branch: which one is drawn cannot be predicted.
+        let is_other = u64::from(within >= u64::from(own));
+        index ^ ((index ^ u64::from(other)) & is_other.wrapping_neg())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
