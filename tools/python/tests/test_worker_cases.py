@@ -1,7 +1,8 @@
 """Resuming with workers against a model: any stopping point, 0 to 3 workers to 0 to 3, any batch sizes.
 
-The workers of most cases run in this process, one step of one worker after another, and read ahead as torch's do;
-the last cases have real ones. DLFS_WORKER_CASES=10000 tries more, DLFS_WORKER_SEED another seed.
+The workers of most cases run in this process, one step of one worker after another, and read ahead as torch's do; and
+most of these have the ids of batches alone, from a loader without bytes and threads. The last cases have real
+processes. DLFS_WORKER_CASES=10000 tries more, DLFS_WORKER_SEED another seed.
 """
 
 import itertools
@@ -9,6 +10,7 @@ import os
 import pickle
 import random
 
+import numpy
 import pytest
 
 import dlfs
@@ -17,12 +19,80 @@ from conftest import SEED
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import dlfs.torch  # noqa: E402
+from dlfs._dlfs import Sampler  # noqa: E402
 from test_resume import ids_of, through_json  # noqa: E402
 from torch.utils.data._utils import worker as of_worker  # noqa: E402
 
-CASES = int(os.environ.get("DLFS_WORKER_CASES", "30"))
+CASES = int(os.environ.get("DLFS_WORKER_CASES", "300"))
 FIRST = int(os.environ.get("DLFS_WORKER_SEED", SEED))
-REAL = 2
+# Cases that read bytes, and cases with processes.
+READ, REAL = (100, 20) if "DLFS_WORKER_CASES" in os.environ else (10, 2)
+
+
+class Ids:
+    """A batch without bytes."""
+
+    def __init__(self, ids, epoch, ends_epoch):
+        self.ids, self.epoch, self.ends_epoch = numpy.array(ids, dtype=numpy.int64), epoch, ends_epoch
+
+
+class IdLoader:
+    """What a dlfs.Loader does, with the ids of its batches alone."""
+
+    def __init__(self, dataset, **options):
+        self._made = (dataset, options)
+        self._ids, self._resumed = Sampler(dataset, **options), False
+        self._last = options.get("epochs") or 1 << 23
+
+    def again(self):
+        """A copy, as pickle makes it."""
+        dataset, options = self._made
+        copy = IdLoader(dataset, **options)
+        copy.load_state_dict(self.state_dict())
+        return copy
+
+    def __len__(self):
+        return self._ids.batches_per_epoch
+
+    @property
+    def epoch(self):
+        return self._ids.epoch
+
+    @property
+    def batches_left(self):
+        return self._ids.batches_left
+
+    def prepare(self):
+        pass
+
+    def state_dict(self):
+        return self._ids.state_dict()
+
+    def load_state_dict(self, state):
+        self._ids.load_state_dict(state)
+        self._resumed = True
+
+    def set_epoch(self, epoch):
+        if not (self._resumed and epoch == self.epoch):
+            self._resumed = False
+            self._ids.set_epoch(epoch)
+
+    def __iter__(self):
+        if self.state_dict()["consumed"] and not self._resumed:
+            self._ids.set_epoch(self.epoch)
+        return self._batches(self.epoch)
+
+    def _batches(self, epoch):
+        while self.epoch == epoch:
+            if not self._ids.has_batches_left:
+                if epoch < self._last:
+                    self._ids.set_epoch(epoch + 1)
+                return
+            drawn = self._ids.next()
+            if drawn is None:
+                return
+            self._resumed = False
+            yield Ids(drawn[0], epoch, drawn[1])
 
 
 class InProcess(dlfs.torch.DataLoader):
@@ -41,7 +111,7 @@ class InProcess(dlfs.torch.DataLoader):
     def in_turns(self, seed):
         workers = []
         for id in range(self.num_workers):
-            data = pickle.loads(pickle.dumps(self.dataset))
+            data = copied(self.dataset)
             data._shared = self.dataset._shared  # as torch's own pickles keep it
             info = of_worker.WorkerInfo(
                 id=id, num_workers=self.num_workers, seed=seed + id, dataset=data
@@ -65,6 +135,15 @@ class InProcess(dlfs.torch.DataLoader):
                     of_worker._worker_info = None
             if ahead:
                 yield ahead.pop(0)
+
+
+def copied(data):
+    """What a worker gets of a data set."""
+    if not isinstance(data._loader, IdLoader):
+        return pickle.loads(pickle.dumps(data))
+    copy, state = object.__new__(type(data)), data.__getstate__()
+    copy.__setstate__({**state, "_loader": data._loader.again(), "_shared": data._shared.clone()})
+    return copy
 
 
 class Model:
@@ -154,11 +233,21 @@ def forked(data, workers):
     )
 
 
-def test_any_stop_with_any_workers_goes_on_as_a_model_does(ds, monkeypatch):
+def in_process(ds, cases, monkeypatch):
     monkeypatch.setattr(dlfs.torch, "_set_up_worker", lambda: None)  # it is for the process of a worker
-    for case in range(CASES):
+    for case in range(cases):
         print("DLFS_WORKER_SEED", FIRST + case)
         run(ds, random.Random(FIRST + case), InProcess)
+
+
+def test_any_stop_with_any_workers_goes_on_as_a_model_does(ds, monkeypatch):
+    monkeypatch.setattr(dlfs.torch, "Loader", IdLoader)
+    monkeypatch.setattr(dlfs.torch.IterableDataset, "_read", lambda self, *drawn: Ids(*drawn))
+    in_process(ds, CASES, monkeypatch)
+
+
+def test_so_do_those_that_read(ds, monkeypatch):
+    in_process(ds, READ, monkeypatch)
 
 
 def test_so_do_real_workers(ds):
