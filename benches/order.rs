@@ -11,10 +11,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dlfs::order::budget::{Budget, Deal};
 use dlfs::order::mixture::{Batching, Mixture, MixtureSpec, Part, Source, Weight};
+use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::order::{
-    Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, SequentialBy, Shard,
-    Sharding, Tail,
+    Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, Positions,
+    SequentialBy, Shard, Sharding, Tail,
 };
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::{Epoch, SampleId};
@@ -83,6 +85,10 @@ fn main() {
     for batching in [Batching::Stratified, Batching::Random] {
         time_mixture(batching);
     }
+    time_weighted();
+    for kind in [OrderKind::Global, grouped(8, 4)] {
+        time_budget(kind);
+    }
     println!("| a rank's share of a global batch | CPU on one core | bar | |");
     println!("|---|---|---|---|");
     let mut is_met = true;
@@ -115,6 +121,55 @@ fn time_mixture(batching: Batching) {
     let nanos = start.elapsed().as_nanos() as f64 / SAMPLES as f64;
     let name = format!("mixture of 16 sources, {batching:?}");
     println!("{name:<47}{nanos:>8.1} ns a position");
+}
+
+/// Positions of orders by weights, of samples and of a thousand labels.
+fn time_weighted() {
+    let each: Vec<f64> = (0..SAMPLES).map(|i| (i % 1000) as f64 + 1.0).collect();
+    let labels = (0..SAMPLES as i64).map(|i| Some(i * i % 1000));
+    let (draws, balanced) = (Draws::default(), LabelWeights::Balanced);
+    for (name, weights) in [
+        ("weighted by sample", Weights::of_samples(SAMPLES, &each, draws)),
+        ("weighted by label", Weights::of_labels(SAMPLES, labels, &balanced, draws)),
+    ] {
+        let weights = Arc::new(weights.unwrap());
+        let mut order = EpochOrder::weighted(&weights.order(1), Epoch(0), &Even, &weights).unwrap();
+        let mut ids = Vec::with_capacity(SAMPLES as usize);
+        let start = Instant::now();
+        order.ids(&Even, Positions::new(0, 1, SAMPLES), &mut ids);
+        let nanos = start.elapsed().as_nanos() as f64 / SAMPLES as f64;
+        black_box(ids);
+        println!("{name:<47}{nanos:>8.1} ns a position");
+    }
+}
+
+/// All batches by tokens of an epoch: drawing its samples, sorting and cutting them. Lengths are in memory by id.
+fn time_budget(kind: OrderKind) {
+    let length = |id: u64| 100 + (Key::new(id).word() >> 54) as u32; // 100 to 1,123
+    let lengths: Vec<u32> = (0..SAMPLES).map(length).collect();
+    let budget = Arc::new(Budget::new(16_384));
+    let mut order = EpochOrder::new(&OrderSpec { kind, seed: 1 }, Epoch(0), &Even).unwrap();
+    let shard = Shard::new(0, 1, Tail::Keep).unwrap();
+    let mut deal = Deal::new(&budget, 1, Epoch(0), SAMPLES, shard);
+    let mut draw = |range: std::ops::Range<u64>, ids: &mut Vec<SampleId>, tokens: &mut Vec<u32>| {
+        let from = ids.len();
+        order.ids(&Even, Positions::new(range.start, 1, range.end - range.start), ids);
+        tokens.extend(ids[from..].iter().map(|id| lengths[id.0 as usize]));
+        Ok(())
+    };
+    let (mut batch, mut batches, mut padded) = (Vec::new(), 0, 0);
+    let start = Instant::now();
+    while deal.next(&mut draw, &mut batch).unwrap().is_some() {
+        let tokens = batch.iter().map(|id| u64::from(lengths[id.0 as usize]));
+        padded += tokens.max().unwrap_or(0) * batch.len() as u64;
+        batches += 1;
+        batch.clear();
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / SAMPLES as f64;
+    let sum: u64 = lengths.iter().map(|&tokens| u64::from(tokens)).sum();
+    let padding = 100.0 * (1.0 - sum as f64 / padded as f64);
+    let name = format!("{kind}, batches by tokens");
+    println!("{name:<47}{nanos:>8.1} ns a sample; {batches} batches, {padding:.2} % padding");
 }
 
 /// One rank's shares of the global batches of an epoch; returns whether the bar is met.

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
+use dlfs::order::budget::{Budget, Cost, Deal};
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
     Aligner, EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard,
@@ -149,6 +151,41 @@ fn every_order_is_the_one_in_the_golden_file() {
         lines += 1;
     }
     assert_eq!(lines, 255);
+}
+
+#[test]
+fn every_budget_cuts_as_the_golden_file_says() {
+    let mut lines = 0;
+    for line in include_str!("golden/budgets.txt").lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [tokens, window, most, cost, seed, epoch, lengths, batches] = fields[..] else {
+            panic!("line: {line}")
+        };
+        let most: u32 = most.parse().unwrap();
+        let budget = Budget {
+            window: window.parse().unwrap(),
+            max_samples: (most > 0).then_some(most),
+            cost: if cost == "sum" { Cost::Sum } else { Cost::Padded },
+            ..Budget::new(tokens.parse().unwrap())
+        };
+        let lengths: Vec<u32> = lengths.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        let mut draw = |range: Range<u64>, at: &mut Vec<u64>, tokens: &mut Vec<u32>| {
+            at.extend(range.clone());
+            tokens.extend(&lengths[range.start as usize..range.end as usize]);
+            Ok(())
+        };
+        let shard = Shard::new(0, 1, Tail::Keep).unwrap();
+        let (seed, epoch) = (seed.parse().unwrap(), Epoch(epoch.parse().unwrap()));
+        let mut deal = Deal::new(&Arc::new(budget), seed, epoch, lengths.len() as u64, shard);
+        let (mut cut, mut batch) = (Vec::new(), Vec::<u64>::new());
+        while deal.next(&mut draw, &mut batch).unwrap().is_some() {
+            let positions: Vec<String> = batch.drain(..).map(|at| at.to_string()).collect();
+            cut.push(positions.join(" "));
+        }
+        assert_eq!(cut.join(" / "), batches, "line: {line}");
+        lines += 1;
+    }
+    assert_eq!(lines, 9);
 }
 
 fn parse_kind(text: &str) -> OrderKind {

@@ -20,7 +20,7 @@ use crate::units::{Epoch, deadline};
 use super::Dataset;
 use super::background::Background;
 use super::mixed::Mixed;
-use super::sampler::{Share, check};
+use super::sampler::{Share, check, check_place, measured};
 use super::stats;
 use stored::Stored;
 
@@ -42,6 +42,8 @@ pub struct Loader {
     lanes: AtomicU64,
     /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
+    /// The position after the last batch, unless it ended its epoch: there are others behind it.
+    more_after: AtomicU64,
     closed: AtomicBool,
     running: Forked<Mutex<Running>>,
     /// The store of this rank, which is told how far the loader is.
@@ -71,7 +73,7 @@ struct Running {
 
 impl Loader {
     pub(super) fn new(dataset: Dataset, options: LoaderOptions) -> Result<Loader> {
-        let options = dataset.image().located(options)?;
+        let options = measured(&dataset, dataset.image().located(options)?)?;
         let base = check(&dataset, &options)?;
         let share = Share::new(&dataset, &options)?;
         let directory = Arc::clone(dataset.directory());
@@ -109,6 +111,7 @@ impl Loader {
             lanes: AtomicU64::new(pack_lanes(&base.order)),
             base,
             position,
+            more_after: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
             running: Forked::new(Mutex::default()),
             options,
@@ -223,7 +226,11 @@ impl Loader {
         let LoaderOptions { order, world_size, .. } = &self.options;
         let (image, len) = (directory.uuid().0, self.len);
         let view = directory.view().map(|mark| mark.hash);
+        state.check_budget(self.options.budget.as_deref())?;
         state.check((image, view), directory.generation(), order, *world_size, len)?;
+        if let Over::Dataset(dataset) = self.over()? {
+            check_place(&dataset, &self.options, state)?;
+        }
         self.go_to(state.clone())
     }
 
@@ -232,15 +239,27 @@ impl Loader {
         self.state().epoch.0
     }
 
-    /// Batches of a whole epoch on this rank.
+    /// Batches of a whole epoch on this rank: with a budget, of the epoch that [`Loader::epoch`] returns, all of whose
+    /// samples are looked at.
     pub fn batches_per_epoch(&self) -> u64 {
-        self.share.batches_after(0)
+        self.share.batches_after(&State { consumed: 0, ..self.state() })
     }
 
     /// Batches left for this rank in the epoch that [`Loader::epoch`] returns.
     pub fn batches_left(&self) -> u64 {
-        let State { epoch, consumed, .. } = self.state();
-        if epoch.0 < self.options.epochs.end { self.share.batches_after(consumed) } else { 0 }
+        let state = self.state();
+        if state.epoch.0 < self.options.epochs.end { self.share.batches_after(&state) } else { 0 }
+    }
+
+    /// Whether any are left: as [`Loader::batches_left`], which counts them.
+    pub fn has_batches_left(&self) -> bool {
+        let position = self.position.load(Ordering::Acquire);
+        if position == self.more_after.load(Ordering::Acquire) {
+            return true;
+        }
+        let (epoch, consumed) = unpack(position);
+        let state = State { order: self.order(), epoch, consumed, ..self.base.clone() };
+        epoch.0 < self.options.epochs.end && self.share.has_batch_after(&state)
     }
 
     /// Counters of this process so far.
@@ -316,7 +335,10 @@ impl Loader {
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;
             if taken == NextBatch::Ready {
                 let state = loader.state();
-                self.position.store(pack(&state)?, Ordering::Release);
+                let position = pack(&state)?;
+                let more = if batch.ends_epoch() { u64::MAX } else { position };
+                self.more_after.store(more, Ordering::Release);
+                self.position.store(position, Ordering::Release);
                 self.tell_store(&state);
             }
             return Ok(taken);

@@ -232,12 +232,17 @@ impl MixtureSampler {
 
     /// Batches of a whole epoch on this rank.
     pub fn batches_per_epoch(&self) -> u64 {
-        self.share.batches_after(0)
+        self.share.batches_after(&State { consumed: 0, ..self.state.clone() })
     }
 
     /// Batches left in the current epoch.
     pub fn batches_left(&self) -> u64 {
-        self.share.batches_after(self.state.consumed)
+        self.share.batches_after(&self.state)
+    }
+
+    /// Whether any are left.
+    pub fn has_batches_left(&self) -> bool {
+        self.batches_left() > 0
     }
 }
 

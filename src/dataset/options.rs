@@ -38,6 +38,8 @@ pub enum Value {
     Bytes(u64),
 }
 
+use crate::order::budget::DEFAULT_WINDOW;
+
 use Value::{Bytes, Fraction, Number, Off, Open, Seconds};
 
 /// The options of opening a data set, and of reads by id or name: `dlfs_mount_options`, `dlfs.open`.
@@ -221,6 +223,48 @@ pub const LOADING: &[SharedOption] = &[
         ["batch", "batch_size", "batch_size"],
         Open,
         "Samples per batch on this rank",
+    ),
+    row(
+        "batch_tokens",
+        ["batch-tokens", "batch_tokens", "batch_tokens"],
+        Open,
+        "The most tokens of a batch, instead of a number of samples",
+    ),
+    row(
+        "bucket_window",
+        ["bucket-window", "bucket_window", "bucket_window"],
+        Number(DEFAULT_WINDOW as u64),
+        "Batches by tokens: positions of the epoch that are sorted by length together",
+    ),
+    row(
+        "max_batch",
+        ["max-batch", "max_batch", "max_batch"],
+        Open,
+        "Batches by tokens: the most samples of one",
+    ),
+    row(
+        "token_bytes",
+        ["token-bytes", "token_bytes", "token_bytes"],
+        Number(1),
+        "Batches by tokens: bytes of a token",
+    ),
+    row(
+        "lengths",
+        ["lengths", "lengths", "lengths"],
+        Open,
+        "Batches by tokens: the column of ints with the tokens of each sample, instead of its bytes",
+    ),
+    row(
+        "batch_cost",
+        ["batch-cost", "batch_cost", "batch_cost"],
+        Open,
+        "Batches by tokens: what a batch costs",
+    ),
+    row(
+        "too_long",
+        ["too-long", "too_long", "too_long"],
+        Open,
+        "Batches by tokens: what to do with a sample that is longer than a batch",
     ),
     row("epochs", ["epochs", "epochs", "epochs"], Open, "The number of epochs"),
     row("rank", ["rank", "rank", "rank"], Open, "The rank of this process, from 0"),

@@ -402,8 +402,8 @@ pub(super) fn hash_of(
     serving: Serving,
 ) -> u64 {
     let common = run.map(|run| {
-        let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
-        (order.started(run.world_size), batch_size, sharding, tail, drop_short)
+        let LoaderOptions { order, batch_size, sharding, tail, drop_short, budget, .. } = run;
+        (order.started(run.world_size), batch_size, sharding, tail, drop_short, budget.as_deref())
     });
     let mut json = serde_json::to_vec(&(common, serving)).expect("they always become JSON");
     json.extend(view.iter().flat_map(|mark| mark.hash));

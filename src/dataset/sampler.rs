@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::error::Result;
-use crate::order::{Shard, State};
-use crate::prefetch::{LoaderOptions, Stream};
-use crate::units::SampleId;
+use crate::order::{OrderSpec, Shard, State};
+use crate::prefetch::{BatchCounts, LoaderOptions, Stream, TokenLengths};
+use crate::units::{Epoch, SampleId};
 
 use super::Dataset;
 
@@ -18,6 +20,8 @@ pub struct Sampler {
     stream: Stream,
     share: Share,
     state: State,
+    /// Whether another batch of the epoch is known to be behind the last one.
+    has_more: bool,
 }
 
 impl Sampler {
@@ -26,11 +30,16 @@ impl Sampler {
     /// # Errors
     /// As [`Dataset::loader`].
     pub fn new(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
-        let options = dataset.image().located(options)?;
+        let options = measured(dataset, dataset.image().located(options)?)?;
+        Sampler::measured(dataset, options)
+    }
+
+    fn measured(dataset: &Dataset, options: LoaderOptions) -> Result<Sampler> {
         let state = check(dataset, &options)?;
         let stream = Stream::new(Arc::clone(dataset.directory()), &options, &state)?;
         let share = Share::new(dataset, &options)?;
-        Ok(Sampler { dataset: dataset.clone(), options, stream, share, state })
+        let has_more = false;
+        Ok(Sampler { dataset: dataset.clone(), options, stream, share, state, has_more })
     }
 
     /// Replaces the content of `ids` by the ids of the next batch, and returns whether the batch ends the
@@ -41,6 +50,7 @@ impl Sampler {
     pub fn next(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<bool>> {
         let Some(head) = self.stream.next_ids(ids)? else { return Ok(None) };
         (self.state.epoch, self.state.consumed) = head.after;
+        self.has_more = !head.ends_epoch;
         Ok(Some(head.ends_epoch))
     }
 
@@ -49,7 +59,7 @@ impl Sampler {
     /// # Errors
     /// As [`Sampler::new`].
     pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
-        let state = State { epoch: crate::units::Epoch(epoch), consumed: 0, ..self.state.clone() };
+        let state = State { epoch: Epoch(epoch), consumed: 0, ..self.state.clone() };
         self.set_state(&state)
     }
 
@@ -64,18 +74,23 @@ impl Sampler {
     /// As [`super::Loader::set_state`].
     pub fn set_state(&mut self, state: &State) -> Result<()> {
         let options = LoaderOptions { resume: Some(state.clone()), ..self.options.clone() };
-        *self = Sampler::new(&self.dataset, options)?;
+        *self = Sampler::measured(&self.dataset, options)?;
         Ok(())
     }
 
-    /// Batches of a whole epoch on this rank.
+    /// Batches of a whole epoch on this rank: with a budget, of the current one, whose samples are all looked at.
     pub fn batches_per_epoch(&self) -> u64 {
-        self.share.batches_after(0)
+        self.share.batches_after(&State { consumed: 0, ..self.state.clone() })
     }
 
     /// Batches left in the current epoch.
     pub fn batches_left(&self) -> u64 {
-        self.share.batches_after(self.state.consumed)
+        self.share.batches_after(&self.state)
+    }
+
+    /// Whether any are left.
+    pub fn has_batches_left(&self) -> bool {
+        self.has_more || self.share.has_batch_after(&self.state)
     }
 }
 
@@ -86,12 +101,30 @@ impl std::fmt::Debug for Sampler {
 }
 
 /// How many samples and batches one rank takes of an epoch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Share {
     shard: Shard,
     len: u64,
     batch_size: u64,
     drop_short: bool,
+    /// Of batches by a budget, which epochs have in different numbers.
+    budgeted: Option<Arc<Budgeted>>,
+}
+
+/// Counts of batches by a budget.
+#[derive(Debug)]
+struct Budgeted {
+    counts: BatchCounts,
+    /// Those of the epoch that was asked for last.
+    last: Mutex<Option<Counted>>,
+}
+
+/// How many batches each window of an epoch has.
+#[derive(Debug)]
+struct Counted {
+    order: OrderSpec,
+    epoch: Epoch,
+    of_windows: Arc<[u32]>,
 }
 
 impl Share {
@@ -100,7 +133,10 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        Share::of_len(options.epoch_len(dataset.len()), options)
+        let share = Share::of_len(options.epoch_len(dataset.len()), options)?;
+        let counts = BatchCounts::new(dataset.directory(), options)?;
+        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
+        Ok(Share { budgeted, ..share })
     }
 
     /// The same, of epochs of `len` samples.
@@ -110,11 +146,19 @@ impl Share {
     pub fn of_len(len: u64, options: &LoaderOptions) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
-        Ok(Share { shard, len, batch_size, drop_short: options.drop_short })
+        Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted: None })
     }
 
-    /// Batches of this rank in an epoch, after all ranks have consumed `consumed` samples of it.
-    pub fn batches_after(&self, consumed: u64) -> u64 {
+    /// Batches of this rank from `at` to the end of its epoch.
+    ///
+    /// With a budget it draws all of the epoch when it is asked for it first, in some 100 ns a sample.
+    pub fn batches_after(&self, at: &State) -> u64 {
+        let consumed = at.consumed;
+        if let Some(budgeted) = &self.budgeted {
+            // Lengths were all looked at when the loader was made, and no batch is left where none begins.
+            let left = budgeted.batches_after(&at.order, at.epoch, consumed).unwrap_or(0);
+            return Shard { consumed: 0, ..self.shard }.positions(left).remaining();
+        }
         let samples = self.shard.after(consumed).positions(self.len).remaining();
         match self.drop_short {
             true => samples / self.batch_size,
@@ -122,11 +166,76 @@ impl Share {
         }
     }
 
-    /// Samples of this rank in an epoch, after all ranks have consumed `consumed` samples of it.
-    pub fn samples_after(&self, consumed: u64) -> u64 {
+    /// Whether this rank has a batch between `at` and the end of its epoch: without a count of them.
+    pub fn has_batch_after(&self, at: &State) -> bool {
+        match &self.budgeted {
+            None => self.batches_after(at) > 0,
+            Some(_) if self.shard.world_size == 1 => at.consumed < self.len,
+            // As above.
+            Some(it) => it.counts.has_batch(&at.order, at.epoch, at.consumed).unwrap_or(false),
+        }
+    }
+
+    /// Samples of this rank from `at` to the end of its epoch. With a budget, and several ranks, it cuts all batches
+    /// of what is left.
+    pub fn samples_after(&self, at: &State) -> u64 {
+        let consumed = at.consumed;
+        if let Some(budgeted) = &self.budgeted {
+            return match self.shard.world_size {
+                1 => self.len.saturating_sub(consumed),
+                // As above.
+                _ => budgeted.counts.samples_after(&at.order, at.epoch, consumed).unwrap_or(0),
+            };
+        }
         let samples = self.shard.after(consumed).positions(self.len).remaining();
         if self.drop_short { samples / self.batch_size * self.batch_size } else { samples }
     }
+}
+
+impl Budgeted {
+    /// Batches of all ranks behind `consumed` positions of an epoch.
+    fn batches_after(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<u64> {
+        let of_windows = self.of_windows(order, epoch)?;
+        let all: u64 = of_windows.iter().map(|&count| u64::from(count)).sum();
+        Ok(all - self.counts.before(order, epoch, consumed, &of_windows)?)
+    }
+
+    fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Arc<[u32]>> {
+        let mut last = self.last.lock();
+        if let Some(counted) = &*last
+            && (counted.order, counted.epoch) == (*order, epoch)
+        {
+            return Ok(Arc::clone(&counted.of_windows));
+        }
+        let of_windows: Arc<[u32]> = self.counts.of_windows(order, epoch)?.into();
+        *last = Some(Counted { order: *order, epoch, of_windows: Arc::clone(&of_windows) });
+        Ok(of_windows)
+    }
+}
+
+/// `options` with an estimate of the samples of a batch, if batches have a budget: all lengths are looked at.
+///
+/// # Errors
+/// `InvalidArgument`: a sample has no length, or is longer than the budget.
+pub(super) fn measured(dataset: &Dataset, options: LoaderOptions) -> Result<LoaderOptions> {
+    let Some(budget) = &options.budget else { return Ok(options) };
+    let lengths = TokenLengths::new(dataset.directory(), budget, options.too_long)?;
+    let batch_size = lengths.measure()?.samples_of_batch(budget);
+    Ok(LoaderOptions { batch_size, ..options })
+}
+
+/// Checks that what `state` has consumed ends with a batch, if batches have a budget.
+///
+/// # Errors
+/// `InvalidArgument`: it does not.
+pub(super) fn check_place(dataset: &Dataset, options: &LoaderOptions, state: &State) -> Result<()> {
+    if options.budget.is_none() || state.consumed == 0 {
+        return Ok(());
+    }
+    let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
+    let options = LoaderOptions { epochs, ..options.clone() };
+    let mut stream = Stream::new(Arc::clone(dataset.directory()), &options, state)?;
+    stream.next_ids(&mut Vec::new()).map(drop)
 }
 
 /// Checks `options` for `dataset`, and returns the state in which a run with them starts.
@@ -134,5 +243,6 @@ pub(super) fn check(dataset: &Dataset, options: &LoaderOptions) -> Result<State>
     options.check()?;
     let start = Stream::start_state(dataset.directory(), options)?;
     Stream::new(Arc::clone(dataset.directory()), options, &start)?;
+    check_place(dataset, options, &start)?;
     Ok(start)
 }

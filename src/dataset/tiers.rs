@@ -60,6 +60,11 @@ impl Image {
             let hint = "open the data set with the policy first-touch";
             return Err(Error::new(ErrorKind::Unsupported, text).hint(hint));
         }
+        if options.budget.is_some() && options.world_size > 1 {
+            let text = "plans of tiers count what each rank reads, and batches by a budget are not planned";
+            let hint = "open the data set with the policy first-touch";
+            return Err(Error::new(ErrorKind::Unsupported, text).hint(hint));
+        }
         let run = run_of(&self.directory, options)?;
         let units = cache.units();
         let unit_of = units.by_sample(&self.directory);

@@ -16,9 +16,11 @@
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order) and `interleave.rs`;
 //! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
 //! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
-//! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each.
+//! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each;
+//! [`budget`] cuts any order into batches of at most so many tokens.
 
 mod aligned;
+pub mod budget;
 mod by_node;
 mod chunked;
 mod hash;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::budget::{Budget, BudgetDifference};
 use super::hash::{WeightsId, fmt_hash, parse_hash};
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
@@ -35,6 +36,9 @@ pub struct State {
     /// What is mixed, if the run is over a mixture: `image` is then its hash, and `generation` 0.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
     pub mixture: Option<Arc<MixtureSpec>>,
+    /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "shared")]
+    pub budget: Option<Arc<Budget>>,
 }
 
 impl State {
@@ -49,14 +53,30 @@ impl State {
             epoch: Epoch(0),
             consumed: 0,
             mixture: None,
+            budget: None,
         }
     }
 
     /// The same state of a run over the view with this hash.
     #[must_use]
     pub fn of_view(self, view: Option<[u8; 16]>) -> State {
-        let version = if view.is_some() { VERSION_OF_VIEWS } else { VERSION };
-        State { version, view: view.map(ViewId), ..self }
+        State { view: view.map(ViewId), ..self }.versioned()
+    }
+
+    /// The same state of a run whose batches have this budget.
+    #[must_use]
+    pub fn by_budget(self, budget: Option<Arc<Budget>>) -> State {
+        State { budget, ..self }.versioned()
+    }
+
+    /// The same state with the first version that knows what it has.
+    fn versioned(self) -> State {
+        let version = match (&self.budget, self.view) {
+            (Some(_), _) => VERSION_OF_BUDGETS,
+            (None, Some(_)) => VERSION_OF_VIEWS,
+            (None, None) => VERSION,
+        };
+        State { version, ..self }
     }
 
     /// Reads a state from JSON.
@@ -67,11 +87,14 @@ impl State {
         let refuse = |why: String| Error::new(ErrorKind::InvalidArgument, why);
         let state: State = serde_json::from_str(text)
             .map_err(|error| refuse("this is not a reading state".into()).source(error))?;
-        if !(VERSION..=VERSION_OF_VIEWS).contains(&state.version) {
+        if !(VERSION..=VERSION_OF_BUDGETS).contains(&state.version) {
             let found = state.version;
             return Err(refuse(format!(
-                "a reading state of version {found}; this build knows up to {VERSION_OF_VIEWS}"
+                "a reading state of version {found}; this build knows up to {VERSION_OF_BUDGETS}"
             )));
+        }
+        if let Some(budget) = &state.budget {
+            budget.check()?;
         }
         state.order.check()?;
         state.order.check_epoch(state.epoch)?;
@@ -145,6 +168,20 @@ impl State {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that a run whose batches have the budget `asked`, or none, can resume from this state.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check_budget(&self, asked: Option<&Budget>) -> Result<(), Refusal> {
+        let difference = match (self.budget.as_deref(), asked) {
+            (None, None) => None,
+            (None, Some(_)) => Some(BudgetDifference::Absent),
+            (Some(_), None) => Some(BudgetDifference::Unasked),
+            (Some(state), Some(asked)) => state.difference(asked),
+        };
+        difference.map_or(Ok(()), |difference| Err(Refusal::Budget { difference }))
     }
 
     /// The state between the same epochs in `order`: for a run whose ranks begin with new shares, because their
@@ -227,6 +264,12 @@ pub enum Refusal {
         /// The requested one.
         asked: u64,
     },
+    /// Another budget, or one of both has none.
+    #[error("{difference}")]
+    Budget {
+        /// In what they differ.
+        difference: BudgetDifference,
+    },
     /// Each rank has a share of its own in this order, and shares depend on the world size.
     #[error(
         "this order gives each of {state} ranks a share of its own; it cannot go on with {asked}"
@@ -293,6 +336,9 @@ impl From<Refusal> for Error {
             Refusal::Weights { .. } => {
                 "resume with the weights of the state, number for number, or start anew, without the state"
             }
+            Refusal::Budget { .. } => {
+                "resume with the budget of the state and its window, or start anew, without the state"
+            }
             Refusal::Seed { .. } => {
                 "resume with the seed of the state, or start anew, without the state"
             }
@@ -308,19 +354,17 @@ mod shared {
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::MixtureSpec;
-
-    pub(super) fn serialize<S: Serializer>(
-        mixture: &Option<Arc<MixtureSpec>>,
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        shared: &Option<Arc<T>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        mixture.as_deref().serialize(serializer)
+        shared.as_deref().serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<Option<Arc<MixtureSpec>>, D::Error> {
-        Ok(Option::<MixtureSpec>::deserialize(deserializer)?.map(Arc::new))
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
     }
 }
 
@@ -396,6 +440,9 @@ const VERSION: u32 = 1;
 /// A release that does not know views would read the whole data set, so it has to refuse the state.
 const VERSION_OF_VIEWS: u32 = 2;
 
+/// A release that does not know budgets would read other batches.
+const VERSION_OF_BUDGETS: u32 = 3;
+
 #[cfg(test)]
 mod tests {
     use super::super::SequentialBy;
@@ -452,6 +499,27 @@ mod tests {
     }
 
     #[test]
+    fn a_state_by_budget_names_it_and_goes_on_with_the_same_only() {
+        let whole = state(OrderKind::Global, 5);
+        let state = whole.clone().by_budget(Some(Arc::new(Budget::new(4096))));
+        let json = state.to_json();
+        assert!(json.starts_with(r#"{"version":3,"image":"0001"#), "{json}");
+        assert!(json.contains(r#""budget":{"tokens":4096,"window":8192,"#), "{json}");
+        assert_eq!(State::from_json(&json).unwrap(), state);
+        assert_eq!(state.check_budget(Some(&Budget::new(4096))), Ok(()));
+        let why = |state: &State, asked: Option<&Budget>| {
+            state.check_budget(asked).unwrap_err().to_string()
+        };
+        assert!(why(&state, Some(&Budget::new(4097))).contains("4096 tokens, and 4097"));
+        assert!(why(&state, None).contains("none was asked for"));
+        assert!(why(&whole, Some(&Budget::new(4096))).contains("a number of samples"));
+        assert_eq!(whole.check_budget(None), Ok(()));
+        let bad = json.replace("\"tokens\":4096", "\"tokens\":0");
+        assert!(State::from_json(&bad).unwrap_err().report().contains("one token"));
+        assert_eq!(state.of_view(Some([1; 16])).version, 3);
+    }
+
+    #[test]
     fn a_state_of_an_impossible_epoch_is_refused() {
         for kind in [OrderKind::Global, OrderKind::Partial { q: 0.5, world_size: 2 }] {
             let state = State { epoch: Epoch(u64::MAX), ..state(kind, 5) };
@@ -468,7 +536,7 @@ mod tests {
         assert!(refused("").contains("not a reading state"));
         assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
         assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
-        assert!(refused(&json.replace("\"version\":1", "\"version\":3")).contains("version 3"));
+        assert!(refused(&json.replace("\"version\":1", "\"version\":4")).contains("version 4"));
         assert!(refused(&json.replace("\"seed\":7", "\"seed\":-7")).contains("-7"));
         assert!(
             refused(&json.replace("\"global\"", "\"grouped\",\"lanes\":0,\"group\":1"))

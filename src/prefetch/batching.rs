@@ -43,6 +43,11 @@ impl LoaderOptions {
         directory: &Directory,
         devices: &[Arc<dyn Device>],
     ) -> Result<Batching> {
+        if working_set::budget_declines_chunks(directory, self)
+            && self.stated_batching()? == Batching::Chunk
+        {
+            return Ok(Batching::Sample);
+        }
         if !self.is_grouped() || matches!(self.batching, Some(Batching::None | Batching::Sample)) {
             return self.stated_batching();
         }
@@ -75,6 +80,8 @@ impl LoaderOptions {
         directory: &Directory,
     ) -> Option<PassLengths> {
         match batching {
+            // Batches by a budget go back and forth between groups.
+            Batching::Chunk if self.budget.is_some() => None,
             Batching::Chunk => working_set::pass_lengths(directory, self),
             Batching::Sample => working_set::global_pass_lengths(directory, self),
             Batching::None => None,

@@ -81,6 +81,12 @@ fn check(options: &LoaderOptions) -> Result<()> {
     }
     Shard::new(options.rank, options.world_size, options.tail)?;
     options.order.started(options.world_size).check()?;
+    if options.budget.is_some() {
+        return refused(
+            "mixtures have batches of a number of samples, not of tokens".to_owned(),
+            "take batch_size instead of batch_tokens",
+        );
+    }
     if options.weights.is_some() {
         return refused(
             "weights are of the samples of one data set, not of a mixture".to_owned(),

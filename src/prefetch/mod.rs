@@ -9,7 +9,7 @@
 //! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
 //! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which
 //! source the batches of a mixture have, `mix_driver` reads them with a driver for each source, fed by
-//! `fed`, and `mixed` starts that. `copy` gathers each batch into one
+//! `fed`, and `mixed` starts that. `budgeted` cuts batches of so many tokens. `copy` gathers each batch into one
 //! buffer if the caller wants that.
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
@@ -20,6 +20,7 @@
 //! Read `chunks.rs` first: it is what makes training fast.
 
 mod batching;
+mod budgeted;
 mod chunks;
 mod copy;
 mod fed;
@@ -72,6 +73,8 @@ use residency::Residency;
 use samples::SampleDriver;
 use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
+pub(crate) use budgeted::BatchCounts;
+pub use budgeted::TokenLengths;
 pub use mix::Mix;
 pub(crate) use mix::MixSource;
 pub(crate) use mixture::MixIds;
@@ -134,8 +137,9 @@ pub struct Prefetcher {
     poller: Option<Forked<Poller>>,
     /// The state of the run after the batch that was delivered last.
     state: State,
-    /// The number of samples that this loader has to deliver in all, according to the order.
-    owed: u64,
+    /// The number of samples that this loader has to deliver in all, according to the order; `None` if only
+    /// reading tells.
+    owed: Option<u64>,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
     kept: Kept,
@@ -480,12 +484,11 @@ impl Prefetcher {
     /// A second check of the end: as many samples were delivered as the order has.
     fn check_complete(&self) -> Result<()> {
         let LoaderStats { samples, skipped, .. } = self.stats;
-        if samples + skipped == self.owed {
+        let Some(owed) = self.owed.filter(|owed| *owed != samples + skipped) else {
             return Ok(());
-        }
+        };
         let text = format!(
-            "the run ended after {samples} samples, {skipped} left out, and the order has {}",
-            self.owed
+            "the run ended after {samples} samples, {skipped} left out, and the order has {owed}"
         );
         Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
     }
@@ -538,7 +541,8 @@ impl Prefetcher {
                     on_error,
                     verify_kept,
                     residency,
-                );
+                )
+                .patient(working_set::patience(options));
                 match first {
                     None => Box::new(chunks),
                     Some(first) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::budget::{Budget, BudgetError, TooLong};
 use crate::order::weighted::Weights;
 use crate::order::{Locality, OrderKind, OrderSpec, Sharding, State, Tail};
 use crate::qpair::Cpus;
@@ -18,8 +19,12 @@ pub struct LoaderOptions {
     /// The order. In grouped order, 0 lanes means as many as suit the world size, or those of the
     /// state to resume from.
     pub order: OrderSpec,
-    /// Samples per batch on this rank.
+    /// Samples per batch on this rank. With a budget, about how many; a loader estimates it.
     pub batch_size: usize,
+    /// The budget of tokens of each batch, instead of a number of samples; [`LoaderOptions::by_budget`] sets it.
+    pub budget: Option<Arc<Budget>>,
+    /// What happens to a sample that is longer than the budget.
+    pub too_long: TooLong,
     /// The epochs to read.
     pub epochs: Range<u64>,
     /// This rank, less than `world_size`.
@@ -74,6 +79,8 @@ impl LoaderOptions {
         LoaderOptions {
             order,
             batch_size,
+            budget: None,
+            too_long: TooLong::Raise,
             epochs: 0..epochs,
             rank: 0,
             world_size: 1,
@@ -103,6 +110,13 @@ impl LoaderOptions {
         LoaderOptions { order, weights: Some(weights), ..self }
     }
 
+    /// The same options with batches of at most so many tokens, which go to the ranks in turn. Tails are then of
+    /// batches: those that are fewer than the ranks are read by some, dropped, or filled up.
+    #[must_use]
+    pub fn by_budget(self, budget: Budget) -> LoaderOptions {
+        LoaderOptions { budget: Some(Arc::new(budget)), ..self }
+    }
+
     /// Positions of an epoch over `num_live` samples.
     pub(crate) fn epoch_len(&self, num_live: u64) -> u64 {
         self.order.kind.epoch_len(num_live)
@@ -126,7 +140,22 @@ impl LoaderOptions {
             let hint = "LoaderOptions::weighted sets both";
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         }
+        self.check_budget()?;
         self.stated_batching().map(drop)
+    }
+
+    /// What does not go with whole batches for each rank.
+    fn check_budget(&self) -> Result<()> {
+        let Some(budget) = &self.budget else { return Ok(()) };
+        budget.check()?;
+        let what = if self.order.kind.world_size().is_some() {
+            "this order gives each rank samples of its own"
+        } else if self.sharding != Sharding::Strided {
+            "leave the shares out"
+        } else {
+            return Ok(());
+        };
+        Err(BudgetError::Shares { what }.into())
     }
 }
 

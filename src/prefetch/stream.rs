@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::budget::Budget;
 use crate::order::weighted::{Weights, WeightsError};
 use crate::order::{
     Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Population, Positions,
@@ -13,6 +14,7 @@ use crate::order::{
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
+use super::budgeted::{Dealing, TokenLengths, order_of};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
 
@@ -36,6 +38,8 @@ pub(crate) struct Stream {
     left: u64,
     /// What a weighted order draws by.
     weights: Option<Arc<Weights>>,
+    /// How batches are cut, unless they have `batch_size` samples.
+    budget: Option<(Arc<Budget>, TokenLengths)>,
     /// Where positions come from instead, in a mixture.
     fed: Option<Box<Fed>>,
 }
@@ -56,6 +60,8 @@ struct Current {
     shard: Shard,
     rest: Positions,
     taken: u64,
+    /// Batches by a budget, instead of `rest`.
+    dealing: Option<Dealing>,
 }
 
 /// The positions of a batch.
@@ -78,8 +84,10 @@ impl Stream {
         let view = directory.view().map(|mark| mark.hash);
         let Some(state) = &options.resume else {
             let start = State::start(image, generation, options.order.started(options.world_size));
-            return Ok(State { epoch: Epoch(options.epochs.start), ..start }.of_view(view));
+            let start = State { epoch: Epoch(options.epochs.start), ..start };
+            return Ok(start.of_view(view).by_budget(options.budget.clone()));
         };
+        state.check_budget(options.budget.as_deref())?;
         let len = options.epoch_len(directory.num_live());
         state.check((image, view), generation, &options.order, options.world_size, len)?;
         Ok(state.clone())
@@ -113,7 +121,12 @@ impl Stream {
         {
             return Err(WeightsError::Len { given: weighed, samples }.into());
         }
+        let lengths = match &options.budget {
+            Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),
+            None => None,
+        };
         Ok(Stream {
+            budget: options.budget.clone().zip(lengths),
             directory,
             spec: start.order,
             shard,
@@ -150,6 +163,7 @@ impl Stream {
             free_order: None,
             left: u64::MAX,
             weights: None,
+            budget: None,
             fed,
         }
     }
@@ -172,21 +186,25 @@ impl Stream {
     }
 
     /// The number of samples that a run with these options over epochs of `len` has for this rank from
-    /// `start` on, counted independently of the stream.
+    /// `start` on, counted independently of the stream. `None`: ranks have batches of different sizes.
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
-    pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<u64> {
+    pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<Option<u64>> {
+        if options.budget.is_some() && options.world_size > 1 {
+            return Ok(None);
+        }
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
         let of_epoch = |shard: Shard| {
             let samples = shard.positions(len).remaining();
-            if options.drop_short { samples / batch_size * batch_size } else { samples }
+            let drops_short = options.drop_short && options.budget.is_none();
+            if drops_short { samples / batch_size * batch_size } else { samples }
         };
         let epochs = options.epochs.end.saturating_sub(start.epoch.0);
-        let Some(epochs_after) = epochs.checked_sub(1) else { return Ok(0) };
+        let Some(epochs_after) = epochs.checked_sub(1) else { return Ok(Some(0)) };
         let first = of_epoch(shard.after(start.consumed));
-        Ok(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard))))
+        Ok(Some(first.saturating_add(epochs_after.saturating_mul(of_epoch(shard)))))
     }
 
     /// Splits off the next batch as a stream of its own.
@@ -209,6 +227,7 @@ impl Stream {
             drop_short: self.drop_short,
             left: 1,
             weights: self.weights.clone(),
+            budget: None, // see `reads_first_batch_apart`
             fed: None,
         };
         self.next_taken()?;
@@ -225,6 +244,14 @@ impl Stream {
         ids.clear();
         if let Some(fed) = &mut self.fed {
             return Ok(fed.next_ids(ids)?);
+        }
+        if self.budget.is_some() {
+            let mut picks = std::mem::take(&mut self.aligned);
+            picks.clear();
+            let head = self.next_dealt(ids, &mut picks);
+            ids.extend(picks.iter().map(|pick| self.directory.id_in_chunk(pick.chunk, pick.nth)));
+            self.aligned = picks;
+            return head;
         }
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
         let Stream { directory, current: Some(current), shares, aligned, batch_size, .. } = self
@@ -270,6 +297,9 @@ impl Stream {
         if let Some(fed) = &mut self.fed {
             return Ok(fed.next_picks(picks)?);
         }
+        if self.budget.is_some() {
+            return self.next_dealt(&mut Vec::new(), picks);
+        }
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
         let Stream { current: Some(current), shares, batch_size, .. } = self else {
             return Ok(Some(head));
@@ -304,6 +334,48 @@ impl Stream {
         }
     }
 
+    /// Appends the samples of the next batch by budget to `ids`, or to `picks` if the order visits whole chunks.
+    fn next_dealt(
+        &mut self,
+        ids: &mut Vec<SampleId>,
+        picks: &mut Vec<Pick>,
+    ) -> Result<Option<Head>> {
+        while !self.is_done() {
+            if self.current.is_none() {
+                self.enter_epoch()?;
+            }
+            let Stream { current: Some(current), budget: Some((_, lengths)), .. } = self else {
+                return Ok(None);
+            };
+            let Current { order, dealing: Some(dealing), taken, .. } = current else {
+                return Ok(None);
+            };
+            let epoch = order.epoch();
+            if let Some(dealt) = dealing.next(order, lengths, ids, picks)? {
+                *taken += 1;
+                let ends_epoch = dealt.ends_epoch;
+                let after = match ends_epoch {
+                    true => (Epoch(epoch.0 + 1), 0),
+                    false => (epoch, dealt.consumed),
+                };
+                self.left -= 1;
+                return Ok(Some(Head { epoch, ends_epoch, after }));
+            }
+            if *taken == 0 && self.consumed == 0 {
+                self.epochs.start = self.epochs.end; // batches are fewer than ranks
+                return Ok(None);
+            }
+            self.end_epoch();
+        }
+        Ok(None)
+    }
+
+    fn end_epoch(&mut self) {
+        self.epochs.start += 1;
+        self.consumed = 0;
+        self.free_order = self.current.take().map(|current| current.order);
+    }
+
     fn next_taken(&mut self) -> Result<Option<(Head, BatchPositions)>> {
         let (batch_size, drop_short) = (self.batch_size, self.drop_short);
         let is_strided = matches!(self.shares, Shares::Strided);
@@ -317,9 +389,7 @@ impl Stream {
                     self.epochs.start = self.epochs.end; // no epoch has anything for this rank
                     return Ok(None);
                 }
-                self.epochs.start += 1;
-                self.consumed = 0;
-                self.free_order = self.current.take().map(|current| current.order);
+                self.end_epoch();
                 continue;
             }
             let batch = current.shard.global_batch(current.order.len(), current.taken, batch_size);
@@ -345,17 +415,16 @@ impl Stream {
         let (spec, epoch, directory) = (&self.spec, Epoch(self.epochs.start), &*self.directory);
         let order = match self.free_order.take() {
             Some(mut order) => order.begin_epoch(spec, epoch, directory).map(|()| order)?,
-            None => match &self.weights {
-                Some(weights) => EpochOrder::weighted(spec, epoch, directory, weights)?,
-                None => EpochOrder::new(spec, epoch, directory)?,
-            },
+            None => order_of(spec, epoch, directory, self.weights.as_ref())?,
         };
         let shard = self.shard.after(self.consumed);
         let mut rest = shard.positions(order.len());
         if self.drop_short {
             rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
         }
-        Ok(self.current.insert(Current { order, shard, rest, taken: 0 }))
+        let dealing = self.budget.as_ref();
+        let dealing = dealing.map(|(budget, _)| Dealing::new(budget, spec.seed, &order, shard));
+        Ok(self.current.insert(Current { order, shard, rest, taken: 0, dealing }))
     }
 }
 

@@ -18,6 +18,7 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
     let Some((_, group)) = options.order.kind.lanes_and_group() else { return DEFAULT_WINDOW };
     let chunks = u64::from(lanes_of(options)).saturating_mul(u64::from(group) + 1);
     let wanted = chunks_len(directory, chunks.saturating_add(FIRST_BATCH_ROOM_CHUNKS));
+    let wanted = wanted.saturating_add(sorted_bytes(directory, options));
     usize::try_from(wanted).unwrap_or(usize::MAX).clamp(DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
 }
 
@@ -40,6 +41,34 @@ pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 
         None => 2,
     };
     chunks_len(directory, chunks)
+}
+
+/// Whether batches by a budget had better be read by samples: the window cannot hold the chunks of what is sorted by
+/// length, or several ranks would each read all chunks, since each has some of all batches.
+pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> bool {
+    if options.budget.is_none() {
+        return false;
+    }
+    let open = open_bytes(directory, options).max(chunks_len(directory, 2));
+    let wanted = open.saturating_add(sorted_bytes(directory, options));
+    let ranks = f64::from(options.world_size.max(1));
+    (window_bytes(directory, options) as u64) < wanted || ranks > sample_cost(directory)
+}
+
+/// Bytes that the batches by a budget need beside the chunks that an order has open: a window of positions reaches
+/// into the next group, and its chunks stay for two windows.
+fn sorted_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
+    let Some(budget) = &options.budget else { return 0 };
+    let samples = u64::from(budget.window).min(directory.num_live());
+    samples.saturating_mul(3 * mean_sample_bytes(directory)).min(chunks_len(directory, u64::MAX))
+}
+
+/// Batches for which a chunk stays after its last use; 0: until its group has ended. Batches by a budget go back to
+/// a chunk in the window of positions behind its last use.
+pub(super) fn patience(options: &LoaderOptions) -> u64 {
+    let Some(budget) = &options.budget else { return 0 };
+    let of_window = u64::from(budget.window).div_ceil(options.batch_size.max(1) as u64);
+    3 * of_window.div_ceil(options.world_size.max(1).into()) + PATIENCE
 }
 
 /// Whether the open chunks of a grouped order exceed the window, so that they cannot stay until
@@ -89,6 +118,9 @@ pub(super) fn global_pass_lengths(
 /// Whether to read the first batch by samples: the chunks that it would wait for are large, and
 /// there is memory for both.
 pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOptions) -> bool {
+    if options.budget.is_some() {
+        return false; // the first batch is known once the first window is cut
+    }
     let awaited = open_bytes(directory, options);
     let room = (window_bytes(directory, options) as u64).saturating_sub(awaited);
     awaited >= FIRST_BATCH_FROM_BYTES && room >= FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory)
@@ -147,6 +179,9 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
 /// ranks; `None` if each chunk is read once.
 pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
+    if options.budget.is_some() {
+        return None; // ranks have batches of all lanes
+    }
     let is_local = options.sharding == Sharding::Local;
     if is_local || lanes == 0 || lanes.is_multiple_of(options.world_size.max(1)) {
         return None;
@@ -224,6 +259,9 @@ fn chunks_len(directory: &Directory, chunks: u64) -> u64 {
 fn chunk_len(directory: &Directory) -> u64 {
     directory.layout().chunk_size_bytes.into()
 }
+
+/// Batches for which a chunk stays beside those of windows of positions.
+const PATIENCE: u64 = 8;
 
 /// The default window: at least the first, and at most the second for large chunks.
 const DEFAULT_WINDOW: usize = 256 << 20;

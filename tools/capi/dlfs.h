@@ -139,6 +139,21 @@
 // epoch.
 #define DLFS_ORDER_PARTIAL 5
 
+// Samples are drawn in proportion to weights: `weights`, or `balanced`.
+#define DLFS_ORDER_WEIGHTED 6
+
+// A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
+#define DLFS_COST_PADDED 0
+
+// It costs the sum of their tokens.
+#define DLFS_COST_SUM 1
+
+// A sample that is longer than a batch by tokens is an error of dlfs_sequence. The default.
+#define DLFS_TOO_LONG_RAISE 0
+
+// It is a batch of its own.
+#define DLFS_TOO_LONG_ALONE 1
+
 // A rank takes every W-th sample of each global batch, for W ranks. The default.
 #define DLFS_SHARD_STRIDED 0
 
@@ -535,8 +550,8 @@ typedef int (*dlfs_peer_get)(void *user,
                              void *records,
                              uint32_t wait_ms);
 
-// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size`, and set
-// all fields without a value to zero. The call copies it.
+// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size` or
+// `batch_tokens`, and set all fields without a value to zero. The call copies it.
 typedef struct {
     // sizeof(dlfs_sequence_options).
     size_t size;
@@ -547,7 +562,7 @@ typedef struct {
     uint32_t lanes;
     // Grouped: chunks of one lane that are shuffled together; default 4.
     uint32_t group;
-    // Samples per batch on this rank; at least 1.
+    // Samples per batch on this rank; at least 1, or 0 with `batch_tokens`.
     uint32_t batch_size;
     // Partial: fraction of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
     double exchange;
@@ -617,6 +632,36 @@ typedef struct {
     uint32_t blocking_exchange;
     // 1: Resume between epochs with another world size: the ranks begin with new shares.
     uint32_t restart_shares;
+    // The most tokens of a batch, instead of a number of samples: samples of similar length share a
+    // batch, and batches go to the ranks in turn. 0: batches of `batch_size`.
+    uint64_t batch_tokens;
+    // Batches by tokens: positions of the epoch that are sorted by length together; default 8192.
+    uint32_t bucket_window;
+    // Batches by tokens: the most samples of one; 0: as many as have room.
+    uint32_t max_batch;
+    // Batches by tokens: bytes of a token; default 1. A part of one counts as one.
+    uint32_t token_bytes;
+    // Batches by tokens: what a batch costs: DLFS_COST_...
+    uint32_t batch_cost;
+    // Batches by tokens: what to do with a sample that is longer than a batch: DLFS_TOO_LONG_...
+    uint32_t too_long;
+    // Weighted: 1: each label gets the same share, instead of `weights`.
+    uint32_t balanced;
+    // Batches by tokens: the column of ints with the tokens of each sample, instead of its bytes; or
+    // NULL.
+    const char *lengths;
+    // Weighted: `num_weights` weights, one for each sample in the order of ids; or, with
+    // `weight_labels`, one for the samples of each label. Finite, and at least 0.
+    const double *weights;
+    // Weighted: the labels that `weights` belong to; or NULL.
+    const int64_t *weight_labels;
+    // The number of weights.
+    size_t num_weights;
+    // Weighted: samples of an epoch; 0: as many as the data set has, or without replacement as many
+    // as have a weight above 0.
+    uint64_t epoch_size;
+    // Weighted: 1: no sample comes twice in an epoch.
+    uint32_t without_replacement;
 } dlfs_sequence_options;
 
 // Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in

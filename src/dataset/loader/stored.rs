@@ -77,7 +77,7 @@ impl Loader {
     /// Tells the store how far the run is: samples that are due may be exchanged.
     pub(super) fn tell_store(&self, state: &State) {
         let Some(place) = self.store.as_ref().and_then(Stored::place) else { return };
-        match self.share.batches_after(state.consumed) {
+        match self.share.batches_after(state) {
             0 => place.delivered(Epoch(state.epoch.0.saturating_add(1)), 0),
             _ => place.delivered(state.epoch, self.taken(state)),
         }
@@ -95,7 +95,7 @@ impl Loader {
     /// no batch that would say so.
     pub(super) fn pass_over(&self, state: &State) {
         let is_next = state.consumed == 0 && state.epoch.0 == self.epoch() + 1;
-        if is_next && self.batches_left() == 0 {
+        if self.store.is_some() && is_next && self.batches_left() == 0 {
             self.tell_store(state);
         }
     }

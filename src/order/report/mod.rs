@@ -11,8 +11,11 @@
 //! A [`MixtureObserver`] sees an epoch of a mixture: what it has of each source, and how far batches are from their
 //! shares.
 //!
+//! A [`BudgetObserver`] sees batches by a budget of tokens: how full they are.
+//!
 //! `kinds` computes the statistics, `text` prints the table and the verdict.
 
+mod budget;
 mod kinds;
 mod mixture;
 mod ranks;
@@ -24,6 +27,7 @@ use serde::Serialize;
 
 use kinds::Kinds;
 
+pub use budget::{BudgetObserver, BudgetReport, padded_of};
 pub use mixture::{MixtureObserver, MixtureReport, SourceReport};
 pub use ranks::{RankObserver, RankReport};
 

@@ -16,6 +16,7 @@
 #![allow(clippy::missing_safety_doc)] // stated above, once for all functions
 
 pub mod batch;
+mod batches;
 pub mod column;
 pub mod edit;
 pub mod error;

@@ -188,7 +188,7 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
                     "{what} is for a sequence of one data set: leave it out for a mixture"
                 )));
             }
-            let loader = mixed.mixture.loader(options.options(None)?)?;
+            let loader = mixed.mixture.loader(options.options(None, None)?)?;
             let (stop, division) = (options.stop(), mixed.division);
             let sequence = Sequence { loader, stop, division, restarts_shares: false };
             let handle = handles::insert(sequence)?;

@@ -8,6 +8,7 @@ use dlfs::auth::Derivation;
 use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, ViewSource, Watch};
+use dlfs::directory::Directory;
 use dlfs::keys::{secret_of, tls_key_of};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
@@ -32,6 +33,18 @@ pub const DLFS_ORDER_LOCAL: u32 = 4;
 /// Like DLFS_ORDER_LOCAL, but the fraction `exchange` of each share moves to other ranks every
 /// epoch.
 pub const DLFS_ORDER_PARTIAL: u32 = 5;
+/// Samples are drawn in proportion to weights: `weights`, or `balanced`.
+pub const DLFS_ORDER_WEIGHTED: u32 = 6;
+
+/// A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
+pub const DLFS_COST_PADDED: u32 = 0;
+/// It costs the sum of their tokens.
+pub const DLFS_COST_SUM: u32 = 1;
+
+/// A sample that is longer than a batch by tokens is an error of dlfs_sequence. The default.
+pub const DLFS_TOO_LONG_RAISE: u32 = 0;
+/// It is a batch of its own.
+pub const DLFS_TOO_LONG_ALONE: u32 = 1;
 
 /// A rank takes every W-th sample of each global batch, for W ranks. The default.
 pub const DLFS_SHARD_STRIDED: u32 = 0;
@@ -225,8 +238,8 @@ unsafe impl Struct for MountOptions {
     ];
 }
 
-/// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size`, and set
-/// all fields without a value to zero. The call copies it.
+/// Options of a sequence. Set `size` to `sizeof(dlfs_sequence_options)`, set `batch_size` or
+/// `batch_tokens`, and set all fields without a value to zero. The call copies it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct SequenceOptions {
@@ -239,7 +252,7 @@ pub struct SequenceOptions {
     pub lanes: u32,
     /// Grouped: chunks of one lane that are shuffled together; default 4.
     pub group: u32,
-    /// Samples per batch on this rank; at least 1.
+    /// Samples per batch on this rank; at least 1, or 0 with `batch_tokens`.
     pub batch_size: u32,
     /// Partial: fraction of each share that moves to other ranks in an epoch, 0 to 1; default 0.1.
     pub exchange: f64,
@@ -309,6 +322,36 @@ pub struct SequenceOptions {
     pub blocking_exchange: u32,
     /// 1: Resume between epochs with another world size: the ranks begin with new shares.
     pub restart_shares: u32,
+    /// The most tokens of a batch, instead of a number of samples: samples of similar length share a
+    /// batch, and batches go to the ranks in turn. 0: batches of `batch_size`.
+    pub batch_tokens: u64,
+    /// Batches by tokens: positions of the epoch that are sorted by length together; default 8192.
+    pub bucket_window: u32,
+    /// Batches by tokens: the most samples of one; 0: as many as have room.
+    pub max_batch: u32,
+    /// Batches by tokens: bytes of a token; default 1. A part of one counts as one.
+    pub token_bytes: u32,
+    /// Batches by tokens: what a batch costs: DLFS_COST_...
+    pub batch_cost: u32,
+    /// Batches by tokens: what to do with a sample that is longer than a batch: DLFS_TOO_LONG_...
+    pub too_long: u32,
+    /// Weighted: 1: each label gets the same share, instead of `weights`.
+    pub balanced: u32,
+    /// Batches by tokens: the column of ints with the tokens of each sample, instead of its bytes; or
+    /// NULL.
+    pub lengths: *const c_char,
+    /// Weighted: `num_weights` weights, one for each sample in the order of ids; or, with
+    /// `weight_labels`, one for the samples of each label. Finite, and at least 0.
+    pub weights: *const f64,
+    /// Weighted: the labels that `weights` belong to; or NULL.
+    pub weight_labels: *const i64,
+    /// The number of weights.
+    pub num_weights: usize,
+    /// Weighted: samples of an epoch; 0: as many as the data set has, or without replacement as many
+    /// as have a weight above 0.
+    pub epoch_size: u64,
+    /// Weighted: 1: no sample comes twice in an epoch.
+    pub without_replacement: u32,
 }
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -317,6 +360,7 @@ unsafe impl Struct for SequenceOptions {
         std::mem::offset_of!(SequenceOptions, shard),
         std::mem::offset_of!(SequenceOptions, peers),
         std::mem::offset_of!(SequenceOptions, store),
+        std::mem::offset_of!(SequenceOptions, batch_tokens),
     ];
 }
 
@@ -503,8 +547,16 @@ impl SequenceOptions {
         flag(self.restart_shares, "restart_shares")
     }
 
-    /// The library's options for this struct. `launched` are rank and world size where the struct has none.
-    pub(crate) fn options(&self, launched: Option<(u32, u32)>) -> Result<LoaderOptions, Failure> {
+    /// The library's options for this struct. `launched` are rank and world size where the struct has none;
+    /// `directory` is that of the data set, and `None` for a mixture.
+    ///
+    /// # Safety
+    /// Strings and arrays satisfy the header.
+    pub(crate) unsafe fn options(
+        &self,
+        launched: Option<(u32, u32)>,
+        directory: Option<&Directory>,
+    ) -> Result<LoaderOptions, Failure> {
         let (rank, world_size) = match (self.world_size, launched) {
             (0 | 1, Some(place)) => place,
             (world_size, _) => (self.rank, world_size.max(1)),
@@ -544,7 +596,8 @@ impl SequenceOptions {
         set_time(&mut options.deadline, self.call_timeout_ms);
         set_pairs(&mut options.queue_pairs, self.queue_pairs)?;
         set_window(&mut options.window_bytes, self.window_bytes)?;
-        Ok(options)
+        // SAFETY: by this function's own contract.
+        unsafe { self.budgeted(self.weighted(options, directory)?) }
     }
 
     fn kind(&self, world_size: u32) -> Result<OrderKind, Failure> {
@@ -561,6 +614,7 @@ impl SequenceOptions {
                 let q = if self.exchange == 0.0 { DEFAULT_EXCHANGE } else { self.exchange };
                 OrderKind::Partial { q, world_size }
             }
+            DLFS_ORDER_WEIGHTED => OrderKind::Global, // until the weights are known
             other => return Err(unknown("order", other)),
         })
     }
@@ -570,7 +624,7 @@ pub(crate) fn unknown(what: &str, value: u32) -> Failure {
     Failure::invalid(format!("{what} is {value}, which has no meaning"))
 }
 
-fn flag(value: u32, what: &str) -> Result<bool, Failure> {
+pub(crate) fn flag(value: u32, what: &str) -> Result<bool, Failure> {
     if value < 2 { Ok(value == 1) } else { Err(unknown(what, value)) }
 }
 

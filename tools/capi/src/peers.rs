@@ -45,10 +45,13 @@ impl Mount {
         // SAFETY: by this function's own contract, which is that of both.
         let (join, stored) = unsafe { (given.join()?, given.stored()?) };
         if let Some(stored) = stored {
-            return self.with_store(given, stored, join);
+            // SAFETY: as above.
+            return unsafe { self.with_store(given, stored, join) };
         }
+        let directory = Some(&**self.dataset.directory());
         let Some(join) = join else {
-            return Ok((self.dataset.clone(), given.options(None)?));
+            // SAFETY: by this function's own contract, as below.
+            return Ok((self.dataset.clone(), unsafe { given.options(None, directory)? }));
         };
         let mut joined = match self.through_peers.try_lock() {
             Ok(joined) => joined,
@@ -60,10 +63,13 @@ impl Mount {
         };
         if let Some(Joined { dataset, .. }) = &*joined {
             let place = dataset.image().peers().map(Peers::place);
-            return Ok((dataset.clone(), given.options(place)?));
+            // SAFETY: by this function's own contract.
+            return Ok((dataset.clone(), unsafe { given.options(place, directory)? }));
         }
         let meeting = join.meeting_here()?;
-        let options = given.options(Some((meeting.rank, meeting.world_size)))?;
+        let place = Some((meeting.rank, meeting.world_size));
+        // SAFETY: by this function's own contract.
+        let options = unsafe { given.options(place, directory)? };
         let mut functions = Functions { given: *given, round: CString::default() };
         let object: &mut dyn Rendezvous = &mut functions;
         let dataset = self.dataset.with_peers(
@@ -78,7 +84,10 @@ impl Mount {
     }
 
     /// The data set as a rank reads it from a store of its own, which ends with its sequence.
-    fn with_store(
+    ///
+    /// # Safety
+    /// Strings and arrays satisfy the header.
+    unsafe fn with_store(
         &self,
         given: &SequenceOptions,
         stored: StoreOptions,
@@ -86,7 +95,8 @@ impl Mount {
     ) -> Result<(Dataset, LoaderOptions), Failure> {
         let meeting = join.map(|join| join.meeting_here()).transpose()?;
         let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size));
-        let options = given.options(place)?;
+        // SAFETY: by this function's own contract.
+        let options = unsafe { given.options(place, Some(&**self.dataset.directory()))? };
         let mut functions = Functions { given: *given, round: CString::default() };
         let object: &mut dyn Rendezvous = &mut functions;
         let (how, stop) = ((&self.connect, Some(object)), &mut given.stop());

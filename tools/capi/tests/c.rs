@@ -330,6 +330,17 @@ fn several_data_sets_are_read_as_one_sequence() {
 }
 
 #[test]
+fn weights_and_budgets_of_tokens_are_kept_and_bad_ones_refused() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/batches.c"), how);
+        program.run(&[&source.address()]);
+    }
+}
+
+#[test]
 fn samples_are_deleted_and_their_space_is_freed() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

@@ -5,6 +5,7 @@
 //! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
+mod budget_args;
 mod commands;
 mod demo_data;
 mod demo_source;

@@ -23,6 +23,7 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
     match noun.strip_suffix('y') {
         _ if number == 1 => format!("{count} {noun}"),
         Some(stem) => format!("{count} {stem}ies"),
+        None if noun.ends_with("ch") => format!("{count} {noun}es"),
         None => format!("{count} {noun}s"),
     }
 }

@@ -1,4 +1,4 @@
-//! read --weights: samples drawn by weights.
+//! read --weights: samples drawn by weights; and read --batch-tokens: batches by a budget of tokens.
 
 mod common;
 
@@ -69,4 +69,72 @@ fn weights_that_cannot_be_drawn_by_are_refused_before_the_first_batch() {
     refused("balanced", &["--without-replacement", "--draws", "301"], 1, &["from 1 to 300"]);
     refused("balanced", &["--order", "global"], 2, &["--weights", "--order"]);
     run(&["read", &dir.arg("train.dlfs"), "--draws", "3"]).code(2).complains_of(&["--weights"]);
+}
+
+#[test]
+fn batches_by_tokens_are_read_in_ranks_and_stops_go_on() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let budget = ["--batch-tokens", "30000", "--bucket-window", "100", "--seed", "4"];
+    let read = |list: &str, more: &[&str]| {
+        let list = dir.arg(list);
+        let ran = run(&[&["read", &image, "--ids", &list], &budget[..], more].concat());
+        let text = fs::read_to_string(&list).unwrap();
+        (ran, text.lines().map(|line| line.parse().unwrap()).collect::<Vec<usize>>())
+    };
+    let (_, whole) = read("whole", &["--epochs", "2"]);
+    for epoch in [&whole[..300], &whole[300..]] {
+        let mut sorted = epoch.to_vec();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..300).collect::<Vec<usize>>());
+    }
+    let state = dir.arg("state");
+    let stopped = ["--epochs", "2", "--state", &state];
+    let (ran, front) = read("front", &[&stopped[..], &["--stop-after", "340"]].concat());
+    ran.code(4);
+    assert!(front.len() >= 340 && front.len() < 600 && whole.starts_with(&front));
+    // Two ranks go on with what is left.
+    fs::copy(&state, dir.path("other")).unwrap();
+    let mut rest = Vec::new();
+    for (rank, state) in [("0", state), ("1", dir.arg("other"))] {
+        let more = ["--state", &state, "--epochs", "2", "--rank", rank, "--world-size", "2"];
+        let (ran, ids) = read("rest", &more);
+        ran.code(0);
+        rest.extend(ids);
+    }
+    rest.sort_unstable();
+    let mut left = whole[front.len()..].to_vec();
+    left.sort_unstable();
+    assert_eq!(rest, left);
+}
+
+#[test]
+fn the_report_tells_the_padding_and_bad_budgets_are_refused() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let report = |more: &[&str]| {
+        run(&[&["shuffle-report", &image, "--order", "global", "--batch-tokens"], more].concat())
+    };
+    let json = report(&["60000", "--json"]).json();
+    let part = |name: &str| json[name].as_f64().unwrap();
+    assert_eq!((json["samples"].as_u64(), json["budget"].as_u64()), (Some(300), Some(60_000)));
+    assert!(part("padding") < 0.2 && part("padding_in_sequence") > 0.3, "{json}");
+    assert!(part("filled") > 0.7 && part("filled") <= 1.0, "{json}");
+    let text = report(&["60000"]);
+    assert!(text.text().contains("without length buckets"), "{}", text.text());
+    let refused = |more: &[&str], code: i32, words: &[&str]| {
+        run(&[&["read", &image][..], more].concat()).code(code).complains_of(words);
+    };
+    refused(&["--batch-tokens", "50"], 1, &["more than the 50", "--too-long alone"]);
+    refused(&["--batch-tokens", "0"], 2, &["--batch-tokens"]);
+    refused(&["--batch-tokens", "60000", "--batch", "4"], 2, &["--batch-tokens", "--batch"]);
+    refused(&["--max-batch", "4"], 2, &["--batch-tokens"]);
+    refused(
+        &["--batch-tokens", "60000", "--lengths", "words"],
+        1,
+        &["no column", "words", "label"],
+    );
+    let aligned = ["--batch-tokens", "60000", "--order", "grouped", "--shard", "aligned"];
+    refused(&aligned, 1, &["leave the shares out"]);
+    run(&["read", &image, "--batch-tokens", "50", "--too-long", "alone"]).code(0);
 }

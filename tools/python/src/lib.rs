@@ -9,6 +9,7 @@
 //! `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
+mod budget;
 mod dataset;
 mod edit;
 mod error;

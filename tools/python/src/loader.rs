@@ -132,8 +132,9 @@ impl Loader {
     }
 
     /// Batches of a whole epoch on this rank.
-    fn __len__(&self) -> usize {
-        self.newest().loader.batches_per_epoch() as usize
+    fn __len__(&self, py: Python<'_>) -> usize {
+        let run = self.newest();
+        py.detach(|| run.loader.batches_per_epoch() as usize) // of batches by tokens it looks at all samples
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<Epoch> {
@@ -151,8 +152,9 @@ impl Loader {
 
     /// Batches left in the current epoch of the run.
     #[getter]
-    fn batches_left(&self) -> u64 {
-        self.newest().loader.batches_left()
+    fn batches_left(&self, py: Python<'_>) -> u64 {
+        let run = self.newest();
+        py.detach(|| run.loader.batches_left())
     }
 
     /// The current epoch of the run: that of the next batch.
@@ -422,7 +424,7 @@ impl Epoch {
             self.end();
             return Ok(None);
         }
-        if loader.batches_left() == 0 {
+        if !py.detach(|| loader.has_batches_left()) {
             if self.epoch < loader.options().epochs.end {
                 // This rank has no samples in the rest of the epoch, so no batch will end it.
                 detached(py, |_| loader.set_epoch(self.epoch + 1))?;
@@ -443,10 +445,11 @@ impl Epoch {
     }
 
     fn __length_hint__(&self) -> usize {
-        match self.ended.load(Ordering::Relaxed) || self.run.loader.epoch() != self.epoch {
-            true => 0,
-            false => self.run.loader.batches_left() as usize,
-        }
+        let loader = &self.run.loader;
+        // Batches by tokens would have to be counted.
+        let is_counted = loader.options().budget.is_none();
+        let is_here = !self.ended.load(Ordering::Relaxed) && loader.epoch() == self.epoch;
+        if is_here && is_counted { loader.batches_left() as usize } else { 0 }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -503,6 +506,22 @@ impl Sampler {
             }
         };
         Ok(Sampler { sampler: Mutex::new(ids) })
+    }
+
+    /// Passes over as many batches, and stops where the epoch ends; whether it ended.
+    fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
+        let mut held = self.sampler();
+        for _ in 0..batches {
+            let next = match &mut *held {
+                Ids::Dataset(sampler, _) => sampler.next(&mut Vec::new()),
+                Ids::Mixture(sampler) => sampler.next(&mut Vec::new()),
+            };
+            let ends_epoch = next.map_err(|error| raise(py, &error))?.unwrap_or(true);
+            if ends_epoch {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
@@ -563,6 +582,15 @@ impl Sampler {
         match &*self.sampler() {
             Ids::Dataset(sampler, _) => sampler.batches_left(),
             Ids::Mixture(sampler) => sampler.batches_left(),
+        }
+    }
+
+    /// Whether there are any.
+    #[getter]
+    fn has_batches_left(&self) -> bool {
+        match &*self.sampler() {
+            Ids::Dataset(sampler, _) => sampler.has_batches_left(),
+            Ids::Mixture(sampler) => sampler.has_batches_left(),
         }
     }
 }

@@ -22,7 +22,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
-use crate::{peers, store, weights};
+use crate::{budget, peers, store, weights};
 
 /// The options of `dlfs.open` beside the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -168,6 +168,7 @@ pub(crate) fn loader_options(
         Some(weights) => options = options.weighted(weights),
         None => options.order.kind = order_kind(given, options.world_size)?,
     }
+    let options = budget::apply(given, options)?;
     let order = options.order.started(options.world_size);
     order.check().map_err(|error| raise(py, &error.into()))?;
     Ok(options)
@@ -183,7 +184,9 @@ fn set_loader_option(
     match key {
         "order" | "lanes" | "group" | "by" | "exchange" | "drop_last" | "pad" => {}
         key if weights::KEYWORDS.contains(&key) => {} // read with the order
-        "fields" => {}                                // handled by the loader
+        key if budget::KEYWORDS.contains(&key) => {}  // read together
+        "batch_size" if value.is_none() => {}
+        "fields" => {} // handled by the loader
         "batch_size" => options.batch_size = at_least_one(key, value)?,
         "seed" => options.order.seed = value.extract()?,
         "epochs" if value.is_none() => {}

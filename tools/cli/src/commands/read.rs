@@ -17,8 +17,10 @@ use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::store::StoreStats;
+use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
+use crate::budget_args::BudgetArgs;
 use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::help::loading;
@@ -57,6 +59,8 @@ pub(crate) struct ReadArgs {
     share: ShareArgs,
     #[command(flatten)]
     weights: WeightArgs,
+    #[command(flatten)]
+    budget: BudgetArgs,
     #[command(flatten)]
     mix: MixArgs,
     #[command(flatten)]
@@ -158,6 +162,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     options = args.weights.weigh(options, image.directory())?;
+    options = args.budget.apply(options);
     options.resume = args.run.resume_state()?;
     args.store.restart(&image, &mut options)?;
     let mut joined = None;
@@ -324,13 +329,19 @@ impl RunArgs {
 
 /// The number of samples that the run will deliver to this rank.
 fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
-    let (epoch, consumed) = match &options.resume {
-        Some(state) => (state.epoch.0, state.consumed),
-        None => (0, 0),
+    let start = options.resume.clone().unwrap_or_else(|| {
+        // Counts depend on the order alone.
+        State::start([0; 16], Generation(0), options.order.started(options.world_size))
+    });
+    let first = start.epoch.0;
+    let Some(epochs_after) = options.epochs.end.checked_sub(first + 1) else { return 0 };
+    let whole =
+        |epoch| share.samples_after(&State { epoch: Epoch(epoch), consumed: 0, ..start.clone() });
+    let later = match options.budget.is_some() && options.world_size > 1 {
+        true => (first + 1..options.epochs.end).map(whole).sum(), // each has other batches
+        false => epochs_after.saturating_mul(whole(first)),
     };
-    let Some(epochs_after) = options.epochs.end.checked_sub(epoch + 1) else { return 0 };
-    let whole = epochs_after.saturating_mul(share.samples_after(0));
-    share.samples_after(consumed).saturating_add(whole)
+    share.samples_after(&start).saturating_add(later)
 }
 
 /// The ids of a run, one per line.
@@ -544,4 +555,5 @@ Examples:
   dlfs read web.dlfs --part 0.7 --mix code.dlfs=0.2 --mix books.dlfs=0.1 --epoch-size 1000000
   torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers auto --shard local
   torchrun --no-python dlfs read train.dlfs --order partial --exchange 0.3 --store file:/nvme:200G --peers auto
+  dlfs read text.dlfs --batch-tokens 16384 --token-bytes 2 --max-batch 64
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -3,18 +3,21 @@
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::dataset::{Dataset, Mixture, MixtureSampler};
+use dlfs::dataset::{Dataset, Image, Mixture, MixtureSampler, Sampler};
 use dlfs::directory::Directory;
+use dlfs::order::budget::Cost;
 use dlfs::order::mixture;
 use dlfs::order::report::{
-    MixtureObserver, MixtureReport, Observed, Observer, RankObserver, RankReport, ShuffleReport,
+    BudgetObserver, BudgetReport, MixtureObserver, MixtureReport, Observed, Observer, RankObserver,
+    RankReport, ShuffleReport, padded_of,
 };
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
-use dlfs::prefetch::LoaderOptions;
+use dlfs::prefetch::{LoaderOptions, TokenLengths};
 use dlfs::reader::ReaderOptions;
 use dlfs::units::Epoch;
 
 use crate::args::ConnectionArgs;
+use crate::budget_args::BudgetArgs;
 use crate::exit::{Failure, Outcome};
 use crate::mix_args::MixArgs;
 use crate::open::ImageArgs;
@@ -34,6 +37,9 @@ use crate::text;
 /// With --mix it reports what an epoch of the mixture has of each image, how many different samples those
 /// are, and how far the global batches are from their shares: the farthest, the spread, and the spread that
 /// chance would have. Ranks have no rows of their own then.
+///
+/// With --batch-tokens it reports how full the batches by tokens are instead: the part of them that is
+/// padding, beside that of batches of as many samples without length buckets.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
 pub(crate) struct ShuffleReportArgs {
@@ -43,6 +49,8 @@ pub(crate) struct ShuffleReportArgs {
     mix: MixArgs,
     #[command(flatten)]
     order: OrderArgs,
+    #[command(flatten)]
+    budget: BudgetArgs,
     /// Samples per global batch
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
@@ -83,6 +91,14 @@ struct JsonMixture<'a> {
     report: &'a MixtureReport,
 }
 
+#[derive(Serialize)]
+struct JsonBudget<'a> {
+    order: &'a OrderSpec,
+    epoch: u64,
+    #[serde(flatten)]
+    report: &'a BudgetReport,
+}
+
 pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     let spec = args.order.spec(args.world_size)?.started(args.world_size);
     if args.shard == ShardArg::Local {
@@ -96,6 +112,9 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         let first = Dataset::from_image(image, ReaderOptions::default());
         let mixture = args.mix.mixture(&first, &args.connection)?;
         return report_mixture(&args, &spec, &mixture.expect("there is something to mix"));
+    }
+    if args.budget.budget().is_some() {
+        return report_budget(&args, &spec, image);
     }
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
@@ -179,6 +198,79 @@ fn report_mixture(
     Ok(Outcome::Done)
 }
 
+/// Reports how full the batches by tokens of an epoch are.
+fn report_budget(
+    args: &ShuffleReportArgs,
+    spec: &OrderSpec,
+    image: Image,
+) -> Result<Outcome, Failure> {
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let mut plain = LoaderOptions::new(*spec, 1, 1);
+    plain.epochs = args.epoch..args.epoch.saturating_add(1);
+    let options = args.budget.apply(plain.clone());
+    let budget = options.budget.clone().expect("the caller has seen one");
+    let lengths = TokenLengths::new(dataset.directory(), &budget, options.too_long);
+    let lengths = lengths.map_err(dlfs::Error::from)?;
+    let mut observer = BudgetObserver::new(budget.tokens, budget.cost == Cost::Padded);
+    each_batch(&dataset, options, &lengths, |tokens| observer.see(tokens))?;
+    plain.batch_size = observer.samples_of_batch();
+    let mut in_sequence = 0;
+    each_batch(&dataset, plain, &lengths, |tokens| in_sequence += padded_of(tokens))?;
+    let report = observer.finish(in_sequence);
+    let mut out = Out::new();
+    if args.json {
+        let (order, epoch) = (spec, args.epoch);
+        out.json(&JsonBudget { order, epoch, report: &report })?;
+    } else {
+        budget_lines(&report).into_iter().try_for_each(|line| out.line(line))?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// Visits the tokens of each batch of a run.
+fn each_batch(
+    dataset: &Dataset,
+    options: LoaderOptions,
+    lengths: &TokenLengths,
+    mut visit: impl FnMut(&[u32]),
+) -> Result<(), Failure> {
+    let mut sampler = Sampler::new(dataset, options)?;
+    let (mut ids, mut tokens) = (Vec::new(), Vec::new());
+    while sampler.next(&mut ids)?.is_some() {
+        tokens.clear();
+        for &id in &ids {
+            tokens.push(lengths.of(id).map_err(dlfs::Error::from)?);
+        }
+        visit(&tokens);
+    }
+    Ok(())
+}
+
+fn budget_lines(report: &BudgetReport) -> Vec<String> {
+    let percent = |part: f64| format!("{:.2} %", 100.0 * part);
+    let mean = report.samples as f64 / report.batches.max(1) as f64;
+    let mut lines = vec![
+        format!(
+            "{} of {} in {}: {mean:.1} samples each",
+            text::counted(report.samples, "sample"),
+            text::counted(report.tokens, "token"),
+            text::counted(report.batches, "batch"),
+        ),
+        format!(
+            "  padding    {} of the padded batches; {} without length buckets",
+            percent(report.padding),
+            percent(report.padding_in_sequence)
+        ),
+        format!("  filled     {} of {} tokens", percent(report.filled), text::count(report.budget)),
+    ];
+    if report.too_long > 0 {
+        let count = text::counted(report.too_long, "sample");
+        lines.push(format!("  too long   {count}, each a batch of its own"));
+    }
+    lines
+}
+
 /// Observes the shares of the ranks, one after the other.
 fn ranks(
     args: &ShuffleReportArgs,
@@ -224,4 +316,5 @@ const EXAMPLES: &str = "\
 Examples:
   dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
   dlfs shuffle-report train.dlfs --order global --json
+  dlfs shuffle-report text.dlfs --batch-tokens 16384 --token-bytes 2
   dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch 1024";

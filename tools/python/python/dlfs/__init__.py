@@ -346,6 +346,16 @@ class Loader(_Loader):
                      torch.utils.data.WeightedRandomSampler; otherwise an epoch is a weighted shuffle
     epoch_size       weighted: samples of an epoch. None: len(ds), or without replacement as many as have a weight
                      above 0
+    batch_tokens     the most tokens of a batch, instead of a number of samples: samples of similar length share a
+                     batch. See Training, "Batches by tokens"
+    bucket_window    batches by tokens: positions of the epoch that are sorted by length together
+    max_batch        batches by tokens: the most samples of one. None: as many as have room
+    token_bytes      batches by tokens: bytes of a token; a part of one counts as one
+    lengths          batches by tokens: the column of ints with the tokens of each sample, instead of its bytes
+    batch_cost       batches by tokens: what a batch costs: "padded": its longest sample times their number;
+                     "sum": the sum of their tokens
+    too_long         batches by tokens: what to do with a sample that is longer than a batch: "raise", before the
+                     first batch, or make it a batch of its own: "alone"
     fields           as in dlfs.open: the field that is the sample, or a tuple of those in its mapping. None: as
                      the data set was opened
     contiguous       gather each batch into one buffer in the background, so that Batch.data copies nothing
@@ -389,7 +399,7 @@ class Loader(_Loader):
     def __new__(
         cls,
         dataset: Dataset | Mixture,
-        batch_size: int,
+        batch_size: int | None = None,
         order: Order = "grouped",
         *,
         seed: int = 0,
@@ -409,6 +419,13 @@ class Loader(_Loader):
         weights: Weights | None = None,
         replacement: bool | None = None,
         epoch_size: int | None = None,
+        batch_tokens: int | None = None,
+        bucket_window: int = 8192,
+        max_batch: int | None = None,
+        token_bytes: int = 1,
+        lengths: str | None = None,
+        batch_cost: Literal["padded", "sum"] = "padded",
+        too_long: Literal["raise", "alone"] = "raise",
         batching: Literal["chunk", "sample", "none"] | None = None,
         fields: Fields | None = None,
         contiguous: bool = False,
@@ -465,6 +482,13 @@ class Loader(_Loader):
             weights=_numbers(weights),
             replacement=replacement,
             epoch_size=epoch_size,
+            batch_tokens=batch_tokens,
+            bucket_window=bucket_window,
+            max_batch=max_batch,
+            token_bytes=token_bytes,
+            lengths=lengths,
+            batch_cost=batch_cost,
+            too_long=too_long,
             batching=batching,
             fields=fields,
             contiguous=contiguous,

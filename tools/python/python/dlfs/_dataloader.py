@@ -88,7 +88,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Its state is that of the sampler after the batches that the loop has had, not after those drawn ahead. Any number
     of workers goes on from it, at any batch, and so does the sampler alone.
 
-    len() is the number of batches of a whole epoch. Other options are torch's.
+    len() is the number of batches of a whole epoch; of batches by tokens, whose number differs, of the current or next
+    one. Other options are torch's.
     """
 
     dataset: IterableDataset  # or a map-style data set, which nothing here asks
@@ -154,7 +155,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._under_way = False
 
     def __len__(self) -> int:
-        return self.dataset.num_batches(self.num_workers) if self._map is None else len(self._map.draws)
+        if self._map is not None:
+            return len(self._map.draws)
+        if self.dataset._by_tokens():
+            # Of the epoch that is read, or else of the next one.
+            return self.dataset._left({**self._begin().state, "consumed": 0}, max(self.num_workers, 1))
+        return self.dataset.num_batches(self.num_workers)
 
     def __iter__(self) -> Any:
         if self._map is not None:
@@ -213,6 +219,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if place.round is not None:
                 self._refuse_round(place, workers)
             return alone(place.state)
+        if data._by_tokens():
+            # A round begins at any batch. Workers that have none in it are at the next epoch.
+            over = {**place.state, "epoch": place.state["epoch"] + 1, "consumed": 0}
+            left = data._left_by_tokens(place.state, workers, data._rank()[0])
+            return of_workers([(place.state, False) if one else (over, True) for one in left], 0)
         data._check_rounds()
         part, ahead = data._round(workers, 0), 0
         if place.round is not None:
@@ -348,6 +359,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if reached == [first] * len(reached):
             return Place(before, None)
         data = self.dataset
+        if data._by_tokens():
+            return self._of_stateful_by_tokens(before, reached)
         data._check_rounds()
         part = data._round(len(states), 0)
         pieces = [len(piece) for piece in data._pieces(before, part)]
@@ -367,6 +380,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 return Place(before, part._replace(had=had))
         raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
 
+    def _of_stateful_by_tokens(self, before: dict[str, Any], reached: list[tuple[int, int]]) -> Place:
+        """The place of workers of which the first ones have given their batch of a round, and are at its end."""
+        data, ranks = self.dataset, self.dataset._rank()[1]
+        start = (int(before["epoch"]), int(before["consumed"]))
+        ahead, next_epoch = reached.index(start), (start[0] + 1, 0)
+        whole = data._of_rank(before, 0, len(reached) * ranks)
+        whole.skip(1)
+        after = whole.state_dict()
+        end = (int(after["epoch"]), int(after["consumed"]))
+        # Those that have no other batch in the epoch are at the next one.
+        behind = all(at in (start, next_epoch) for at in reached[ahead:])
+        if not behind or any(at not in (end, next_epoch) for at in reached[:ahead]):
+            raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
+        return Place(data._after(before, ahead), None)
+
 
 class _Progress:
     """How far an iterator is. It does not hold the iterator, so that workers end with that."""
@@ -376,6 +404,9 @@ class _Progress:
         # Where whole rounds begin, and how many batches of them were handed out and will be in this epoch.
         self.counted = begun.state
         self.handed, self.left = 0, 0
+        # Batches by tokens: where the rank stands after the first `follows` of those handed out.
+        self.followed: _Ids | None = None
+        self.follows = 0
         # After the newest batch, if it was of the rest of a round, or the last one of the epoch.
         self.known: Place | None = begun
 
@@ -390,6 +421,8 @@ class _Progress:
         data = self.data
         if self.workers == 0:
             return Place(data._own_state(), None)
+        if data._by_tokens():
+            return Place(self._after_handed(), None)
         data._check_rounds()
         rounds, had = divmod(self.handed, self.workers)
         part = data._round(self.workers, 0)
@@ -399,6 +432,16 @@ class _Progress:
             return Place(state, None)
         sizes = [len(piece) for piece in data._pieces(state, part)]
         return Place(state, part._replace(had=sum(sizes[:had])))
+
+
+    def _after_handed(self) -> dict[str, Any]:
+        """The state after the batches by tokens that were handed out, which those of the rank follow one by one."""
+        if self.followed is None:
+            self.followed, self.follows = self.data._of_rank(self.counted, *self.data._rank()), 0
+        if self.followed.epoch == self.counted["epoch"]:
+            self.followed.skip(self.handed - self.follows)
+            self.follows = self.handed
+        return self.followed.state_dict()
 
 
 class _Run(Iterator[Any]):

@@ -27,7 +27,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     def __init__(
         self,
         dataset: _Dataset,
-        batch_size: int,
+        batch_size: int | None = None,
         order: Order = "global",
         *,
         seed: int = 0,
@@ -44,6 +44,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         weights: Weights | None = None,
         replacement: bool | None = None,
         epoch_size: int | None = None,
+        batch_tokens: int | None = None,
+        bucket_window: int = 8192,
+        max_batch: int | None = None,
+        token_bytes: int = 1,
+        lengths: str | None = None,
+        batch_cost: Literal["padded", "sum"] = "padded",
+        too_long: Literal["raise", "alone"] = "raise",
     ) -> None:
         options = changed(
             seed=(seed, 0),
@@ -58,6 +65,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             weights=(_numbers(weights), None),
             replacement=(replacement, None),
             epoch_size=(epoch_size, None),
+            batch_tokens=(batch_tokens, None),
+            bucket_window=(bucket_window, 8192),
+            max_batch=(max_batch, None),
+            token_bytes=(token_bytes, 1),
+            lengths=(lengths, None),
+            batch_cost=(batch_cost, "padded"),
+            too_long=(too_long, "raise"),
         )
         self._made = (dataset, {**options, "batch_size": batch_size, "order": order})
         self._given = (rank, world_size)
@@ -161,7 +175,7 @@ class Drawn(Iterator[list[int]]):
         if self._ids is None:
             self._ids = self._sampler._begin()
         epoch = self._ids.epoch
-        drawn = self._ids.next() if self._ids.batches_left else ([], True)
+        drawn = self._ids.next() if self._ids.has_batches_left else ([], True)
         if drawn is None:  # after the last epoch
             self._ended = True
             raise StopIteration
@@ -176,7 +190,7 @@ class Drawn(Iterator[list[int]]):
     def place(self) -> tuple[dict[str, Any], bool]:
         """Where this iterator stands, and whether this rank has had all of its epoch."""
         assert self._ids is not None, "it has drawn"
-        return self._ids.state_dict(), self._ended or not self._ids.batches_left
+        return self._ids.state_dict(), self._ended or not self._ids.has_batches_left
 
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader, which loads the sampler's state, too."""

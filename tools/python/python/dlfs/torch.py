@@ -281,7 +281,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __init__(
         self,
         dataset: _Dataset | Mixture,
-        batch_size: int,
+        batch_size: int | None = None,
         order: Order = "grouped",
         *,
         transform: Callable[[Batch], Any] | None = None,
@@ -302,6 +302,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         weights: Weights | None = None,
         replacement: bool | None = None,
         epoch_size: int | None = None,
+        batch_tokens: int | None = None,
+        bucket_window: int = 8192,
+        max_batch: int | None = None,
+        token_bytes: int = 1,
+        lengths: str | None = None,
+        batch_cost: Literal["padded", "sum"] = "padded",
+        too_long: Literal["raise", "alone"] = "raise",
         batching: Literal["chunk", "sample", "none"] | None = None,
         fields: Fields | None = None,
         contiguous: bool = False,
@@ -334,6 +341,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             weights=(_numbers(weights), None),
             replacement=(replacement, None),
             epoch_size=(epoch_size, None),
+            batch_tokens=(batch_tokens, None),
+            bucket_window=(bucket_window, 8192),
+            max_batch=(max_batch, None),
+            token_bytes=(token_bytes, 1),
+            lengths=(lengths, None),
+            batch_cost=(batch_cost, "padded"),
+            too_long=(too_long, "raise"),
             batching=(batching, None),
             fields=(fields, None),
             contiguous=(contiguous, False),
@@ -372,7 +386,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._given = data or self._given
         # Rank, world size, number of this worker, and number of workers.
         self._place = (*place_of(*self._given), 0, 1)
-        if isinstance(dataset, Mixture):
+        if isinstance(dataset, Mixture) and batch_size is not None:
             self.dataset = dataset._pinned(batch_size * self._place[1])
         self._loader = self._make(self._place)  # raises errors here, not in a worker
         self._shared = _share(torch.zeros(_WORDS, dtype=torch.int64))
@@ -406,7 +420,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             return self._stored if workers == 1 else self._stored._worker(worker, workers)
         options = dict(self._options)
         shared = workers > 1 and options["order"] == "grouped"
-        if shared and options.get("shard") is None:
+        if shared and options.get("shard") is None and not self._by_tokens():
             options["shard"] = "aligned"
         loader = Loader(
             self.dataset,
@@ -415,7 +429,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             **options,
         )
         if shared:
-            # The same order as without workers: the workers divide the lanes of their rank.
+            # The same order as without workers: the workers divide the lanes of their rank, or its batches by tokens.
             alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
             loader.load_state_dict(alone.state_dict())
         return loader
@@ -506,6 +520,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The number of batches of a rank in the epoch that begins, over all its workers."""
         _, world_size, _, workers = self._place
         state, left = self._loader.state_dict(), 0
+        if self._by_tokens():
+            return self._left(state, workers, rank)
         if self._stored is not None:
             own = ("store", "blocking_exchange", "restart_shares")
             options = {name: value for name, value in self._options.items() if name not in own}
@@ -539,12 +555,15 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._loader.stats()
 
     def num_batches(self, workers: int = 0) -> int:
-        """The number of batches of an epoch on this rank with this many worker processes.
+        """The number of batches of an epoch on this rank with this many worker processes. Of batches by tokens: of the
+        current epoch, since others have other batches; it looks at the lengths of all samples.
 
         There is no len: it could not know the workers, each of which may end with a short batch, and a
         trainer that relied on it would skip the last ones.
         """
         count, place = max(workers, 1), place_of(*self._given)
+        if self._by_tokens():
+            return self._left({**self._own_state(), "consumed": 0}, count, place[0])
         return sum(len(self._make((*place, worker, count))) for worker in range(count))
 
     def set_epoch(self, epoch: int) -> None:
@@ -606,6 +625,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def _check_rounds(self) -> None:
         """Raises Unsupported if the samples of a round depend on more than the state."""
+        if self._by_tokens():
+            raise InvalidArgument("the state is within a round of batches of equal size, and these are by tokens")
         order, shard = self._options["order"], self._options.get("shard")
         if order in ("local", "partial") or shard == "local":
             what = f"{order} order" if order in ("local", "partial") else "shard='local'"
@@ -613,6 +634,38 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
                 f"in {what} the shares depend on the workers: take the state from torchdata's StatefulDataLoader, at "
                 "the end of an epoch, or without workers (num_workers=0)"
             )
+
+    def _by_tokens(self) -> bool:
+        """Whether batches have a budget of tokens. They go to ranks and workers one after the other, so the batches of
+        a rank are the same with any number of workers, and none is divided."""
+        return "batch_tokens" in self._options
+
+    def _of_rank(self, state: Mapping[str, Any], rank: int, world_size: int) -> _Ids:
+        """The batches by tokens of a rank, over all its workers, from `state` on."""
+        options = {name: self._options[name] for name in _ORDER if name in self._options}
+        ids = _Ids(self.dataset, **options, batch_size=None, rank=rank, world_size=world_size)
+        ids.load_state_dict(state)
+        return ids
+
+    def _after(self, state: Mapping[str, Any], batches: int) -> dict[str, Any]:
+        """The state after so many batches by tokens of this rank, or the start of the next epoch."""
+        ids = self._of_rank(state, *self._rank())
+        ids.skip(batches)
+        return ids.state_dict()
+
+    def _left_by_tokens(self, state: Mapping[str, Any], workers: int, rank: int) -> list[int]:
+        """Batches by tokens of each worker of a rank from `state` to the end of its epoch, all of which are counted."""
+        options = {name: self._options[name] for name in _ORDER if name in self._options}
+        ids = _Ids(self.dataset, **{**options, "drop_last": False, "pad": False}, batch_size=None)
+        ids.load_state_dict(state)
+        left, world_size = ids.batches_left, self._rank()[1]
+        ranks = world_size * workers
+        if self._options.get("drop_last"):
+            return [left // ranks] * workers
+        if self._options.get("pad"):
+            return [-(-left // ranks)] * workers
+        first = [worker * world_size + rank for worker in range(workers)]
+        return [max(-(-(left - number) // ranks), 0) for number in first]
 
     def _round(self, workers: int, had: int) -> Round:
         """A round of this many workers with the options of this data set."""
@@ -657,9 +710,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         ids = self._ids_of(state, round, worker, self._rank()[0])
         return ids.batches_left <= int(has_had)
 
-    def _left(self, state: Mapping[str, Any], workers: int) -> int:
-        """Batches of this rank from `state` to the end of its epoch."""
-        rank, round = self._rank()[0], self._round(workers, 0)
+    def _left(self, state: Mapping[str, Any], workers: int, rank: int | None = None) -> int:
+        """Batches of this rank, or another, from `state` to the end of its epoch."""
+        rank = self._rank()[0] if rank is None else rank
+        if self._by_tokens():
+            return sum(self._left_by_tokens(state, workers, rank))
+        round = self._round(workers, 0)
         if self._options["order"] in ("local", "partial"):
             return self.num_batches(workers)
         return sum(
@@ -729,7 +785,8 @@ def _placed(rank: int | None, world_size: int | None) -> dict[str, int]:
 
 
 # The options of Loader that say what the order is.
-_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange", "weights", "replacement", "epoch_size")
+_ORDER = ("order", "seed", "epochs", "drop_last", "pad", "lanes", "group", "by", "exchange", "weights", "replacement", "epoch_size",
+          "batch_tokens", "bucket_window", "max_batch", "token_bytes", "lengths", "batch_cost", "too_long")
 
 # torch does not annotate it.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_

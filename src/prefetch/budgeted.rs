@@ -1,0 +1,355 @@
+//! Batches by a budget of tokens: what the lengths of samples are, and the batches of a rank as ids or picks.
+//!
+//! Lengths are taken from the directory where they are needed, so a run keeps those of a few windows only.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::directory::Directory;
+use crate::error::{Error, Result};
+use crate::order::budget::{Budget, BudgetError, Deal, Dealt, LengthsOf, TooLong, count_batches};
+use crate::order::weighted::Weights;
+use crate::order::{EpochOrder, OrderSpec, Pick, Positions, Shard};
+use crate::units::{Epoch, SampleId};
+
+use super::LoaderOptions;
+
+/// The tokens of each sample.
+#[derive(Debug, Clone)]
+pub struct TokenLengths {
+    directory: Arc<Directory>,
+    budget: Arc<Budget>,
+    of: Of,
+    too_long: TooLong,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    Bytes(u32),
+    /// The index of a typed column.
+    Column(usize),
+    Label,
+}
+
+/// The lengths of all samples together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
+    samples: u64,
+    tokens: u64,
+}
+
+impl TokenLengths {
+    /// The lengths that `budget` counts. Constant time.
+    ///
+    /// # Errors
+    /// `NoColumn`, `NoInts`: there is no such column of ints. Numbers of the budget that are out of range.
+    pub fn new(
+        directory: &Arc<Directory>,
+        budget: &Arc<Budget>,
+        too_long: TooLong,
+    ) -> Result<TokenLengths, BudgetError> {
+        budget.check()?;
+        let of = match &budget.lengths {
+            LengthsOf::Bytes(token_bytes) => Of::Bytes(*token_bytes),
+            LengthsOf::Column(name) => column_of(directory, name)?,
+        };
+        let (directory, budget) = (Arc::clone(directory), Arc::clone(budget));
+        Ok(TokenLengths { directory, budget, of, too_long })
+    }
+
+    /// The tokens of a sample; at least 1.
+    ///
+    /// # Errors
+    /// `NoLength`, `Negative`; `TooLong`, unless such samples are batches of their own.
+    #[inline]
+    pub fn of(&self, id: SampleId) -> Result<u32, BudgetError> {
+        let tokens = match self.of {
+            Of::Bytes(token_bytes) => {
+                let len_bytes = self.directory.len_bytes(id).unwrap_or(0);
+                Budget::tokens_of_bytes(len_bytes, token_bytes)
+            }
+            Of::Column(at) => self.of_int(id, self.directory.columns()[at].int(id.0))?,
+            Of::Label => self.of_int(id, self.directory.label(id))?,
+        };
+        self.checked(id, tokens)
+    }
+
+    #[inline]
+    fn checked(&self, sample: SampleId, tokens: u32) -> Result<u32, BudgetError> {
+        if self.too_long == TooLong::Raise && self.budget.exceeds(tokens) {
+            return Err(BudgetError::TooLong { sample, tokens, budget: self.budget.tokens });
+        }
+        Ok(tokens)
+    }
+
+    fn of_int(&self, sample: SampleId, value: Option<i64>) -> Result<u32, BudgetError> {
+        let column = || match &self.budget.lengths {
+            LengthsOf::Column(name) => name.clone(),
+            LengthsOf::Bytes(_) => String::new(), // unreachable: bytes are no ints
+        };
+        match value {
+            None => Err(BudgetError::NoLength { sample, column: column() }),
+            Some(value) if value < 0 => {
+                Err(BudgetError::Negative { sample, value, column: column() })
+            }
+            Some(value) => Ok(u32::try_from(value).unwrap_or(u32::MAX).max(1)),
+        }
+    }
+
+    /// Looks at the length of each sample, some nanoseconds each.
+    ///
+    /// # Errors
+    /// As [`TokenLengths::of`], of the first sample that has one.
+    pub(crate) fn measure(&self) -> Result<Measured, BudgetError> {
+        let mut all = Measured { samples: 0, tokens: 0 };
+        let mut add = |tokens: u32| {
+            all.samples += 1;
+            all.tokens = all.tokens.saturating_add(tokens.into());
+        };
+        let directory = &self.directory;
+        if let Of::Bytes(token_bytes) = self.of {
+            // In the order in which lengths lie in memory.
+            for chunk in 0..directory.num_chunks() {
+                for (id, extent) in directory.samples_in_chunk(chunk) {
+                    let tokens = Budget::tokens_of_bytes(extent.len_bytes, token_bytes);
+                    add(self.checked(id, tokens)?);
+                }
+            }
+            return Ok(all);
+        }
+        for rank in 0..directory.num_live() {
+            add(self.of(directory.id_of_live(rank))?);
+        }
+        Ok(all)
+    }
+}
+
+impl Measured {
+    /// About how many samples a batch has.
+    pub(crate) fn samples_of_batch(&self, budget: &Budget) -> usize {
+        let mean = (self.tokens / self.samples.max(1)).max(1);
+        let most = budget.max_samples.map_or(u64::from(budget.window), u64::from);
+        usize::try_from((budget.tokens / mean).clamp(1, most.max(1))).unwrap_or(usize::MAX)
+    }
+}
+
+fn column_of(directory: &Directory, name: &str) -> Result<Of, BudgetError> {
+    let columns = directory.columns();
+    let is_int = |at: usize| columns[at].kind() == crate::format::columns::ColumnType::Int;
+    match columns.iter().position(|column| column.name() == name) {
+        Some(at) if is_int(at) => Ok(Of::Column(at)),
+        Some(_) => Err(BudgetError::NoInts { name: name.to_owned() }),
+        None if name == "label" && directory.labels().is_some() => Ok(Of::Label),
+        None => {
+            let ints = (0..columns.len()).filter(|&at| is_int(at));
+            let label = directory.labels().map(|_| "label".to_owned());
+            let known = ints.map(|at| columns[at].name().to_owned()).chain(label).collect();
+            Err(BudgetError::NoColumn { name: name.to_owned(), known })
+        }
+    }
+}
+
+/// The batches of a rank in an epoch.
+#[derive(Debug, Clone)]
+pub(super) enum Dealing {
+    Ids(Deal<SampleId>),
+    /// Of an order that visits whole chunks.
+    Picks(Deal<Pick>),
+}
+
+impl Dealing {
+    /// The batches of `order` for the rank of `shard`, behind those consumed.
+    pub(super) fn new(
+        budget: &Arc<Budget>,
+        seed: u64,
+        order: &EpochOrder,
+        shard: Shard,
+    ) -> Dealing {
+        let (epoch, len) = (order.epoch(), order.len());
+        match order.is_chunked() {
+            true => Dealing::Picks(Deal::new(budget, seed, epoch, len, shard)),
+            false => Dealing::Ids(Deal::new(budget, seed, epoch, len, shard)),
+        }
+    }
+
+    /// Appends the samples of the next batch to `ids`, or to `picks` if the order visits whole chunks.
+    ///
+    /// # Errors
+    /// Those of [`TokenLengths::of`]; what is consumed does not end with a batch.
+    pub(super) fn next(
+        &mut self,
+        order: &mut EpochOrder,
+        lengths: &TokenLengths,
+        ids: &mut Vec<SampleId>,
+        picks: &mut Vec<Pick>,
+    ) -> Result<Option<Dealt>, BudgetError> {
+        let directory = &*lengths.directory;
+        match self {
+            Dealing::Ids(deal) => deal.next(
+                &mut |range, ids, tokens| {
+                    let start = ids.len();
+                    order.ids(directory, positions(range), ids);
+                    each(&ids[start..], tokens, |&id| lengths.of(id))
+                },
+                ids,
+            ),
+            Dealing::Picks(deal) => deal.next(
+                &mut |range, picks, tokens| {
+                    let start = picks.len();
+                    order.picks(positions(range), picks);
+                    let id = |pick: &Pick| directory.id_in_chunk(pick.chunk, pick.nth);
+                    each(&picks[start..], tokens, |pick| lengths.of(id(pick)))
+                },
+                picks,
+            ),
+        }
+    }
+}
+
+fn each<T>(
+    samples: &[T],
+    tokens: &mut Vec<u32>,
+    of: impl Fn(&T) -> Result<u32, BudgetError>,
+) -> Result<(), BudgetError> {
+    for sample in samples {
+        tokens.push(of(sample)?);
+    }
+    Ok(())
+}
+
+fn positions(range: Range<u64>) -> Positions {
+    Positions::new(range.start, 1, range.end - range.start)
+}
+
+/// Counts the batches of epochs, which differ in their numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct BatchCounts {
+    directory: Arc<Directory>,
+    options: LoaderOptions,
+    lengths: TokenLengths,
+}
+
+impl BatchCounts {
+    /// Those of a run with these options; `None` if its batches have no budget.
+    pub(crate) fn new(
+        directory: &Arc<Directory>,
+        options: &LoaderOptions,
+    ) -> Result<Option<BatchCounts>> {
+        let Some(budget) = &options.budget else { return Ok(None) };
+        let lengths = TokenLengths::new(directory, budget, options.too_long)?;
+        let (directory, options) = (Arc::clone(directory), options.clone());
+        Ok(Some(BatchCounts { directory, options, lengths }))
+    }
+
+    /// The batches in each window of an epoch along `order`, of all ranks.
+    ///
+    /// Draws and sorts the whole epoch, in some 100 ns a sample.
+    pub(crate) fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<u32>> {
+        let mut sequence = order_of(order, epoch, &self.directory, self.options.weights.as_ref())?;
+        let mut ids = Vec::new();
+        let (budget, len) = (&self.lengths.budget, sequence.len());
+        let counts = count_batches(budget, order.seed, epoch, len, |range, tokens| {
+            ids.clear();
+            sequence.ids(&*self.directory, positions(range), &mut ids);
+            each(&ids, tokens, |&id| self.lengths.of(id))
+        });
+        Ok(counts?)
+    }
+
+    /// The batches of an epoch that are before position `consumed`, of all ranks.
+    ///
+    /// # Errors
+    /// `Between`: no batch ends there.
+    pub(crate) fn before(
+        &self,
+        order: &OrderSpec,
+        epoch: Epoch,
+        consumed: u64,
+        of_windows: &[u32],
+    ) -> Result<u64> {
+        let window = consumed / u64::from(self.lengths.budget.window);
+        let whole = of_windows.iter().take(window as usize).map(|&count| u64::from(count)).sum();
+        let start = window * u64::from(self.lengths.budget.window);
+        if start == consumed {
+            return Ok(whole);
+        }
+        let shard = Shard { rank: 0, world_size: 1, consumed: start, ..self.shard()? };
+        let mut batches = self.deal(order, epoch, shard)?;
+        let mut before = whole;
+        let mut at = start;
+        while at < consumed {
+            let Some((_, dealt)) = batches.next()? else { break };
+            (before, at) = (before + 1, dealt.consumed);
+        }
+        match at == consumed {
+            true => Ok(before),
+            false => Err(BudgetError::Between { consumed }.into()),
+        }
+    }
+
+    /// The samples of this rank in an epoch, behind the consumed ones. Cuts all that is left of the epoch.
+    pub(crate) fn samples_after(
+        &self,
+        order: &OrderSpec,
+        epoch: Epoch,
+        consumed: u64,
+    ) -> Result<u64> {
+        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
+        let mut samples = 0;
+        while let Some((count, _)) = batches.next()? {
+            samples += count;
+        }
+        Ok(samples)
+    }
+
+    /// Whether this rank has a batch in an epoch, behind the consumed ones. Cuts the windows of two rounds.
+    pub(crate) fn has_batch(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<bool> {
+        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
+        Ok(batches.next()?.is_some())
+    }
+
+    /// This rank's share, from the start of an epoch.
+    pub(crate) fn shard(&self) -> Result<Shard> {
+        let LoaderOptions { rank, world_size, tail, .. } = self.options;
+        Ok(Shard::new(rank, world_size, tail)?)
+    }
+
+    fn deal(&self, spec: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
+        let order = order_of(spec, epoch, &self.directory, self.options.weights.as_ref())?;
+        let dealing = Dealing::new(&self.lengths.budget, spec.seed, &order, shard);
+        Ok(Batches { order, dealing, lengths: &self.lengths, ids: Vec::new(), picks: Vec::new() })
+    }
+}
+
+/// The batches of one epoch, by their numbers of samples.
+struct Batches<'a> {
+    order: EpochOrder,
+    dealing: Dealing,
+    lengths: &'a TokenLengths,
+    ids: Vec<SampleId>,
+    picks: Vec<Pick>,
+}
+
+impl Batches<'_> {
+    fn next(&mut self) -> Result<Option<(u64, Dealt)>> {
+        let Batches { order, dealing, lengths, ids, picks } = self;
+        ids.clear();
+        picks.clear();
+        let dealt = dealing.next(order, lengths, ids, picks).map_err(Error::from)?;
+        let count = (ids.len() + picks.len()) as u64;
+        Ok(dealt.map(|dealt| (count, dealt)))
+    }
+}
+
+/// The order that `spec` gives in `epoch`, by these weights if it is weighted.
+pub(super) fn order_of(
+    spec: &OrderSpec,
+    epoch: Epoch,
+    directory: &Directory,
+    weights: Option<&Arc<Weights>>,
+) -> Result<EpochOrder> {
+    Ok(match weights {
+        Some(weights) => EpochOrder::weighted(spec, epoch, directory, weights)?,
+        None => EpochOrder::new(spec, epoch, directory)?,
+    })
+}
