@@ -1,8 +1,7 @@
 """Resuming mixtures and views against models: any point, any ranks, any batch, thousands of times.
 
-The models take samples one by one, from the frozen descriptions in tests/golden; what they are compared with are the ids
-of loaders, without their bytes. DLFS_MIXTURE_CASES=10000 and DLFS_VIEW_CASES=10000 try more, DLFS_RESUME_SEED another
-seed.
+The models take samples one by one, from the frozen descriptions in tests/golden; what they are compared with are the
+ids of loaders, without their bytes. DLFS_RESUME_CASES=10000 tries more of each, DLFS_RESUME_SEED another seed.
 """
 
 import json
@@ -21,8 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests" / "
 from mixtures import sequence  # noqa: E402
 from permutation import derive, permutation  # noqa: E402
 
-MIXTURES = int(os.environ.get("DLFS_MIXTURE_CASES", "150"))
-VIEWS = int(os.environ.get("DLFS_VIEW_CASES", "150"))
+CASES = int(os.environ.get("DLFS_RESUME_CASES", "150"))
 FIRST = int(os.environ.get("DLFS_RESUME_SEED", SEED))
 LENS = (60, 17, 5)
 # Words of keys: of the global order, and of a mixture's sources. Bits of a key below the source.
@@ -127,7 +125,7 @@ def a_mixture(draw, sets):
 
 
 def test_a_mixture_goes_on_at_any_point_as_the_model_does(sets):
-    for case in range(MIXTURES):
+    for case in range(CASES):
         draw, told = random.Random(FIRST + case), []
         mixture, options, epochs, unit = a_mixture(draw, sets)
         told.append((options, mixture._made_of[1:], unit))
@@ -154,7 +152,7 @@ def follow_units(draw, mixture, options, epochs, unit):
 
 
 def test_a_view_goes_on_at_any_point_as_the_model_does(sets):
-    for case in range(VIEWS):
+    for case in range(CASES):
         draw, told = random.Random(FIRST + case), []
         chosen = sorted(draw.sample(range(LENS[0]), draw.randrange(1, LENS[0] + 1)))
         order, seed = draw.choice(["global", "sequential"]), draw.randrange(1 << 40)
