@@ -21,8 +21,6 @@ struct Node {
     left: u64,
     /// Below `len`: where the line begins.
     phase: u64,
-    /// 2^64 / `len`, rounded down: a product with it is faster than a division.
-    reciprocal: u64,
     sides: [Side; 2],
 }
 
@@ -70,10 +68,7 @@ impl Word {
             let Some(second) = smallest(&mut joined) else { return first };
             let len = first.0 + second.0;
             let side = Side::Node(self.nodes.len() as u32);
-            // Both sides have a position, so `len` is at least 2.
-            let reciprocal = ((1_u128 << 64) / u128::from(len)) as u64;
-            let sides = [first.1, second.1];
-            self.nodes.push(Node { len, left: first.0, phase: 0, reciprocal, sides });
+            self.nodes.push(Node { len, left: first.0, phase: 0, sides: [first.1, second.1] });
             joined.push_back((len, side));
         }
     }
@@ -89,9 +84,7 @@ impl Word {
                 Side::Node(node) => {
                     let node = &self.nodes[node as usize];
                     let (left, is_left) = node.split(rank);
-                    // Without a branch: of shuffled positions none can be predicted.
-                    let sides = [left, rank - left];
-                    rank = sides[usize::from(!is_left)];
+                    rank = if is_left { left } else { rank - left };
                     side = node.sides[usize::from(!is_left)];
                 }
             }
@@ -118,16 +111,11 @@ impl Node {
     /// How many of the first `position` positions are the left side's, and whether the next one is.
     #[inline]
     fn split(&self, position: u64) -> (u64, bool) {
-        let Node { len, left, phase, reciprocal, .. } = *self;
+        let Node { len, left, phase, .. } = *self;
         if len <= u64::from(u32::MAX) {
             // len - 1 + len * (len - 1) fits 64 bits.
             let scaled = position * left + phase;
-            // The quotient, or one less: the reciprocal is less than one too small, and `scaled` below 2^64.
-            let quotient = ((u128::from(scaled) * u128::from(reciprocal)) >> 64) as u64;
-            let rest = scaled - quotient * len;
-            let missing = u64::from(rest >= len);
-            let (quotient, rest) = (quotient + missing, rest - missing * len);
-            return (quotient, rest + left >= len);
+            return (scaled / len, scaled % len + left >= len);
         }
         let (len, left) = (u128::from(len), u128::from(left));
         let scaled = u128::from(position) * left + u128::from(phase);
@@ -160,28 +148,6 @@ mod tests {
             let cases: [&[u64]; 7] =
                 [&[1], &[5, 5], &[0, 3, 0], &[1, 1000], &[7, 2, 1], &[1; 16], &[900, 90, 9, 1]];
             cases.iter().for_each(|counts| check(counts, seed));
-        }
-    }
-
-    #[test]
-    fn products_with_the_reciprocal_are_the_quotients() {
-        for len in [2, 3, 5, 1 << 16, (1 << 16) + 1, (1 << 31) - 1, 1 << 31, u64::from(u32::MAX)] {
-            for left in [1, len / 2, len - 1] {
-                let word = Word::new(&[left, len - left], Key::new(len ^ left));
-                let node = word.nodes[0];
-                let near = [0, 1, len / 3, len / 2, len - 2, len - 1, len];
-                for position in near {
-                    let scaled =
-                        u128::from(position) * u128::from(node.left) + u128::from(node.phase);
-                    let (quotient, rest) = (scaled / u128::from(len), scaled % u128::from(len));
-                    let is_left = rest + u128::from(node.left) >= u128::from(len);
-                    assert_eq!(
-                        node.split(position),
-                        (quotient as u64, is_left),
-                        "{position} of {len}"
-                    );
-                }
-            }
         }
     }
 
