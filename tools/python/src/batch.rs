@@ -1,8 +1,10 @@
 //! Batches for Python: views of the bytes in the memory that they were read into.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use dlfs::format::columns::ColumnType;
+use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -15,6 +17,7 @@ use crate::index::position;
 use crate::names;
 use crate::numpy;
 use crate::sample::Sample;
+use crate::typed;
 
 /// Samples that were read together, in the order of the epoch or of the requested ids.
 ///
@@ -68,6 +71,12 @@ impl Batch {
         }
     }
 
+    /// The field that is the sample, if it has a type.
+    fn typed_one(&self) -> Option<(usize, &FieldType)> {
+        let field = self.held.fields().sole()?;
+        Some((field, self.held.fields().kind(field)?))
+    }
+
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Views<'py>> {
         Views::of(py, Source::Batch(Arc::clone(&self.held)))
     }
@@ -84,13 +93,10 @@ impl Batch {
         if self.held.fields().are_several() {
             return Ok(Sample::of(views.py(), &self.held, index)?.into_any());
         }
-        if self.held.fields().one().is_some() {
-            match self.held.shown(index).map_err(|error| raise(views.py(), &error))? {
-                Some(_) => {}
-                None => return Ok(views.none()),
-            }
+        match self.held.fields().sole() {
+            Some(field) => typed::shown(&self.held, views, index, field),
+            None => views.view(index),
         }
-        views.view(index)
     }
 }
 
@@ -101,11 +107,16 @@ impl Batch {
     }
 
     /// batch[i]: the bytes of sample i, as a read-only memoryview; batch[i:j]: a list of them;
-    /// batch[name]: the field of this name, as `field` returns it.
+    /// batch[name]: the field of this name, as `field` returns it; if its type has a fixed shape, one array
+    /// [B, ...] instead, of which NoArray is raised where a sample lacks the field.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
         if index.is_instance_of::<PyString>() || index.is_instance_of::<PyBytes>() {
-            return Ok(self.field(index)?.into_any());
+            let field = self.held.fields().numbered(index)?;
+            return match self.held.fields().kind(field).filter(|kind| kind.len_bytes().is_some()) {
+                Some(kind) => typed::stacked(py, &self.held, field, kind),
+                None => Ok(self.field(index)?.into_any()),
+            };
         }
         let len = self.held.len() as isize;
         if let Ok(slice) = index.cast::<PySlice>() {
@@ -214,7 +225,8 @@ impl Batch {
         numpy::view(slf.as_any(), slf.get().nbytes(slf.py())?, "u1")
     }
 
-    /// The batch as one read-only array uint8[B, L]; copied in the same cases as `data`.
+    /// The batch as one read-only array uint8[B, L], or [B, ...] of the type of the field that was chosen; copied in
+    /// the same cases as `data`.
     ///
     /// Raises NoArray (a ValueError, and an AttributeError: hasattr is then False) if the lengths differ or samples
     /// have several fields.
@@ -222,6 +234,9 @@ impl Batch {
     fn array<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         slf.get().check_buffers(py)?;
+        if let Some((field, kind)) = slf.get().typed_one() {
+            return typed::stacked(py, &slf.get().held, field, kind);
+        }
         let lens = slf.get().lens(py)?;
         let (count, len) = (lens.len(), lens.first().copied().unwrap_or(0));
         if let Some(other) = lens.iter().find(|other| **other != len) {
@@ -259,20 +274,59 @@ impl Batch {
     }
 
     /// One field of every sample, by its name or its number in `Dataset.fields`: a list of
-    /// read-only memoryviews, None if a sample does not have the field.
+    /// read-only memoryviews, or of arrays if the field has a type; None if a sample does not have it.
     ///
     /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let (py, field) = (field.py(), self.held.fields().numbered(field)?);
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
-        let found = (0..self.held.len()).map(|index| {
-            // Checked here, too: a missing field has nothing to export.
-            match self.held.field(index, field).map_err(|error| raise(py, &error))? {
-                Some(_) => views.view(index),
-                None => Ok(views.none()),
+        let found =
+            (0..self.held.len()).map(|index| typed::shown(&self.held, &views, index, field));
+        PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// One field of every sample, as the file that `dlfs export` and `dlfs mount` show: a list of bytes-like objects,
+    /// None if a sample does not have it. None: the field that was chosen, or the only one. A field that came from an
+    /// .npy file or from text is one again.
+    #[pyo3(signature = (field = None))]
+    fn files<'py>(
+        &self,
+        py: Python<'py>,
+        field: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let fields = self.held.fields();
+        let field = match field {
+            Some(field) => fields.numbered(field)?,
+            None => {
+                self.check_buffers(py)?;
+                fields.sole().unwrap_or(0)
+            }
+        };
+        let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
+        let files = (0..self.held.len()).map(|index| {
+            let bytes = self.held.field(index, field).map_err(|error| raise(py, &error))?;
+            let Some(bytes) = bytes else { return Ok(views.none()) };
+            match fields.kind(field).map(|kind| kind.to_file(bytes)) {
+                Some(Cow::Owned(file)) => Ok(PyBytes::new(py, &file).into_any()),
+                _ => views.view(index),
             }
         });
-        PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
+        PyList::new(py, files.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// The fields that have a type, of those that a sample maps: {name: dlfs.FieldType}.
+    #[getter]
+    fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.held.fields().are_several() {
+            true => typed::mapped_types(py, self.held.fields()),
+            false => Ok(PyDict::new(py)),
+        }
+    }
+
+    /// The dlfs.FieldType of the field that is the sample; None if that is bytes.
+    #[getter]
+    fn field_type<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.typed_one().map(|(_, kind)| typed::described(py, kind)).transpose()
     }
 
     /// Names of the fields of each sample; empty if each sample is one buffer.
@@ -386,7 +440,9 @@ pub(crate) fn parts<'py>(
         Some(Choice::One(name)) => (Some(PyBytes::new(py, &name)), None),
         Some(Choice::Several(names)) => (None, Some(names_of(&names)?)),
     };
-    let fields = (names_of(held.fields().names())?, one, several);
+    let kinds = (0..held.fields().names().len()).map(|field| held.fields().kind(field));
+    let kinds = kinds.map(|kind| kind.map(FieldType::to_string)).collect::<Vec<_>>();
+    let fields = (names_of(held.fields().names())?, one, several, kinds);
     let failures = held.failures().iter().filter(|(at, _)| picked.contains(at));
     let failures: Vec<_> = failures
         .map(|(at, error)| (at - picked.start, class(error.kind()), error.to_string()))
@@ -408,13 +464,18 @@ pub(crate) fn parts<'py>(
 #[allow(clippy::type_complexity)] // the fields of a pickle, in one place
 pub(crate) fn held_of(
     py: Python<'_>,
-    (records, ends, ids, labels, place, (names, one, several), failures, sources, columns): (
+    (records, ends, ids, labels, place, (names, one, several, kinds), failures, sources, columns): (
         PyBackedBytes,
         Vec<usize>,
         Vec<i64>,
         Option<Vec<i64>>,
         (u64, bool),
-        (Vec<PyBackedBytes>, Option<PyBackedBytes>, Option<Vec<PyBackedBytes>>),
+        (
+            Vec<PyBackedBytes>,
+            Option<PyBackedBytes>,
+            Option<Vec<PyBackedBytes>>,
+            Vec<Option<String>>,
+        ),
         Vec<(usize, String, String)>,
         Option<Vec<u32>>,
         Vec<(String, String, Vec<i64>)>,
@@ -430,7 +491,10 @@ pub(crate) fn held_of(
         Copied { records, ends, ids, labels, epoch, ends_epoch, sources, columns }.check(py)?;
     let owned =
         |names: &[PyBackedBytes]| names.iter().map(|name| name.to_vec()).collect::<Vec<_>>();
-    let mut fields = Fields::new(&owned(&names));
+    let kinds = kinds.into_iter().map(|kind| kind.map(|text| text.parse()).transpose());
+    let kinds = kinds.collect::<Result<Vec<_>, String>>();
+    let kinds = kinds.map_err(|text| raise_invalid(py, text))?;
+    let mut fields = Fields::new(&owned(&names), FieldTypes::new(kinds));
     let one = one.map(|name| Choice::One(name.to_vec()));
     if let Some(choice) = one.or_else(|| several.map(|names| Choice::Several(owned(&names)))) {
         fields = fields.choose(&choice).map_err(|error| raise(py, &error))?;

@@ -29,7 +29,7 @@ use crate::options::{about, open_options, seconds};
 use crate::peers::{Join, KEYWORDS};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
-use crate::{log, names, numpy};
+use crate::{log, names, numpy, typed};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
@@ -67,7 +67,7 @@ impl Dataset {
         }
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
-        let all = Fields::new(dataset.fields());
+        let all = Fields::new(dataset.fields(), dataset.field_types().clone());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
         let (dataset, address) = (RwLock::new(Some(dataset)), address.clone().unbind());
         let (connect, joining) = (options.open.connect, Mutex::new(None));
@@ -187,17 +187,19 @@ impl Dataset {
     }
 
     /// Opens a sample, an id or a name, to read parts of it: a SampleFile. fields: the name of the
-    /// field that is the file, if samples have several.
+    /// field that is the file, if samples have several. as_file: a field that came from an .npy file or from text is
+    /// one again, as dlfs export and mount show it; else it is its elements.
     ///
     /// Raises NotFound, NameNotFound.
-    #[pyo3(signature = (sample, *, fields = None))]
+    #[pyo3(signature = (sample, *, fields = None, as_file = false))]
     fn open_sample(
         &self,
         sample: &Bound<'_, PyAny>,
         fields: Option<&Bound<'_, PyAny>>,
+        as_file: bool,
     ) -> PyResult<SampleFile> {
         let fields = self.fields_shown(fields)?;
-        ranges::open_sample(&self.dataset(sample.py())?, &fields, sample)
+        ranges::open_sample(&self.dataset(sample.py())?, &fields, sample, as_file)
     }
 
     /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of
@@ -278,6 +280,13 @@ impl Dataset {
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         names::tuple(py, self.dataset(py)?.fields())
+    }
+
+    /// The fields that have a type: {name: dlfs.FieldType}. They come as arrays.
+    #[getter]
+    fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dataset = self.dataset(py)?;
+        typed::mapped_types(py, &Fields::new(dataset.fields(), dataset.field_types().clone()))
     }
 
     /// What the option `fields` of dlfs.open chose: the name of the field that is the sample, the tuple

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::ColumnType;
 use dlfs::format::fields::{find, table_len};
+use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -61,6 +62,7 @@ impl Choice {
 #[derive(Clone)]
 pub(crate) struct Fields {
     names: Arc<[Vec<u8>]>,
+    types: Arc<FieldTypes>,
     shown: Shown,
 }
 
@@ -75,9 +77,14 @@ enum Shown {
 }
 
 impl Fields {
-    /// Fields called `names`, as in the directory, of which all are shown.
-    pub(crate) fn new(names: &[Vec<u8>]) -> Fields {
-        Fields { names: names.into(), shown: Shown::All }
+    /// Fields called `names`, as in the directory, with these types, of which all are shown.
+    pub(crate) fn new(names: &[Vec<u8>], types: FieldTypes) -> Fields {
+        Fields { names: names.into(), types: types.into(), shown: Shown::All }
+    }
+
+    /// The same fields, of which only this one is shown.
+    pub(crate) fn only(&self, field: usize) -> Fields {
+        Fields { shown: Shown::One(field), ..self.clone() }
     }
 
     /// The same fields, of which only `choice` is shown.
@@ -102,7 +109,7 @@ impl Fields {
                 Shown::Several(numbers)
             }
         };
-        Ok(Fields { names: Arc::clone(&self.names), shown })
+        Ok(Fields { shown, ..self.clone() })
     }
 
     /// As [`Fields::choose`], of the option `fields`; `None` if it is None.
@@ -129,12 +136,31 @@ impl Fields {
         &self.names
     }
 
+    pub(crate) fn types(&self) -> &FieldTypes {
+        &self.types
+    }
+
+    /// The type of field number `field`; `None`: it is bytes.
+    pub(crate) fn kind(&self, field: usize) -> Option<&FieldType> {
+        self.types.of(field)
+    }
+
     /// The field that represents the sample.
     pub(crate) fn one(&self) -> Option<usize> {
         match &self.shown {
             Shown::One(number) => Some(*number),
             _ => None,
         }
+    }
+
+    /// The field that represents the sample: the one that was chosen, or the only one.
+    pub(crate) fn sole(&self) -> Option<usize> {
+        self.one().or_else(|| (self.names.len() == 1 && !self.are_several()).then_some(0))
+    }
+
+    /// Whether the field that represents the sample is a part of its record.
+    fn divides(&self) -> bool {
+        self.names.len() > 1 && self.one().is_some()
     }
 
     /// Whether a sample is a mapping of fields, and no buffer.
@@ -512,8 +538,8 @@ impl Held {
 
     /// All bytes, samples contiguous; copied the first time, unless they are contiguous already.
     pub(crate) fn whole(&self) -> Result<&[u8]> {
-        if let (Samples::Read(batch), None, false) =
-            (&*self.samples, self.fields.one(), self.fields.are_several())
+        if let (Samples::Read(batch), false, false) =
+            (&*self.samples, self.fields.divides(), self.fields.are_several())
             && let Some(bytes) = batch.contiguous()
         {
             return Ok(bytes);

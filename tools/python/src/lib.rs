@@ -2,9 +2,9 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `ranges.rs` reads parts of samples, `edit.rs` deletes samples, `writer.rs` and
-//! `import.rs` write them. `index.rs`, `names.rs` and
-//! `options.rs` parse arguments from Python, `peers.rs` those that name the other nodes of a job;
+//! `typed.rs` makes arrays of fields with types, `ranges.rs` reads parts of samples, `edit.rs` deletes
+//! samples, `writer.rs` and `import.rs` write them. `index.rs`, `names.rs` and `options.rs` parse
+//! arguments from Python, `peers.rs` those that name the other nodes of a job;
 //! `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The Python half is in
 //! `python/dlfs`. Read `dataset.rs` first.
 
@@ -27,6 +27,7 @@ mod peers;
 mod ranges;
 mod sample;
 mod store;
+mod typed;
 mod watch;
 mod weights;
 mod writer;

@@ -130,15 +130,19 @@ impl Mixture {
         let each = self.datasets.iter().map(|dataset| dataset.get().fields_shown(given));
         let each = each.collect::<PyResult<Vec<_>>>()?;
         let first = &each[0];
-        match each.iter().position(|fields| fields.names() != first.names()) {
-            None => Ok(Arc::clone(first)),
-            Some(at) => Err(raise_invalid(
+        let differs = |what: &str, of: &dyn Fn(&Fields) -> bool| {
+            let at = each.iter().position(|fields| of(fields))?;
+            Some(raise_invalid(
                 py,
                 format!(
-                    "the samples of data sets 0 and {at} have other fields: a mixture's samples have the same"
+                    "the samples of data sets 0 and {at} have other {what}: a mixture's samples have the same"
                 ),
-            )),
-        }
+            ))
+        };
+        let names = differs("fields", &|fields| fields.names() != first.names());
+        let differing =
+            names.or_else(|| differs("types of fields", &|fields| fields.types() != first.types()));
+        differing.map_or_else(|| Ok(Arc::clone(first)), Err)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 /// A new array int64[n].
 pub(crate) fn int64(
@@ -29,14 +29,31 @@ pub(crate) fn view<'py>(
     len: usize,
     dtype: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
+    view_as(object, len, PyString::new(object.py(), dtype).as_any())
+}
+
+/// As [`view`], of any dtype.
+pub(crate) fn view_as<'py>(
+    object: &Bound<'py, PyAny>,
+    len: usize,
+    dtype: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     if len == 0 {
         // frombuffer refuses empty buffers.
-        return numpy(py)?.call_method1("empty", (0, dtype));
+        return empty(PyTuple::new(py, [0])?, dtype);
     }
     let options = PyDict::new(py);
     options.set_item("dtype", dtype)?;
     numpy(py)?.call_method("frombuffer", (object,), Some(&options))
+}
+
+/// A new array of this shape, which has no elements.
+pub(crate) fn empty<'py>(
+    shape: Bound<'py, PyTuple>,
+    dtype: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    numpy(shape.py())?.call_method1("empty", (shape, dtype))
 }
 
 fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {

@@ -83,6 +83,7 @@ pub(crate) fn open_sample(
     dataset: &dataset::Dataset,
     fields: &Fields,
     key: &Bound<'_, PyAny>,
+    as_file: bool,
 ) -> PyResult<SampleFile> {
     let py = key.py();
     let field = one_field(py, fields)?;
@@ -90,7 +91,10 @@ pub(crate) fn open_sample(
         Ok(id) => id,
         Err(error) => return Err(raise_lookup(py, &error)),
     };
-    let file = detached(py, |watch| dataset.open_sample(id, field, watch))?;
+    let file = detached(py, |watch| match as_file {
+        true => dataset.open_file(id, field, watch),
+        false => dataset.open_sample(id, field, watch),
+    })?;
     Ok(SampleFile { file })
 }
 

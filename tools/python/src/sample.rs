@@ -10,12 +10,13 @@ use crate::error::raise;
 use crate::ffi::{Memory, Source, Views};
 use crate::held::Held;
 use crate::names;
+use crate::typed;
 
 /// A sample of several fields, all of them read: a read-only mapping of names to fields.
 ///
-/// sample["jpg"] is one of them, as a read-only memoryview; None if this sample lacks the field. A
-/// sample is not a buffer itself: using it as one raises InvalidArgument, since the field is
-/// ambiguous.
+/// sample["jpg"] is one of them, as a read-only memoryview; None if this sample lacks the field. A field
+/// with a type is a read-only array instead, or a number if its shape is (). A sample is not a buffer
+/// itself: using it as one raises InvalidArgument, since the field is ambiguous.
 ///
 /// >>> label = int(bytes(sample["cls"]))
 #[pyclass(frozen, extends = Memory, mapping, module = "dlfs", name = "Sample")]
@@ -39,17 +40,14 @@ impl Sample {
 
     fn shown<'py>(&self, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
-        match self.held.field(self.index, field).map_err(|error| raise(py, &error))? {
-            Some(_) => views.view(self.index),
-            None => Ok(views.none()),
-        }
+        typed::shown(&self.held, &views, self.index, field)
     }
 }
 
 #[pymethods]
 impl Sample {
-    /// The field of this name, or of this number in `fields`: a read-only memoryview, or None if
-    /// the sample does not have it.
+    /// The field of this name, or of this number in `fields`: a read-only memoryview, an array if the field has
+    /// a type, or None if the sample does not have it.
     ///
     /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -66,7 +64,7 @@ impl Sample {
         self.held.fields().mapped().len()
     }
 
-    /// sample[name]: a read-only memoryview, or None if the sample lacks the field. Raises
+    /// sample[name]: a read-only memoryview, an array if the field has a type, or None if the sample lacks it. Raises
     /// NameNotFound, a KeyError, which names the fields that there are.
     fn __getitem__<'py>(&self, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = name.py();
@@ -112,7 +110,13 @@ impl Sample {
         }
     }
 
-    /// All fields by name: {name: memoryview or None}.
+    /// The fields that have a type, of those that the sample maps: {name: dlfs.FieldType}.
+    #[getter]
+    fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        typed::mapped_types(py, self.held.fields())
+    }
+
+    /// All fields by name: {name: memoryview, array or None}.
     fn asdict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         let fields = self.held.fields();

@@ -157,7 +157,7 @@ def test_a_forged_pickle_is_refused_and_a_batch_cannot_be_constructed(ds):
         with pytest.raises(dlfs.InvalidArgument):
             make(*parts[:at], wrong, *parts[at + 1 :])
     with pytest.raises(dlfs.NotFound, match="no field b"):
-        make(*parts[:5], ((b"a",), b"b", None), *parts[6:])
+        make(*parts[:5], ((b"a",), b"b", None, [None]), *parts[6:])
     with pytest.raises(ValueError):
         make()
     with pytest.raises(TypeError):

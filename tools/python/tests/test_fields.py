@@ -1,4 +1,4 @@
-"""Samples of several fields: by name, as mappings, as arrays, in torch, Grain and fsspec."""
+"""Samples of several fields, with and without types: by name, as mappings, as arrays, in torch, Grain and fsspec."""
 
 import importlib.util
 import io
@@ -206,3 +206,195 @@ def test_fsspec_shows_each_field_as_a_file(three):
     with dlfs.open(three, fields="jpg") as ds:
         fs = DlfsFileSystem(dataset=ds, skip_instance_cache=True)
         assert fs.cat("part/003") == b"image3" and np.frombuffer(ds[3], dtype=np.uint8).size == 6
+
+
+TYPES = ("cls:i64", "emb:f32[3]", "tok:u16[*]", "vec.npy:npy", "half:bf16[2]", "flag:bool=text", "pts.npy:f64[*,2]")
+
+
+def arrays(i):
+    """The fields of sample `i` with types; sample 4 lacks `emb` and `tok`."""
+    return {
+        "cls": np.int64(i % 3),
+        "emb": None if i == 4 else np.array([i, 0.5, -1], dtype="<f4"),
+        "tok": None if i == 4 else np.arange(i % 4, dtype="<u2"),
+        "vec.npy": np.array([[i, 1], [2, 3]], dtype="<i4"),
+        "half": np.array([0x3F80, 0x4000 + i], dtype="<u2"),  # bits of bf16
+        "flag": np.bool_(i % 2 == 0),
+        "pts.npy": np.full((i % 3, 2), i, dtype="<f8"),
+    }
+
+
+def npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def files(i):
+    made = arrays(i)
+    as_file = {"cls": lambda a: b"%d" % int(a), "flag": lambda a: b"%d" % int(a), "vec.npy": npy, "pts.npy": npy}
+    each = {name: None if a is None else as_file.get(name, lambda a: a.tobytes())(a) for name, a in made.items()}
+    return {**each, "txt": b"caption %d" % i}
+
+
+def shard(path, samples):
+    with tarfile.open(path, "w") as tar:
+        for name, fields in samples.items():
+            for end, data in fields.items():
+                if data is not None:
+                    member = tarfile.TarInfo(f"{name}.{end}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """An image of samples whose fields have types, but for `txt`."""
+    root = tmp_path_factory.mktemp("typed")
+    source = shard(root / "s.tar", {f"{i:03d}": files(i) for i in range(COUNT)})
+    given = [word for kind in TYPES for word in ("--field-type", kind)]
+    command("import", source, root / "i.dlfs", "--quiet", *given)
+    return root / "i.dlfs"
+
+
+def same(found, wanted):
+    """Whether dtype, shape and elements are equal, and an array cannot be written to."""
+    if wanted is None or isinstance(wanted, bytes):
+        return (None if found is None else bytes(found)) == wanted
+    if found.dtype.name == "bfloat16":
+        found = found.view("<u2")
+    read_only = not isinstance(found, np.ndarray) or found.size == 0 or not found.flags.writeable
+    return found.dtype == wanted.dtype and found.shape == wanted.shape and (found == wanted).all() and read_only
+
+
+def test_fields_with_types_come_as_arrays_and_numbers(typed):
+    with dlfs.open(typed) as ds:
+        assert ds.field_types["emb"] == dlfs.FieldType("float32", (3,)) and "txt" not in ds.field_types
+        assert ds.field_types["cls"] == ("int64", ()) and ds.field_types["pts.npy"].shape == (None, 2)
+        for id in range(COUNT):
+            wanted = {**arrays(id), "txt": b"caption %d" % id}
+            for sample in (ds[id], pickle.loads(pickle.dumps(ds[id]))):
+                assert all(same(sample[name], value) for name, value in wanted.items())
+                assert sample.field_types == ds.field_types and same(sample.field("emb"), wanted["emb"])
+        assert isinstance(ds[1]["cls"], np.int64) and ds[1]["flag"] == np.bool_(False)
+        view = ds[2]["vec.npy"]
+    assert view.tolist() == [[2, 1], [2, 3]], "it lives longer than the data set"
+
+
+def test_a_batch_stacks_fields_of_one_shape_and_lists_others(typed):
+    with dlfs.open(typed) as ds:
+        whole, some = ds.read_batch(range(COUNT)), ds.read_batch([3, 1, 2])
+        for batch in (some, pickle.loads(pickle.dumps(some))):
+            assert same(batch["emb"], np.stack([arrays(i)["emb"] for i in (3, 1, 2)]))
+            assert same(batch["cls"], np.array([0, 1, 2])) and batch["vec.npy"].shape == (3, 2, 2)
+            assert batch.field_types == ds.field_types and batch.field_type is None
+            for name in ("tok", "pts.npy"):
+                assert all(same(a, arrays(i)[name]) for a, i in zip(batch[name], (3, 1, 2)))
+            assert [bytes(view) for view in batch["txt"]] == [b"caption 3", b"caption 1", b"caption 2"]
+        assert whole.field("emb")[4] is None and same(whole.field("emb")[5], arrays(5)["emb"])
+        assert whole["tok"][4] is None
+        with pytest.raises(dlfs.NoArray, match=r"sample 4, number 4 of the batch, has no field emb.*batch.field"):
+            whole["emb"]
+        one = some.select("emb")
+        assert one.field_type == ("float32", (3,)) and same(one[0], arrays(3)["emb"]) and one.data.dtype == np.uint8
+        assert same(one.array, some["emb"]) and same(np.from_dlpack(one), some["emb"])
+        with pytest.raises(dlfs.NoArray, match=r"shapes \[3\] and \[1\]"):
+            some.select("tok").array
+        assert same(ds.read_batch([1, 5]).select("tok").array, np.array([[0], [0]], dtype="<u2"))
+        assert ds.read_batch([])["emb"].shape == (0, 3) and ds.read_batch([])["tok"] == []
+        for batch in dlfs.Loader(ds, 3, fields="vec.npy"):
+            assert same(batch.array, np.stack([arrays(i)["vec.npy"] for i in batch.ids.tolist()]))
+    with dlfs.open(typed, fields="cls") as ds:
+        assert ds[5] == 2 and isinstance(ds[5], np.int64) and set(ds.field_types) > {"cls", "emb"}
+
+
+def test_a_single_field_with_a_type_is_an_array_without_a_copy(tmp_path):
+    files = {f"{i:04d}": {"npy": npy(np.arange(i, i + 1024, dtype="<f4"))} for i in range(6)}
+    source = shard(tmp_path / "s.tar", files)
+    image = tmp_path / "i.dlfs"
+    options = ("--from", "webdataset", "--field-type", "npy:npy", "--placement", "source", "--quiet")
+    command("import", source, image, *options)
+    with dlfs.open(image) as ds:
+        assert ds.fields == ("npy",) and ds.field_types == {"npy": ("float32", (1024,))}
+        batch = ds.read_batch(range(6))
+        assert same(ds[3], np.arange(3, 1027, dtype="<f4")) and batch.array.shape == (6, 1024)
+        first = batch[0]
+        assert first.ctypes.data == batch.array.ctypes.data == batch["npy"].ctypes.data, "all of one memory"
+
+
+def test_torch_gets_tensors_of_the_types(typed):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import dlfs.torch
+
+    with dlfs.open(typed) as ds:
+        item, label = dlfs.torch.Dataset(ds)[3]
+        assert label == 0 and item["cls"].dtype == torch.int64 and item["cls"].shape == () and int(item["cls"]) == 0
+        assert item["emb"].dtype == torch.float32 and item["emb"].tolist() == [3, 0.5, -1]
+        assert item["half"].dtype == torch.bfloat16 and item["half"].tolist() == [1, 2 + 3 / 64]
+        assert item["tok"].dtype == torch.uint16 and item["flag"].dtype == torch.bool and not item["flag"]
+        assert item["txt"].dtype == torch.uint8 and dlfs.torch.Dataset(ds)[4][0]["emb"] is None
+        assert dlfs.torch.Dataset(ds, fields="half")[3][0].dtype == torch.bfloat16
+        tensors = dlfs.torch.TensorBatch.of(ds.read_batch([3, 1, 2]))
+        for moved in (tensors, tensors.to("cpu"), pickle.loads(pickle.dumps(tensors))):
+            assert moved["emb"].data.dtype == torch.float32 and moved["emb"].data.shape == (3, 3)
+            assert moved["emb"][2].tolist() == [2, 0.5, -1] and moved["emb"].shape == (3,)
+            assert moved["cls"].data.tolist() == [0, 1, 2] and moved["cls"][2] == 2
+            assert moved["half"].data.dtype == torch.bfloat16 and moved["vec.npy"].data.shape == (3, 2, 2)
+            assert moved["tok"].offsets.tolist() == [0, 3, 4, 6] and moved["tok"][2].tolist() == [0, 1]
+            assert moved["pts.npy"].data.shape == (3, 2) and moved["pts.npy"][2].tolist() == [[2, 2], [2, 2]]
+            assert moved["txt"].shape is None
+        some = dlfs.torch.TensorBatch.of(ds.read_batch([3, 4, 5]))["emb"]
+        assert some.data.shape == (2, 3) and some.offsets.tolist() == [0, 1, 1, 2] and some[2].tolist() == [5, 0.5, -1]
+        with pytest.raises(dlfs.InvalidArgument, match="sample 1 of the batch does not have the field"):
+            some[1]
+        data = dlfs.torch.IterableDataset(ds, 4, fields=("cls", "vec.npy"))
+        loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+        seen = {int(i): v for batch in loader for i, v in zip(batch.ids, batch["vec.npy"].data.tolist())}
+        assert seen == {i: arrays(i)["vec.npy"].tolist() for i in range(COUNT)}
+
+
+def test_grain_gets_arrays(typed):
+    with dlfs.open(typed) as ds:
+        item, label = dlfs.grain.DataSource(ds)[5]
+        assert label == 2 and item.pop("txt") == b"caption 5" and set(item) == set(arrays(5))
+        for name, value in arrays(5).items():
+            found = item[name].view("<u2") if name == "half" else item[name]
+            assert found.dtype == value.dtype and np.array_equal(found, value)
+        assert item["emb"].base is None and item["emb"].tolist() == [5, 0.5, -1], "a copy"
+        assert dlfs.grain.DataSource(ds, fields="cls")[5] == (2, 2)
+
+
+def test_files_of_fields_with_types_are_those_that_were_imported(typed, tmp_path):
+    wanted = {f"{i:03d}.{end}": data for i in range(COUNT) for end, data in files(i).items() if data is not None}
+    command("export", typed, tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == wanted
+    assert np.load(tmp_path / "out" / "003.vec.npy").tolist() == [[3, 1], [2, 3]]
+    with dlfs.open(typed) as ds:
+        batch = ds.read_batch([3])
+        assert batch.files("vec.npy") == [files(3)["vec.npy"]] == batch.select("vec.npy").files()
+        assert ds.open_sample(3, fields="vec.npy").size == 16
+        file = ds.open_sample(3, fields="vec.npy", as_file=True)
+        assert file.read(0, 999) == files(3)["vec.npy"] and file.read(100, 40) == files(3)["vec.npy"][100:140]
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    from dlfs.fsspec import DlfsFileSystem
+
+    with dlfs.open(typed) as ds:
+        fs = DlfsFileSystem(dataset=ds, skip_instance_cache=True)
+        absent = {f"004.{end}": b"" for end in ("emb", "tok")}
+        assert fs.cat(sorted(fs.ls("", detail=False))) == {**wanted, **absent}
+        for path, data in wanted.items():
+            assert fs.info(path)["size"] == len(data) and fs.open(path).read() == data == fs.cat_file(path)
+            assert fs.cat_file(path, 1, 90) == data[1:90] and fs.cat_file(path, -3, None) == data[-3:]
+        assert np.load(fs.open("005.vec.npy")).tolist() == [[5, 1], [2, 3]]
+    with dlfs.open(typed, fields="vec.npy") as ds:
+        fs = DlfsFileSystem(dataset=ds, skip_instance_cache=True)
+        assert fs.cat("005") == files(5)["vec.npy"] and fs.info("005")["size"] == len(files(5)["vec.npy"])
+
+
+def test_data_sets_with_other_types_make_no_mixture(typed, tmp_path):
+    source = shard(tmp_path / "s.tar", {f"{i:03d}": files(i) for i in range(3)})
+    command("import", source, tmp_path / "i.dlfs", "--quiet", "--field-type", "cls:i32")
+    with dlfs.open(typed) as a, dlfs.open(tmp_path / "i.dlfs") as b:
+        with pytest.raises(dlfs.InvalidArgument, match="data sets 0 and 1 have other types of fields"):
+            next(iter(dlfs.Loader(dlfs.Mixture([(a, 1.0), (b, 1.0)], epoch_size=8), 4)))

@@ -16,7 +16,7 @@ Contents:
   import_             imports files, arrays, tables, other libraries' data sets and iterables
   delete, purge       samples leave an image, and their space is freed
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
-  Sample              one sample of several fields: a mapping of names to views
+  Sample              one sample of several fields: a mapping of names to views, or to arrays of fields with types
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
@@ -58,6 +58,7 @@ from ._errors import (
     TimedOut,
     Unsupported,
 )
+from ._fields import FieldType
 from ._import import import_
 from ._mixture import Mixture, choose, repeat
 from ._writer import Writer, Written
@@ -70,6 +71,7 @@ __all__ = [
     "Dataset",
     "Disconnected",
     "Error",
+    "FieldType",
     "FileNotFound",
     "IndexOutOfRange",
     "Internal",

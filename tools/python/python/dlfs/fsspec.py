@@ -9,7 +9,8 @@
 
 Paths are names of samples; `address` and the other options are those of dlfs.open. If samples have fields, each
 field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount`, and fields=("jpg", "cls") has these two;
-fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty file.
+fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty file, and
+one whose type was read from .npy files or from text is such a file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 
 from fsspec import AbstractFileSystem
 
-from . import Dataset, NameNotFound, NotFound, Refused, SampleFile, open
+from . import Dataset, Error, NameNotFound, NotFound, Refused, SampleFile, open
 
 __all__ = ["DlfsFileSystem"]
 
@@ -49,6 +50,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         self._has_labels = dataset.labels is not None
         chosen = dataset.chosen_fields
         one = isinstance(chosen, str)
+        self._typed = bool(dataset.field_types)
         # The fields that are files of their own, and those with the longest names first.
         self._fields = () if one else tuple(chosen or dataset.fields)
         self._by_length = sorted(self._fields, key=len, reverse=True)
@@ -93,7 +95,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
     def _size(self, id: int) -> int | None:
         # The size of one field of several is unknown until the sample is read.
-        return None if len(self.dataset.fields) > 1 else self.dataset.length(id)
+        return None if len(self.dataset.fields) > 1 or self._typed else self.dataset.length(id)
 
     def _files(self, name: str, id: int) -> list[dict[str, Any]]:
         """The files of a sample."""
@@ -136,7 +138,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         except NameNotFound:
             raise FileNotFoundError(path) from None
         try:
-            return self.dataset.open_sample(id, fields=field)
+            return self.dataset.open_sample(id, fields=field, as_file=True)
         except NotFound:
             return None
 
@@ -147,7 +149,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         except NameNotFound:
             raise FileNotFoundError(path) from None
         batch = self.dataset.read_batch([id])
-        return _buffer(batch[0] if field is None else batch[field][0])
+        return _buffer(batch.files(field)[0])
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
         """The bytes of one sample, or {path: bytes} of many, read as one batch."""
@@ -216,7 +218,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             except (NameNotFound, FileNotFoundError):
                 found[at] = FileNotFoundError(paths[at])
         for field, parts in wanted.items():
-            read = self.dataset.read_ranges([part for _, part in parts], "return", fields=field)
+            read: list[Any] = (
+                [self._part(field, *part) for _, part in parts]
+                if self._typed
+                else self.dataset.read_ranges([part for _, part in parts], "return", fields=field)
+            )
             for (at, _), item in zip(parts, read):
                 # The sample is there, so it is the field that it lacks.
                 found[at] = b"" if self.dataset.fields and isinstance(item, NotFound) else item
@@ -226,11 +232,19 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
                     raise item
         return found
 
+    def _part(self, field: str | None, id: int, start: int, end: int | None) -> bytes | Exception:
+        """start:end of a file that may not be the bytes of its field."""
+        try:
+            file = self.dataset.open_sample(id, fields=field, as_file=True)
+            return file.read(start, max((file.size if end is None else end) - start, 0))
+        except Error as error:
+            return error
+
     def _whole(self, names: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
         """The samples of these names, and why some cannot be read."""
         batch = self.dataset.read_batch(names, on_error="none")
         why = {names[at]: error for at, error in batch.failures}
-        return dict(zip(names, batch.tolist())), why
+        return dict(zip(names, batch.files())), why
 
     def _views(self, paths: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
         """The same for fields; each sample is read once."""
@@ -247,7 +261,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             return {}, why
         batch = self.dataset.read_batch(ids, on_error="none")
         at, failed = {id: at for at, id in enumerate(ids)}, dict(batch.failures)
-        fields = {field: batch[field] for field in {field for _, field in places.values()}}
+        fields = {field: batch.files(field) for field in {field for _, field in places.values()}}
         for path, (id, _) in places.items():
             if at[id] in failed:
                 why[path] = failed[at[id]]

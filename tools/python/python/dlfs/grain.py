@@ -3,15 +3,18 @@
     source = dlfs.grain.DataSource(ds)
     data = grain.MapDataset.source(source).shuffle(seed=1).map(decode).batch(256)
 
-An item is (bytes, label), or ({name: bytes}, label) of samples with several fields. If Grain requests many at
+An item is (bytes, label), or ({name: bytes}, label) of samples with several fields. Fields with types are numpy
+arrays. If Grain requests many at
 once, through __getitems__, they are one batch read.
-The module needs no package but dlfs itself.
+The module needs no package but dlfs itself and numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy
 
 from . import NO_LABEL, Dataset, Fields, IndexOutOfRange
 
@@ -21,7 +24,8 @@ __all__ = ["DataSource"]
 class DataSource:
     """A `grain.RandomAccessDataSource` of (bytes, label); the label of a sample without one is None.
 
-    Of samples with several fields, an item is ({name: bytes}, label); a field that a sample lacks is None.
+    Of samples with several fields, an item is ({name: bytes}, label); a field that a sample lacks is None. A field
+    with a type (Dataset.field_types) is a copy of its array, or a number, in place of bytes.
     fields="jpg" makes the items (bytes, label) of this field, and fields=("jpg", "cls") has these two in the
     dict.
 
@@ -51,8 +55,9 @@ class DataSource:
         given = [None] * len(batch) if labels is None else labels.tolist()
         given = [None if label == NO_LABEL else label for label in given]
         if not batch.fields:
-            return list(zip(batch.tobytes(), given))
-        items = ({name: _bytes(view) for name, view in sample.items()} for sample in batch)
+            whole = batch.tobytes() if batch.field_type is None else map(_owned, batch)
+            return list(zip(whole, given))
+        items = ({name: _owned(field) for name, field in sample.items()} for sample in batch)
         return list(zip(items, given))
 
     def __repr__(self) -> str:
@@ -62,5 +67,8 @@ class DataSource:
         return f"dlfs.grain.DataSource(image={image}, generation={generation}{fields})"
 
 
-def _bytes(view: memoryview | None) -> bytes | None:
-    return None if view is None else bytes(view)
+def _owned(field: Any) -> Any:
+    """A copy, which does not keep the batch alive."""
+    if isinstance(field, memoryview):
+        return bytes(field)
+    return field.copy() if isinstance(field, numpy.ndarray) else field

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copyreg
 import itertools
+import math
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -37,6 +38,7 @@ from . import (
     NO_LABEL,
     Batch,
     Fields,
+    FieldType,
     IndexOutOfRange,
     InvalidArgument,
     Loader,
@@ -68,11 +70,16 @@ __all__ = [
 ]
 
 
-def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
+def tensor(view: Any, share: bool = False, dtype: str | None = None) -> torch.Tensor:
     """A sample's bytes as a tensor uint8[L]: a copy, or, with `share`, over the same memory.
+
+    An array or a number, as fields with types are, becomes a tensor of its dtype and shape. `dtype` is the name of
+    the dtype, which numpy cannot tell of bfloat16.
 
     torch has no read-only tensors: writing to a tensor that shares memory changes the sample in its batch.
     """
+    if isinstance(view, (numpy.ndarray, numpy.generic)):
+        return _of_array(numpy.asarray(view), share, dtype)
     view = memoryview(view)  # a dlfs.Sample says here that it is no buffer
     if len(view) == 0:
         return torch.empty(0, dtype=torch.uint8)
@@ -81,6 +88,24 @@ def tensor(view: memoryview, share: bool = False) -> torch.Tensor:
         warnings.simplefilter("ignore", UserWarning)
         shared = torch.frombuffer(view, dtype=torch.uint8)
     return shared if share else shared.clone()
+
+
+def _of_array(array: numpy.ndarray[Any, Any], share: bool, dtype: str | None) -> torch.Tensor:
+    dtype = dtype or array.dtype.name
+    bits = array.view(numpy.uint16) if dtype == "bfloat16" else array
+    if not share or not bits.flags.aligned:
+        return _as(torch.from_numpy(bits.copy()), dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # as above
+        return _as(torch.from_numpy(bits), dtype)
+
+
+def _as(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The same bytes as elements of this type."""
+    return tensor.view(cast(torch.dtype, getattr(torch, dtype)))
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class TensorBatch:
@@ -94,6 +119,10 @@ class TensorBatch:
     columns  {name: int64[B], float32[B] or float64[B]} of the typed columns, as dlfs.Batch.column has them
     fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
              has length 0. Then data and offsets raise NoArray, since the field is ambiguous
+    shape    of a field with a type, the shape of each, where None is a length that differs from sample to sample;
+             None otherwise. Then data is [B, ...] of the field's type if all samples have it in one shape, and else
+             all of them one after the other, where offsets count rows: of a type with a free dimension its first
+             one, otherwise samples that have the field
     """
 
     def __init__(
@@ -106,8 +135,10 @@ class TensorBatch:
         fields: Mapping[str, TensorBatch] | None = None,
         sources: torch.Tensor | None = None,
         columns: Mapping[str, torch.Tensor] | None = None,
+        shape: tuple[int | None, ...] | None = None,
     ) -> None:
         self._data, self._offsets, self.ids, self.labels = data, offsets, ids, labels
+        self.shape = shape
         self.sources = sources
         self.epoch, self.fields, self.columns = epoch, dict(fields or {}), dict(columns or {})
 
@@ -144,7 +175,11 @@ class TensorBatch:
         lengths = offsets.diff()
         data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
         data.numpy()[:] = batch.data
-        if len(lengths) and bool((lengths == lengths[0]).all()):
+        kind = batch.field_type
+        equal = bool(len(lengths)) and bool((lengths == lengths[0]).all())
+        if kind is not None:
+            data, offsets = _typed(data, offsets, kind, equal)
+        elif equal:
             data = data.reshape(len(lengths), int(lengths[0]))
         labels, sources = batch.labels, batch.sources
         return cls(
@@ -155,6 +190,7 @@ class TensorBatch:
             batch.epoch,
             sources=None if sources is None else torch.from_numpy(sources.copy()),
             columns=columns,
+            shape=None if kind is None else kind.shape,
         )
 
     def __len__(self) -> int:
@@ -165,7 +201,7 @@ class TensorBatch:
     @overload
     def __getitem__(self, index: str) -> TensorBatch: ...
     def __getitem__(self, index: int | str) -> torch.Tensor | TensorBatch:
-        """batch[i]: the bytes of one sample, uint8[L]; batch[name]: one field of all of them."""
+        """batch[i]: the bytes of one sample, uint8[L], or its array; batch[name]: one field of all of them."""
         if isinstance(index, str):
             if index not in self.fields:
                 known = ", ".join(self.fields) or "none"
@@ -174,7 +210,14 @@ class TensorBatch:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a batch of {len(self)}")
         index %= len(self)
-        return self.data.reshape(-1)[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        if self.shape is None:
+            return self.data.reshape(-1)[start:end]
+        if None in self.shape:
+            return self.data.reshape(-1, *cast(tuple[int, ...], self.shape[1:]))[start:end]
+        if start == end:
+            raise InvalidArgument(f"sample {index} of the batch does not have the field")
+        return self.data[start]
 
     def pin_memory(self, device: Any = None) -> TensorBatch:
         """The same in page-locked memory."""
@@ -183,6 +226,20 @@ class TensorBatch:
     def to(self, device: Any, non_blocking: bool = False) -> TensorBatch:
         """The same on `device`."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self._data is not None and self._data.dtype in _SIGNED:
+            # torch pickles tensors of these types only for its own queues.
+            state["_data"] = self._data.view(_SIGNED[self._data.dtype])
+            state["_dtype"] = str(self._data.dtype).removeprefix("torch.")
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        dtype = state.pop("_dtype", None)
+        self.__dict__.update(state)
+        if self._data is not None and dtype is not None:
+            self._data = _as(self._data, dtype)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorBatch:
         def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -193,7 +250,24 @@ class TensorBatch:
         sources = moved(self.sources)
         columns = {name: change(column) for name, column in self.columns.items()}
         ids = change(self.ids)
-        return TensorBatch(data, offsets, ids, labels, self.epoch, fields, sources, columns)
+        return TensorBatch(
+            data, offsets, ids, labels, self.epoch, fields, sources, columns, self.shape
+        )
+
+
+def _typed(
+    data: torch.Tensor, offsets: torch.Tensor, kind: FieldType, equal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes of a field with a type as its elements, and offsets as numbers of rows."""
+    elements = _as(data, kind.dtype) if len(data) else torch.empty(0, dtype=getattr(torch, kind.dtype))
+    free = None in kind.shape
+    row = [length for length in kind.shape if length is not None]
+    each = math.prod(row) * elements.element_size()
+    offsets = offsets // each
+    count = len(offsets) - 1
+    if free and equal:
+        return elements.reshape(count, int(offsets[1]), *row), offsets
+    return elements.reshape(int(offsets[-1]), *row), offsets
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
@@ -201,7 +275,8 @@ class Dataset(torch.utils.data.Dataset[Any]):
 
     An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample,
     a mapping of names to views, if it has several fields), `label` an int or None. Without a transform it is
-    (uint8[L], label), or ({name: uint8[L]}, label). `fields` is as in dlfs.open.
+    (uint8[L], label), or ({name: uint8[L]}, label); fields with types are arrays, and then tensors, of their dtype and
+    shape. `fields` is as in dlfs.open.
     """
 
     def __init__(
@@ -239,6 +314,9 @@ class Dataset(torch.utils.data.Dataset[Any]):
         if torch.utils.data.get_worker_info() is not None:
             _set_up_worker()
         given = _labels(batch)
+        kind = batch.field_type
+        if kind is not None and self.transform is _plain:
+            return [(tensor(view, dtype=kind.dtype), label) for view, label in zip(batch, given)]
         return [self.transform(view, label) for view, label in zip(batch.tolist(), given)]
 
 
@@ -257,8 +335,13 @@ def _labels(batch: Batch) -> list[int | None]:
 def _plain(view: Any, label: int | None) -> tuple[Any, int | None]:
     if not isinstance(view, Sample):
         return tensor(view), label
-    each = {name: None if field is None else tensor(field) for name, field in view.items()}
-    return each, label
+    kinds = view.field_types
+
+    def one(name: str, field: Any) -> torch.Tensor | None:
+        kind = kinds.get(name)
+        return None if field is None else tensor(field, dtype=None if kind is None else kind.dtype)
+
+    return {name: one(name, field) for name, field in view.items()}, label
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
