@@ -1,5 +1,5 @@
 //! Typed columns: what an import takes from a table, and what becomes of it in all that an image goes through.
-//! Beside them, fields with types.
+//! Beside them, fields with types, and columns from fields.
 
 #[path = "columns/fields.rs"]
 mod fields;

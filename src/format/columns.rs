@@ -220,6 +220,11 @@ impl ColumnTable {
         ColumnTable { columns, num_rows: 0 }
     }
 
+    /// A table of the same columns, without rows.
+    pub(crate) fn without_rows(&self) -> ColumnTable {
+        ColumnTable::new(&self.specs().cloned().collect::<Vec<_>>())
+    }
+
     /// A table of so many rows, without columns.
     pub(crate) fn of_rows(num_rows: usize) -> ColumnTable {
         ColumnTable { columns: Vec::new(), num_rows }

@@ -99,6 +99,11 @@ impl<'a> ChunkStream<'a> {
         (self.fields, self.field_types) = (fields.to_vec(), types);
     }
 
+    /// The typed columns of all chunks, in place of those that were given, before the first sample.
+    pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
+        self.columns = columns;
+    }
+
     /// The names of the classes: labels are indexes into them.
     pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
         self.builder.set_classes(classes);

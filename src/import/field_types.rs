@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::directory::Directory;
 use crate::format::FieldTypes;
+use crate::format::columns::{ColumnType, check_column_name};
 use crate::format::field_type::{FieldType, FileForm};
 use crate::format::npy::{NpyError, NpyHeader};
 use crate::import::sources::stream::StreamSample;
@@ -41,6 +42,40 @@ impl FromStr for FieldSpec {
         }
         let own = kind.clone().in_form(FileForm::of_name(&field));
         Ok(FieldSpec { field, kind: Some(own.unwrap_or(kind)) })
+    }
+}
+
+/// A typed column, and the field that has its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldColumn {
+    /// The name of the column.
+    pub column: String,
+    /// The name of the field.
+    pub field: Vec<u8>,
+    /// The type of the column; `None`: that of the image's column, or of the field.
+    pub kind: Option<ColumnType>,
+}
+
+impl FromStr for FieldColumn {
+    type Err = String;
+
+    /// `FIELD`, `FIELD:TYPE`, or one of them behind `COLUMN=`.
+    fn from_str(text: &str) -> std::result::Result<FieldColumn, String> {
+        let (column, rest) = match text.split_once('=') {
+            Some((column, rest)) => (Some(column), rest),
+            None => (None, text),
+        };
+        let (field, kind) = match rest.rsplit_once(':') {
+            Some((field, kind)) => (field, Some(kind.parse()?)),
+            None => (rest, None),
+        };
+        if field.is_empty() {
+            return Err(format!("{text:?} is not [COLUMN=]FIELD[:TYPE]"));
+        }
+        let field = field.to_ascii_lowercase(); // as sources take the names of fields
+        let column = column.unwrap_or(&field).to_owned();
+        check_column_name(&column).map_err(|what| format!("column `{column}`: {what}"))?;
+        Ok(FieldColumn { column, field: field.into_bytes(), kind })
     }
 }
 
@@ -80,11 +115,7 @@ impl Typing {
             let shown = spec.field.escape_ascii();
             let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
             let Some(field) = fields.iter().position(|name| *name == spec.field) else {
-                let known = match &names[..] {
-                    [] => "they are not divided into fields".to_owned(),
-                    names => format!("they have {}", names.join(", ")),
-                };
-                return refuse(format!("samples of the source have no field {shown}: {known}"));
+                return Err(no_field(&spec.field, fields));
             };
             if specs[..at].iter().any(|other| other.field == spec.field) {
                 return refuse(format!("field {shown} is given two types"));
@@ -202,11 +233,23 @@ impl Kind {
     }
 }
 
-/// Changes with what an import is told of the types.
-pub(super) fn fingerprint(specs: &[FieldSpec]) -> u64 {
-    match specs.is_empty() {
+/// The error for a field that samples of a source do not have.
+pub(super) fn no_field(field: &[u8], fields: &[Vec<u8>]) -> Error {
+    let names: Vec<String> = fields.iter().map(|name| name.escape_ascii().to_string()).collect();
+    let known = match fields {
+        [] => "they are not divided into fields".to_owned(),
+        [only] if only.is_empty() => "they are not divided into fields".to_owned(),
+        _ => format!("they have {}", names.join(", ")),
+    };
+    let text = format!("samples of the source have no field {}: {known}", field.escape_ascii());
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// Changes with what an import is told of types, and of columns from fields.
+pub(super) fn fingerprint(specs: &[FieldSpec], columns: &[FieldColumn]) -> u64 {
+    match specs.is_empty() && columns.is_empty() {
         true => 0,
-        false => xxh3_64(format!("{specs:?}").as_bytes()),
+        false => xxh3_64(format!("{specs:?} {columns:?}").as_bytes()),
     }
 }
 
@@ -303,6 +346,26 @@ mod tests {
         let spec: FieldSpec = text.parse().unwrap();
         let kind = spec.kind.map_or("npy".to_owned(), |kind| kind.to_string());
         format!("{}:{kind}", spec.field.escape_ascii())
+    }
+
+    #[test]
+    fn a_column_is_named_as_its_field_unless_a_name_is_given() {
+        let parse = |text: &str| text.parse::<FieldColumn>();
+        let column = |column: &str, field: &str, kind| {
+            Ok(FieldColumn { column: column.into(), field: field.into(), kind })
+        };
+        assert_eq!(parse("cls"), column("cls", "cls", None));
+        assert_eq!(parse("Score:f32"), column("score", "score", Some(ColumnType::Float32)));
+        assert_eq!(parse("Q=meta.score:float"), column("Q", "meta.score", Some(ColumnType::Float)));
+        for (text, what) in [
+            ("", "is not [COLUMN=]FIELD[:TYPE]"),
+            ("a=", "is not"),
+            ("label=cls", "of this name"),
+            ("cls:u8", "none of int, float"),
+            ("=cls", "a column has a name"),
+        ] {
+            assert!(parse(text).unwrap_err().contains(what), "{text}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::space::without;
 use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
-use crate::import::columns::{ColumnFile, RowColumns, columns_of};
+use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::open_for_import;
 use crate::import::field_types::{self, Typing, typed_fields};
@@ -160,12 +160,12 @@ fn run(
         columns.of_rows(index)?; // while the image is still there
     }
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
-    let fingerprint =
-        index.fingerprint() ^ of_columns ^ field_types::fingerprint(&options.field_types);
+    let told = field_types::fingerprint(&options.field_types, &options.field_columns);
+    let fingerprint = index.fingerprint() ^ of_columns ^ told;
     // A new image has only the types that are given, and what it replaces is still there.
     let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
     let given = match is_new {
-        true => Some(give_types(&mut source, options, None, progress)?),
+        true => Some(give_types(&mut source, options, columns.as_ref(), None, progress)?),
         false => None,
     };
     let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
@@ -174,28 +174,49 @@ fn run(
     }
     let image = state.current.as_ref().map(|current| &*current.directory);
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
-    let (typing, bad) = match given {
+    let (typing, field_columns, bad) = match given {
         Some(given) => given,
-        None => give_types(&mut source, options, image, progress)?,
+        None => give_types(&mut source, options, columns.as_ref(), image, progress)?,
     };
-    let mut import = Import { source, state, options, lease, columns, typing, bad };
+    let mut import = Import { source, state, options, lease, columns, typing, field_columns, bad };
     import.leave_out_duplicate_names()?;
     let result = import.run(progress);
     import.lease.explain(result)
 }
 
-/// Puts the elements of fields with types in the place of their files; also returns the samples that this leaves out.
+/// Puts the elements of fields with types in the place of their files, and takes the values of columns from fields;
+/// also returns the samples that this leaves out.
 ///
 /// # Errors
 /// `BadSource`: some files do not hold what they should, and the options do not allow to leave them out.
 fn give_types(
     source: &mut Source,
     options: &ImportOptions,
+    file: Option<&ColumnFile>,
     image: Option<&Directory>,
     progress: &mut dyn Progress,
-) -> Result<(Typing, Vec<BadEntry>)> {
+) -> Result<(Typing, FieldColumns, Vec<BadEntry>)> {
     let mut typing = Typing::new(&options.field_types, &source.index().fields, image)?;
+    let mut left_out = Vec::new();
     let bad = typing.of_source(source, &mut || !progress.stop())?;
+    drop_bad(source, bad, options, &mut left_out)?;
+    // By now all types are known, also those that the first file determines.
+    let (fields, types) = (&source.index().fields, typing.types());
+    let columns = FieldColumns::new(&options.field_columns, fields, &types, file, image)?;
+    if !columns.is_empty() {
+        let bad = columns.of_source(source, file, &mut || !progress.stop())?;
+        drop_bad(source, bad, options, &mut left_out)?;
+    }
+    Ok((typing, columns, left_out))
+}
+
+/// Leaves out rows of a source, or refuses it because of them.
+fn drop_bad(
+    source: &mut Source,
+    bad: Vec<(u64, BadEntry)>,
+    options: &ImportOptions,
+    left_out: &mut Vec<BadEntry>,
+) -> Result<()> {
     let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
     if options.on_error == OnError::Stop && !bad.is_empty() {
         let all = source.index().bad.iter().cloned().chain(bad).collect();
@@ -204,7 +225,8 @@ fn give_types(
     if !rows.is_empty() {
         source.drop_rows(&rows);
     }
-    Ok((typing, bad))
+    left_out.extend(bad);
+    Ok(())
 }
 
 /// An import in progress.
@@ -217,6 +239,8 @@ struct Import<'a> {
     columns: Option<ColumnFile>,
     /// The types of the source's fields.
     typing: Typing,
+    /// The typed columns whose values are those of fields.
+    field_columns: FieldColumns,
     /// Rows that turned out to be bad after indexing.
     bad: Vec<BadEntry>,
 }
@@ -385,6 +409,7 @@ impl Import<'_> {
             Some(given) => given.join(directory.map(|directory| &**directory)),
             None => columns_of(directory.map(|directory| &**directory)),
         };
+        let columns = self.field_columns.join(columns);
         let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
         let field_types = match directory {
             Some(directory) => directory.field_types().clone(),

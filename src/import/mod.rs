@@ -51,7 +51,7 @@ mod write_behind;
 mod writer;
 
 pub use edit::{EditReport, delete, delete_ids, delete_ids_on, delete_on};
-pub use field_types::FieldSpec;
+pub use field_types::{FieldColumn, FieldSpec};
 pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{

@@ -10,7 +10,7 @@ use crate::format::Uuid;
 use crate::format::columns::ColumnType;
 use crate::format::field_type::FieldType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
-use crate::import::field_types::FieldSpec;
+use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
 use crate::import::sources::{BadEntry, FileCount, SourceKind};
 use crate::units::Generation;
@@ -35,6 +35,8 @@ pub struct ImportOptions {
     pub on_error: OnError,
     /// A table of values of the samples: their typed columns.
     pub columns: Option<ColumnsFrom>,
+    /// Typed columns whose values are those of fields.
+    pub field_columns: Vec<FieldColumn>,
     /// Types of fields. Those of the image's fields need not be given again.
     pub field_types: Vec<FieldSpec>,
     /// Where to copy pipes and compressed archives before they are imported.
@@ -196,6 +198,7 @@ impl Default for ImportOptions {
             pack: Pack::Aligned,
             on_error: OnError::Stop,
             columns: None,
+            field_columns: Vec::new(),
             field_types: Vec::new(),
             spool: None,
             reader_threads: 0,

@@ -26,7 +26,10 @@ pub(super) struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// Values of a row in the typed columns.
     pub(super) fn values(&self, row: u64) -> RowValues<'a> {
-        self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row))
+        match self.index.columns() {
+            Some(columns) => columns.row(row as usize), // with those of a file
+            None => self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row)),
+        }
     }
 
     /// Lengths of a row's fields, in the image's order.

@@ -3,10 +3,11 @@
 //! An indexed import lays out every chunk before it begins; this one does so as it reads. It is resumed by
 //! reading the stream again: a chunk that is on the media with the expected bytes is not written again.
 
-use crate::format::columns::RowValues;
+use crate::directory::Directory;
+use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
 use crate::format::{SampleMeta, fields};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
-use crate::import::columns::{ColumnFile, RowColumns, columns_of};
+use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::field_types::{Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -76,6 +77,9 @@ pub(super) fn run(
 struct StreamImport<'a> {
     state: &'a ImportState,
     options: &'a ImportOptions,
+    file: Option<&'a ColumnFile>,
+    /// The columns from fields, known with the first sample.
+    field_columns: Option<FieldColumns>,
     /// The types of the fields, known with the first sample.
     typing: Option<Typing>,
     /// The values of the samples so far, if the import gives any.
@@ -101,18 +105,16 @@ impl<'a> StreamImport<'a> {
         progress: &'a mut dyn Progress,
     ) -> Result<StreamImport<'a>> {
         let current = state.current.as_ref().map(|current| &*current.directory);
-        let of_chunks = match columns {
-            Some(given) => given.join(current),
-            None => columns_of(current),
-        };
         Ok(StreamImport {
             state,
             options,
+            file: columns,
+            field_columns: None,
             typing: None,
             values: columns.map(ColumnFile::of_stream),
             example: None,
             progress,
-            chunks: ChunkStream::new(state, lease, of_chunks)?,
+            chunks: ChunkStream::new(state, lease, columns_with(columns, current))?,
             samples: 0,
             sample_bytes: 0,
             bad: Vec::new(),
@@ -125,6 +127,10 @@ impl<'a> StreamImport<'a> {
         if let Err(reason) = self.typing(field_names)?.of_sample(sample) {
             return self.reject(sample, reason);
         }
+        let own = match self.own_values(sample, field_names)? {
+            Ok(own) => own,
+            Err(reason) => return self.reject(sample, reason),
+        };
         if let Some(current) = &self.state.current
             && current.directory.lookup(&sample.name)?.is_some()
         {
@@ -149,6 +155,7 @@ impl<'a> StreamImport<'a> {
             }
             None => RowValues::default(),
         };
+        let values = if own.is_empty() { values } else { own.row(0) };
         if self.samples == 0 {
             // The first sample determines them.
             let types = match &self.state.current {
@@ -182,6 +189,33 @@ impl<'a> StreamImport<'a> {
             }
         };
         Ok(self.typing.insert(typing))
+    }
+
+    /// The values that fields of the sample give: a table of one row, or an empty one.
+    fn own_values(
+        &mut self,
+        sample: &StreamSample,
+        field_names: &[Vec<u8>],
+    ) -> Result<std::result::Result<ColumnTable, BadReason>> {
+        if self.options.field_columns.is_empty() {
+            return Ok(Ok(ColumnTable::default()));
+        }
+        if self.field_columns.is_none() {
+            let image = self.state.current.as_ref().map(|current| &*current.directory);
+            let types = self.typing.as_ref().map(Typing::types).unwrap_or_default();
+            let given = &self.options.field_columns;
+            let columns = FieldColumns::new(given, field_names, &types, self.file, image)?;
+            self.chunks.set_columns(columns.join(columns_with(self.file, image)));
+            self.field_columns = Some(columns);
+        }
+        let columns = self.field_columns.as_ref().expect("made just above");
+        let mut table = columns.table();
+        let pushed = columns.push(&mut table, &sample.name, self.file, |field| {
+            let bytes = sample.fields.get(usize::from(field)).and_then(Option::as_deref);
+            let len = bytes.map_or(0, <[u8]>::len) as u64;
+            columns.check_len(field, len).map(|()| bytes)
+        });
+        Ok(pushed.map(|()| table))
     }
 
     fn reject(&mut self, sample: &StreamSample, reason: BadReason) -> Result<()> {
@@ -223,6 +257,11 @@ impl<'a> StreamImport<'a> {
             field_types: typed_fields(&commit.directory),
         })
     }
+}
+
+/// The typed columns of an image and those of a file.
+fn columns_with(file: Option<&ColumnFile>, image: Option<&Directory>) -> Vec<ColumnSpec> {
+    file.map_or_else(|| columns_of(image), |file| file.join(image))
 }
 
 /// Assembles the record of a sample: the length table if there are several fields, and the fields.

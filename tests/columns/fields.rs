@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use dlfs::ErrorKind;
 use dlfs::dataset::{Dataset, Files, Image, OnError as ReadOnError, OpenOptions, Query};
+use dlfs::format::columns::Value;
 use dlfs::format::field_type::{Element, FieldType};
 use dlfs::format::npy;
 use dlfs::import::{self, ImportOptions, OnError, Onto, PlacementOrder, import_onto};
@@ -438,4 +439,205 @@ fn earlier_releases_may_read_an_image_with_types_and_not_write_to_it() {
         image[at..at + 4].to_vec()
     };
     assert_eq!((first_section(&plain), first_section(&with)), (vec![1, 0, 1, 0], vec![0; 4]));
+}
+
+fn columned(onto: Onto, types: &[&str], columns: &[&str]) -> ImportOptions {
+    let field_columns = columns.iter().map(|column| column.parse().unwrap()).collect();
+    ImportOptions { field_columns, ..typed(onto, types) }
+}
+
+/// Samples with a number in `cls` (typed), one in `score` and a text in `lang` (both as text), some of which lack them.
+fn rated(random: &mut Random, prefix: &str, count: usize) -> BTreeMap<String, Fields> {
+    let sample = |i: usize, random: &mut Random| {
+        let mut fields = Fields::from([
+            ("cls", format!("{}", random.below(5)).into_bytes()),
+            ("score", format!(" {}\n", random.below(64) as f64 / 8.0).into_bytes()),
+            ("lang", ["de", "fr", "nl"][random.below(3)].as_bytes().to_vec()),
+            ("txt", b"text".to_vec()),
+        ]);
+        if i > 0 {
+            let absent = ["cls", "score", "lang", "other"][random.below(4)];
+            fields.remove(absent);
+        }
+        (format!("{prefix}/{i:03}"), fields)
+    };
+    (0..count).map(|i| sample(i, random)).collect()
+}
+
+/// Compares the columns of all live samples with their fields.
+fn check_columns(disks: &Disks, samples: &BTreeMap<String, Fields>, extra: Option<i64>) {
+    let directory = opened(disks);
+    for rank in 0..directory.num_live() {
+        let id = directory.id_of_live(rank);
+        let name = String::from_utf8(directory.name(id).unwrap().unwrap()).unwrap();
+        let text = |field| {
+            samples[&name].get(field).map(|bytes| std::str::from_utf8(bytes).unwrap().trim())
+        };
+        let found = |column: &str| directory.column(column).unwrap().get(id.0);
+        let class = text("cls").map_or(Value::None, |text| Value::Int(text.parse().unwrap()));
+        assert_eq!(found("class"), class, "{name}");
+        assert_eq!(
+            found("score"),
+            text("score").map_or(Value::None, |text| Value::Float(text.parse().unwrap()))
+        );
+        assert_eq!(found("lang"), text("lang").map_or(Value::None, Value::Text), "{name}");
+        if let Some(extra) = extra {
+            assert_eq!(found("extra"), Value::Int(extra), "{name}");
+        }
+    }
+}
+
+const COLUMNS: [&str; 3] = ["class=cls", "score:f32", "lang:str"];
+
+#[test]
+fn columns_have_the_values_of_fields_also_beside_a_table_in_streams_and_after_appends() {
+    let mut random = Random::new(21);
+    let dir = tempfile::tempdir().unwrap();
+    let mut all = rated(&mut random, "a", 100);
+    let source = shard(&dir.path().join("a.tar"), &all);
+    let disks = Disks::new(1, 8 << 20);
+    imported(&source, &disks, &columned(Onto::Empty, &["cls:i64"], &COLUMNS)).unwrap();
+    check_columns(&disks, &all, None);
+    let kinds: Vec<String> =
+        opened(&disks).columns().iter().map(|c| format!("{} {}", c.name(), c.kind())).collect();
+    assert_eq!(kinds, ["class int", "score f32", "lang str"]);
+
+    let more = rated(&mut random, "b", 30);
+    let source = shard(&dir.path().join("b.tar"), &more);
+    let columns = ["class=cls", "score", "lang"]; // with the types that they have
+    imported(&source, &disks, &columned(Onto::Append, &[], &columns)).unwrap();
+    all.extend(more);
+    check_columns(&disks, &all, None);
+
+    // Beside a table, a stream, and one whose import was stopped.
+    let all = rated(&mut random, "c", 80);
+    let source = shard(&dir.path().join("c.tar"), &all);
+    let packed = dir.path().join("c.tar.zst");
+    fs::write(&packed, zstd::encode_all(&fs::read(&source).unwrap()[..], 1).unwrap()).unwrap();
+    let table = dir.path().join("t.csv");
+    let lines: String = all.keys().map(|name| format!("{name},7\n")).collect();
+    fs::write(&table, format!("name,extra\n{lines}")).unwrap();
+    let both = |onto| {
+        let columns =
+            Some(import::ColumnsFrom { path: table.clone(), key: None, only: Vec::new() });
+        ImportOptions { columns, ..columned(onto, &["cls:i64"], &COLUMNS) }
+    };
+    let (whole, parts, stream) =
+        (Disks::new(1, 8 << 20), Disks::new(1, 8 << 20), Disks::new(1, 8 << 20));
+    let report = imported(&source, &whole, &both(Onto::Empty)).unwrap();
+    assert_eq!(report.columns.unwrap().samples, 80);
+    check_columns(&whole, &all, Some(7));
+    let stopped = import_onto(
+        std::slice::from_ref(&source),
+        &parts.devices(),
+        &both(Onto::Empty),
+        &mut StopWriting(false),
+    );
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Interrupted);
+    imported(&source, &parts, &both(Onto::Resume)).unwrap();
+    assert!(whole.contents() == parts.contents(), "other bytes after a resume");
+    let in_order = ImportOptions { placement: PlacementOrder::Source, ..both(Onto::Empty) };
+    imported(&packed, &stream, &in_order).unwrap();
+    check_columns(&stream, &all, Some(7));
+}
+
+#[test]
+fn a_field_that_is_no_value_of_its_column_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let wide = u64::MAX.to_string().into_bytes();
+    let fields = |cls: &[u8]| {
+        Fields::from([
+            ("cls", cls.to_vec()),
+            ("big", wide.clone()),
+            ("long", vec![b'x'; 3000]),
+            ("emb", vec![0; 8]),
+        ])
+    };
+    let all =
+        BTreeMap::from([("a/1".to_owned(), fields(b"1")), ("a/2".to_owned(), fields(b"\xff"))]);
+    let source = shard(&dir.path().join("s.tar"), &all);
+    let cases: [(&[&str], &str, ErrorKind, &str); 11] = [
+        (
+            &[],
+            "cls:int",
+            ErrorKind::BadSource,
+            "a/2: field cls is no text, which column `cls` takes",
+        ),
+        (
+            &[],
+            "long:str",
+            ErrorKind::BadSource,
+            "a/1: field long has 3000 bytes, and a column takes 2048 at most",
+        ),
+        (
+            &[],
+            "big:int",
+            ErrorKind::BadSource,
+            "field big is `18446744073709551615`, and column `big` is int",
+        ),
+        (
+            &["big:u64=text"],
+            "big",
+            ErrorKind::BadSource,
+            "big is 18446744073709551615, which a column",
+        ),
+        (
+            &[],
+            "cls",
+            ErrorKind::InvalidArgument,
+            "column `cls`: give its type as cls:TYPE, since the field has none",
+        ),
+        (&[], "png:int", ErrorKind::InvalidArgument, "no field png: they have"),
+        (
+            &["emb:f32[2]"],
+            "emb",
+            ErrorKind::InvalidArgument,
+            "has a number of each sample, and field emb is f32[2]",
+        ),
+        (
+            &["emb:f64"],
+            "emb:int",
+            ErrorKind::InvalidArgument,
+            "column `emb` is int, and field emb is f64",
+        ),
+        (
+            &["emb:f64"],
+            "emb:str",
+            ErrorKind::InvalidArgument,
+            "column `emb` is str, and field emb is f64",
+        ),
+        (
+            &["emb:i64"],
+            "emb:bool",
+            ErrorKind::InvalidArgument,
+            "column `emb` is bool, and field emb is i64",
+        ),
+        (&["emb:f64"], "cls=emb", ErrorKind::InvalidArgument, "column `cls` is given twice"),
+    ];
+    for (types, column, kind, says) in cases {
+        let columns: &[&str] =
+            if says.ends_with("twice") { &["cls:int", column] } else { &[column] };
+        let refused =
+            imported(&source, &Disks::new(1, 8 << 20), &columned(Onto::Empty, types, columns))
+                .unwrap_err();
+        assert_eq!(refused.kind(), kind, "{refused}");
+        assert!(refused.report().contains(says), "{column}: {}", refused.report());
+    }
+    let disks = Disks::new(1, 8 << 20);
+    let skip = ImportOptions {
+        on_error: OnError::Skip,
+        ..columned(Onto::Empty, &["emb:f64"], &["cls:int", "emb"])
+    };
+    let report = imported(&source, &disks, &skip).unwrap();
+    assert_eq!((report.samples, report.bad.len()), (1, 1));
+    let directory = opened(&disks);
+    let value = |name: &str| directory.column(name).unwrap().get(0);
+    assert_eq!((value("cls"), value("emb")), (Value::Int(1), Value::Float(0.0)));
+    let more =
+        shard(&dir.path().join("m.tar"), &BTreeMap::from([("b/1".to_owned(), fields(b"2"))]));
+    let refused = imported(&more, &disks, &columned(Onto::Append, &[], &["cls:str"])).unwrap_err();
+    assert!(
+        refused.to_string().contains("column `cls` is str, and in the image it is int"),
+        "{refused}"
+    );
 }

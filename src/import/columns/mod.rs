@@ -1,8 +1,11 @@
 //! A table of values for samples, from a file of the user: CSV, tab-separated values, or JSON Lines.
 //!
+//! Or from fields of the samples: see `of_fields.rs`.
+//!
 //! The file is read into memory and gone over twice: first to find out the types, then for the values. A row belongs
 //! to the sample whose name it has. Read `records.rs` for the syntax of the files.
 
+mod of_fields;
 mod records;
 
 use std::collections::HashMap;
@@ -10,6 +13,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+pub(super) use self::of_fields::FieldColumns;
 use self::records::{Cell, Record, Records};
 use crate::directory::Directory;
 use crate::format::FormatVersion;

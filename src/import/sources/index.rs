@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::FileCount;
 use crate::format::builder::MAX_FIELD_NAMES_BYTES;
+use crate::format::columns::ColumnTable;
 
 /// Rows in id order. Row `i` is the sample of id `i` of an import into an empty image.
 #[derive(Debug, Default)]
@@ -38,6 +39,8 @@ pub struct Index {
     payload_containers: Vec<u32>,
     /// The bytes of fields that are not those of their payloads.
     values: Vec<Values>,
+    /// Values of typed columns, by row, if fields give any.
+    columns: Option<ColumnTable>,
 }
 
 /// The bytes of a field of every row, equally many.
@@ -320,6 +323,16 @@ impl Index {
         values.bytes.get(start..start + values.width)
     }
 
+    /// Sets the values of typed columns, a row for each row.
+    pub(super) fn set_columns(&mut self, columns: ColumnTable) {
+        self.columns = Some(columns);
+    }
+
+    /// The values of typed columns, by row, if fields give any.
+    pub(in crate::import) fn columns(&self) -> Option<&ColumnTable> {
+        self.columns.as_ref()
+    }
+
     /// Sets the label of the last row.
     pub fn set_last_label(&mut self, label: i64) {
         let rows = self.names.len();
@@ -375,8 +388,12 @@ impl Index {
             file_counts: self.file_counts.clone(),
             ..Index::default()
         };
+        let mut columns = self.columns.as_ref().map(ColumnTable::without_rows);
         for row in 0..self.len() {
             if drop.binary_search(&row).is_err() {
+                if let (Some(kept), Some(all)) = (&mut columns, &self.columns) {
+                    kept.push(|column| all.row(row as usize).get(column));
+                }
                 kept.push(self.name(row), self.label(row));
                 for payload in self.payloads(row) {
                     kept.push_payload(payload);
@@ -387,6 +404,7 @@ impl Index {
                 }
             }
         }
+        kept.columns = columns;
         kept
     }
 

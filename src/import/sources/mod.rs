@@ -52,6 +52,7 @@ pub use self::indexing::{Indexing, Step};
 pub use self::kind::SourceKind;
 use self::shard::OpenShards;
 use crate::checksum::{crc32c, crc32c_append};
+use crate::format::columns::ColumnTable;
 use crate::{Error, ErrorKind, Result};
 
 /// An indexed source; any number of threads can read it.
@@ -207,6 +208,11 @@ impl Source {
             }
         }
         Some(bad)
+    }
+
+    /// Sets the values of typed columns, a row for each row.
+    pub(in crate::import) fn set_values(&mut self, values: ColumnTable) {
+        self.index.set_columns(values);
     }
 
     fn open_shards(&self) -> OpenShards {

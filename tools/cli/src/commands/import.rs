@@ -14,8 +14,8 @@ use dlfs::format::Pack;
 use dlfs::format::columns::ColumnType;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{
-    ColumnsFrom, FieldSpec, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
-    Stage,
+    ColumnsFrom, FieldColumn, FieldSpec, ImportOptions, ImportReport, OnError, Onto,
+    PlacementOrder, Progress, Stage,
 };
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
@@ -90,6 +90,10 @@ pub(crate) struct ImportArgs {
     /// FIELD:npy takes the type from the first file
     #[arg(long, value_name = "FIELD:TYPE", value_parser = str::parse::<FieldSpec>)]
     field_type: Vec<FieldSpec>,
+    /// A typed column with the values of a field, which is a number or a text: int, float, f32, bool or str; several
+    /// times. Without TYPE, that of the field
+    #[arg(long, value_name = "[NAME=]FIELD[:TYPE]", value_parser = str::parse::<FieldColumn>)]
+    field_column: Vec<FieldColumn>,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
@@ -226,6 +230,7 @@ impl ImportArgs {
                 key: self.columns_key.clone(),
                 only: self.column.iter().map(|Chosen(name, kind)| (name.clone(), *kind)).collect(),
             }),
+            field_columns: self.field_column.clone(),
             field_types: self.field_type.clone(),
             spool: self.spool.clone(),
             accept_older_generation: self.accept_older_generation,
@@ -549,6 +554,7 @@ const EXAMPLES: &str = "\
 Examples:
   dlfs import ~/pictures train.dlfs
   dlfs import shards/*.tar train.dlfs --from webdataset
+  dlfs import shards/*.tar train.dlfs --field-type emb.npy:f32[768] --field-column class=cls:int
   dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
   dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
   dlfs import more/ train.dlfs --append";

@@ -1,0 +1,311 @@
+//! Typed columns that an import takes from a field of the samples: a number of a type, or a text.
+
+use crate::directory::Directory;
+use crate::format::columns::{ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, Value};
+use crate::format::field_type::{Element, FieldType};
+use crate::format::{FieldTypes, FormatVersion};
+use crate::import::field_types::{FieldColumn, no_field};
+use crate::import::sources::{BadEntry, BadReason, Index, Source};
+use crate::{Error, ErrorKind, Result};
+
+use super::records::{Cell, Owned};
+use super::{ColumnFile, check_room, columns_of};
+
+/// The columns from fields of an import.
+#[derive(Debug)]
+pub(in crate::import) struct FieldColumns {
+    columns: Vec<OfField>,
+    /// With those of the file of values.
+    specs: Vec<ColumnSpec>,
+}
+
+/// A column and where its values come from.
+#[derive(Debug)]
+struct OfField {
+    spec: ColumnSpec,
+    field: u16,
+    name: String,
+    /// The type of the field; `None`: it is text.
+    from: Option<FieldType>,
+}
+
+impl FieldColumns {
+    /// The columns `given` of a source whose fields have these names and types, beside those of `file`.
+    ///
+    /// # Errors
+    /// `Unsupported`: the image is of version 1. `InvalidArgument`: what does not fit.
+    pub(in crate::import) fn new(
+        given: &[FieldColumn],
+        fields: &[Vec<u8>],
+        types: &FieldTypes,
+        file: Option<&ColumnFile>,
+        image: Option<&Directory>,
+    ) -> Result<FieldColumns> {
+        if !given.is_empty()
+            && image.is_some_and(|image| image.layout().version == FormatVersion::V1)
+        {
+            let text = "an image of version 1 of the format has no typed columns";
+            return Err(Error::new(ErrorKind::Unsupported, text).hint("import the data set again"));
+        }
+        let refused = |what: String| Error::new(ErrorKind::InvalidArgument, what);
+        let mut specs = file.map_or_else(Vec::new, |file| file.columns.clone());
+        let mut columns = Vec::new();
+        for column in given {
+            let name = column.field.escape_ascii().to_string();
+            let known = fields.iter().position(|field| *field == column.field && !field.is_empty());
+            let Some(field) = known else { return Err(no_field(&column.field, fields)) };
+            if specs.iter().any(|spec| spec.name == column.column) {
+                return Err(refused(format!("column `{}` is given twice", column.column)));
+            }
+            let from = types.of(field).cloned();
+            let own = image.and_then(|image| image.column(&column.column)).map(|own| own.kind());
+            let kind = kind_of(column, own, from.as_ref()).map_err(refused)?;
+            let spec = ColumnSpec { name: column.column.clone(), kind };
+            specs.push(spec.clone());
+            columns.push(OfField { spec, field: field as u16, name, from });
+        }
+        let mut all = columns_of(image);
+        all.extend(specs.iter().filter(|spec| !all.contains(spec)).cloned().collect::<Vec<_>>());
+        check_room(&all).map_err(refused)?;
+        Ok(FieldColumns { columns, specs })
+    }
+
+    /// Whether there are none.
+    pub(in crate::import) fn is_empty(&self) -> bool {
+        self.columns.is_empty()
+    }
+
+    /// The columns, behind those that there are.
+    pub(in crate::import) fn join(&self, mut columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
+        for own in &self.columns {
+            if !columns.iter().any(|column| column.name == own.spec.name) {
+                columns.push(own.spec.clone());
+            }
+        }
+        columns
+    }
+
+    /// A table of these columns and those of the file, without rows.
+    pub(in crate::import) fn table(&self) -> ColumnTable {
+        ColumnTable::new(&self.specs)
+    }
+
+    /// Appends the row of a sample: the values of `file`, and those that `bytes` of its fields give.
+    ///
+    /// # Errors
+    /// Which field has no value of its column.
+    pub(in crate::import) fn push<'b>(
+        &self,
+        table: &mut ColumnTable,
+        name: &[u8],
+        file: Option<&ColumnFile>,
+        bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
+    ) -> std::result::Result<(), BadReason> {
+        let mut own = Vec::with_capacity(self.columns.len());
+        for column in &self.columns {
+            let value = bytes(column.field)?.map_or(Ok(Owned::None), |bytes| column.value(bytes));
+            own.push(value.map_err(|what| BadReason::Field { field: column.name.clone(), what })?);
+        }
+        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        table.push(|spec| {
+            let at = self.columns.iter().position(|column| column.spec.name == spec.name);
+            at.map_or_else(|| row.get(spec), |at| own[at].as_value())
+        });
+        Ok(())
+    }
+
+    /// Gives the rows of a source their values; returns the rows that have none.
+    ///
+    /// # Errors
+    /// `Interrupted`: `goes_on` said so.
+    pub(in crate::import) fn of_source(
+        &self,
+        source: &mut Source,
+        file: Option<&ColumnFile>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<(u64, BadEntry)>> {
+        let (mut table, mut bad) = (self.table(), Vec::new());
+        let index: &Index = source.index();
+        let mut reader = source.reader();
+        for row in 0..index.len() {
+            if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
+                return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
+            }
+            let mut read = Vec::new();
+            let mut failed = None;
+            for payload in index.payloads(row) {
+                let column = self.columns.iter().find(|column| column.field == payload.field);
+                let Some(column) = column else { continue };
+                let bytes = match u64::from(payload.len_bytes) <= MAX_TEXTS_BYTES as u64 {
+                    true => {
+                        let mut bytes = vec![0; payload.len_bytes as usize];
+                        reader.read(row, &payload, &mut bytes).map(|()| bytes)
+                    }
+                    false => Err(column.too_long(payload.len_bytes.into())),
+                };
+                match bytes {
+                    Ok(bytes) => read.push((payload.field, bytes)),
+                    Err(reason) => failed = Some(reason),
+                }
+            }
+            let bytes = |field: u16| {
+                Ok(read.iter().find(|(own, _)| *own == field).map(|(_, bytes)| &bytes[..]))
+            };
+            let pushed = match failed {
+                Some(reason) => Err(reason),
+                None => self.push(&mut table, index.name(row), file, bytes),
+            };
+            if let Err(reason) = pushed {
+                bad.push((row, index.bad_row(row, reason)));
+                table.push(|_| Value::None); // rows stay rows
+            }
+        }
+        source.set_values(table);
+        Ok(bad)
+    }
+
+    /// What is wrong with a field of `len` bytes.
+    pub(in crate::import) fn check_len(
+        &self,
+        field: u16,
+        len: u64,
+    ) -> std::result::Result<(), BadReason> {
+        let column = self.columns.iter().find(|column| column.field == field);
+        match column.filter(|_| len > MAX_TEXTS_BYTES as u64) {
+            Some(column) => Err(column.too_long(len)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OfField {
+    /// The value that the bytes of the field give.
+    fn value(&self, bytes: &[u8]) -> std::result::Result<Owned, String> {
+        let (column, kind) = (&self.spec.name, self.spec.kind);
+        let Some(from) = &self.from else {
+            let text = std::str::from_utf8(bytes)
+                .map_err(|_| format!("is no text, which column `{column}` takes"))?
+                .trim();
+            if text.is_empty() {
+                return Ok(Owned::None);
+            }
+            let value = Cell::Word(text).to_value(kind);
+            return value.ok_or_else(|| format!("is `{text}`, and column `{column}` is {kind}"));
+        };
+        match number(from.element(), bytes) {
+            Number::Int(number) if kind.is_float() => Ok(Owned::Float(number as f64)),
+            Number::Int(number) if kind == ColumnType::Bool => Ok(Owned::Bool(number != 0)),
+            Number::Int(number) => {
+                match i64::try_from(number).ok().filter(|number| *number > i64::MIN) {
+                    Some(number) => Ok(Owned::Int(number)),
+                    None => Err(format!("is {number}, which a column of type int does not hold")),
+                }
+            }
+            Number::Float(number) if number.is_nan() => Ok(Owned::None),
+            Number::Float(number) => Ok(Owned::Float(number)),
+        }
+    }
+
+    fn too_long(&self, len: u64) -> BadReason {
+        let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
+        BadReason::Field { field: self.name.clone(), what }
+    }
+}
+
+/// The type of a column.
+fn kind_of(
+    column: &FieldColumn,
+    own: Option<ColumnType>,
+    from: Option<&FieldType>,
+) -> std::result::Result<ColumnType, String> {
+    let (name, field) = (&column.column, column.field.escape_ascii());
+    if let (Some(given), Some(own)) = (column.kind, own)
+        && given != own
+    {
+        return Err(format!("column `{name}` is {given}, and in the image it is {own}"));
+    }
+    let given = column.kind.or(own);
+    let Some(from) = from else {
+        let without =
+            || format!("column `{name}`: give its type as {field}:TYPE, since the field has none");
+        return given.ok_or_else(without);
+    };
+    if from.dims().len() > 0 {
+        return Err(format!(
+            "column `{name}` has a number of each sample, and field {field} is {from}"
+        ));
+    }
+    let fits: &[ColumnType] = match from.element() {
+        Element::F16 | Element::Bf16 | Element::F32 => &[ColumnType::Float32, ColumnType::Float],
+        Element::F64 => &[ColumnType::Float, ColumnType::Float32],
+        Element::Bool => &[ColumnType::Bool, ColumnType::Int],
+        _ => &[ColumnType::Int, ColumnType::Float, ColumnType::Float32],
+    };
+    let kind = given.unwrap_or(fits[0]);
+    match fits.contains(&kind) {
+        true => Ok(kind),
+        false => Err(format!("column `{name}` is {kind}, and field {field} is {from}")),
+    }
+}
+
+/// A number of a field.
+enum Number {
+    Int(i128),
+    Float(f64),
+}
+
+/// The number that these bytes are, which have the length of the element.
+fn number(element: Element, bytes: &[u8]) -> Number {
+    let mut wide = [0; 8];
+    wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
+    let bits = u64::from_le_bytes(wide);
+    match element {
+        Element::U8 | Element::U16 | Element::U32 | Element::U64 | Element::Bool => {
+            Number::Int(bits.into())
+        }
+        Element::I8 => Number::Int((bits as i8).into()),
+        Element::I16 => Number::Int((bits as i16).into()),
+        Element::I32 => Number::Int((bits as i32).into()),
+        Element::I64 => Number::Int((bits as i64).into()),
+        Element::F16 => Number::Float(of_half(bits as u16)),
+        Element::Bf16 => Number::Float(f32::from_bits((bits as u32) << 16).into()),
+        Element::F32 => Number::Float(f32::from_bits(bits as u32).into()),
+        Element::F64 => Number::Float(f64::from_bits(bits)),
+    }
+}
+
+/// The number that an IEEE 754 number of 16 bits is.
+fn of_half(bits: u16) -> f64 {
+    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+    sign * match exponent {
+        0 => fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    }
+}
+
+/// Rows between two questions whether to go on.
+const ROWS_PER_STEP: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_the_numbers_that_they_are() {
+        for (bits, number) in [
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x3555, 0.333251953125),
+            (0x0001, 2f64.powi(-24)),
+            (0x7bff, 65504.0),
+            (0x7c00, f64::INFINITY),
+            (0x8000, -0.0),
+        ] {
+            assert_eq!(of_half(bits), number, "{bits:#06x}");
+        }
+        assert!(of_half(0x7e00).is_nan());
+    }
+}
