@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::Files;
-use dlfs::posix::{Attributes, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
+use dlfs::posix::{Attributes, FIRST, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -204,11 +204,21 @@ impl fuser::Filesystem for Filesystem {
             Ok(folder) => folder,
             Err(errno) => return reply.error(errno),
         };
+        let mut left = if offset == FIRST { FIRST_WITH_ATTRIBUTES } else { usize::MAX };
         let listed = tree.list(folder, offset, &mut |found| {
             // Without fields this reads nothing, and with fields the kernel was not told to ask.
             let attributes = self.shape(tree.attributes(found.node, None), found.node);
             let name = OsStr::from_bytes(found.name);
-            !reply.add(attributes.ino, found.next, name, &FOR_EVER, &attributes, Generation(0))
+            left -= 1;
+            left > 0
+                && !reply.add(
+                    attributes.ino,
+                    found.next,
+                    name,
+                    &FOR_EVER,
+                    &attributes,
+                    Generation(0),
+                )
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -271,6 +281,10 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
 
 /// The attribute of the top folder that says what was read ahead along an order.
 const ORDER: &str = "user.dlfs.order";
+/// Entries that get attributes before the kernel knows whether anybody wants them: it asks for them at the beginning
+/// of each folder, and makes an inode of each, which costs more than all else of a listing. Whether it asks for those of
+/// the rest depends on whether the program has looked at the first.
+const FIRST_WITH_ATTRIBUTES: usize = 64;
 /// How long the kernel may believe what it was told: a generation does not change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 /// What programs read at a time, and the kernel reads ahead.

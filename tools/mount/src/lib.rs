@@ -20,6 +20,7 @@ mod reads;
 mod unanswered;
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -95,7 +96,20 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     let session = Session::new(filesystem, place, &config).map_err(wrong)?;
     // The program may change its working folder.
     let place = std::path::absolute(place).map_err(wrong)?;
-    Ok(Mounted { session: session.spawn().map_err(wrong)?, place, reads })
+    let mounted = Mounted { session: session.spawn().map_err(wrong)?, place, reads };
+    read_far_ahead(&mounted.place);
+    Ok(mounted)
+}
+
+/// Lets the kernel read further ahead of a program that reads on than its default of 128 KiB, as far as a long sample
+/// is read at once. Only root may.
+fn read_far_ahead(place: &Path) {
+    let set = std::fs::metadata(place).and_then(|found| {
+        let device = found.dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB)
+    });
+    let _ = set; // then it is as slow as without
 }
 
 impl Mounted {
@@ -163,6 +177,8 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
+/// Measured by `cargo bench --bench doors -- --only long`: more is not faster.
+const READ_AHEAD_KIB: &str = "4096";
 /// How long an unmounting waits for requests that are under way.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// How often it looks.

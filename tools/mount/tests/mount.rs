@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, Files, OnError, Options, OrderFile, Query, Sampler};
+use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
@@ -106,6 +107,11 @@ fn attributes_beside_those_of_posix_say_what_the_directory_knows() {
     assert_eq!(xattr("", "user.dlfs.id"), Err(rustix::io::Errno::NODATA));
     let file = fs::metadata(shown.join("a/one.bin")).unwrap();
     assert_eq!((file.len(), file.blocks(), file.nlink()), (5000, 10, 1));
+    if rustix::process::geteuid().is_root() {
+        let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+        let ahead = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
+        assert_eq!(ahead.unwrap().trim(), "4096", "root reads further ahead than by default");
+    }
     mounted.unmount().unwrap();
 }
 
@@ -318,5 +324,36 @@ fn a_place_that_is_no_folder_is_refused_by_name() {
         let place = source.path(place);
         let error = mount(files.clone(), "x", &place, &dlfs_mount::Options::default()).unwrap_err();
         assert_eq!(error.file(), Some(&*place));
+    }
+}
+
+#[test]
+fn a_long_folder_is_listed_whole_whether_or_not_somebody_looks_at_its_files() {
+    let source = Source::new();
+    for i in 0..2000 {
+        let name = format!("listed/many/{i:04}-a-name-that-makes-an-entry-a-little-longer");
+        let path = source.path(&name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, [i as u8]).unwrap();
+    }
+    let image = Address::from_path(source.path("many.dlfs"));
+    let (from, to) = ([source.path("listed")], [image.clone()]);
+    import(&from, &to, &ImportOptions::default(), &ConnectOptions::default(), &mut ()).unwrap();
+    let names = |folder: &str, looks: bool| {
+        let entries = fs::read_dir(source.path(folder).join("many")).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap())
+            .inspect(|entry| assert!(!looks || entry.metadata().unwrap().len() == 1))
+            .map(|entry| entry.file_name())
+            .collect();
+        names.sort();
+        names
+    };
+    let expected = names("listed", false);
+    assert_eq!(expected.len(), 2000);
+    for looks in [false, true] {
+        let Some(mounted) = source.mounted_from(&image, &Options::default()) else { return };
+        assert_eq!(names("shown", looks), expected, "looks: {looks}");
+        mounted.unmount().unwrap();
     }
 }
