@@ -1,0 +1,67 @@
+//! The doors for programs that know only files, beside what they stand in for: `dlfs mount` and
+//! `libdlfs_preload.so` against the library, ext4 in the page cache, squashfuse, and the calls that they are made of.
+//!
+//! Each part makes its data, measures all its sides once a round, one after the other, and prints the median of each
+//! side and of the rounds' ratios. Files of a mount are measured twice: with the kernel's pages *dropped*, so that each
+//! read goes through FUSE, and with the pages *kept*. All else is warm: files and images are in the page cache.
+
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support/throttle.rs"]
+mod throttle;
+
+mod names;
+mod places;
+mod programs;
+mod reads;
+mod records;
+mod report;
+
+use support::Options;
+
+const USAGE: &str = "cargo bench --bench doors -- [--only PARTS] [--rounds N] [--at DIR] ...
+
+Needs `cargo build --release -p dlfs-cli -p dlfs-preload` before, root and /dev/fuse; squashfuse and mksquashfs for the
+sides of that name, Python for the parts `folder` and `records`, with torchvision (--python) for its ImageFolder.
+PARTS, separated by commas: small, long, names, folder, records.";
+
+fn main() {
+    support::results::record("doors");
+    let options = Options::parse(
+        USAGE,
+        &[
+            ("only", "small,long,names,folder,records"),
+            ("rounds", "5"),
+            ("at", "target"),
+            ("files", "20000"),
+            ("long-mib", "1024"),
+            ("names", "1000000"),
+            ("pictures", "4000"),
+            ("records", "20"),
+            ("record-mib", "128"),
+            ("link-mb", "300"),
+            ("python", "python3"),
+            ("side", ""),
+            ("folder", ""),
+        ],
+    );
+    if options.text("side") == "files" {
+        return reads::side(&options);
+    }
+    println!("{}", support::machine());
+    let places = places::Places::new(options.text("at"));
+    let parts: [(&str, fn(&places::Places, &Options)); 5] = [
+        ("small", reads::small),
+        ("long", reads::long),
+        ("names", names::names),
+        ("folder", programs::folder),
+        ("records", records::records),
+    ];
+    report::header();
+    for part in options.text("only").split(',') {
+        match parts.iter().find(|(name, _)| *name == part) {
+            Some((_, measure)) => measure(&places, &options),
+            None => eprintln!("'{part}' is no part; see --help"),
+        }
+    }
+}
