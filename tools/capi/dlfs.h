@@ -16,6 +16,7 @@
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
+//   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
 //   dlfs_delete, dlfs_purge                      change an image: delete samples, and free their space
 //   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for benchmarks
 //
@@ -262,6 +263,51 @@
 // The type of a typed column: texts, each of which has a number.
 #define DLFS_COLUMN_STR 5
 
+// The elements of a field without a type: bytes.
+#define DLFS_ELEMENT_BYTES 0
+
+// Elements of a field: uint8_t.
+#define DLFS_ELEMENT_U8 1
+
+// Elements of a field: int8_t.
+#define DLFS_ELEMENT_I8 2
+
+// Elements of a field: uint16_t.
+#define DLFS_ELEMENT_U16 3
+
+// Elements of a field: int16_t.
+#define DLFS_ELEMENT_I16 4
+
+// Elements of a field: uint32_t.
+#define DLFS_ELEMENT_U32 5
+
+// Elements of a field: int32_t.
+#define DLFS_ELEMENT_I32 6
+
+// Elements of a field: uint64_t.
+#define DLFS_ELEMENT_U64 7
+
+// Elements of a field: int64_t.
+#define DLFS_ELEMENT_I64 8
+
+// Elements of a field: IEEE 754 of 16 bits.
+#define DLFS_ELEMENT_F16 9
+
+// Elements of a field: the upper half of a float.
+#define DLFS_ELEMENT_BF16 10
+
+// Elements of a field: float.
+#define DLFS_ELEMENT_F32 11
+
+// Elements of a field: double.
+#define DLFS_ELEMENT_F64 12
+
+// Elements of a field: 0 and 1, a byte each.
+#define DLFS_ELEMENT_BOOL 13
+
+// The most dimensions of a field.
+#define DLFS_MAX_DIMS 16
+
 // The label of a sample without a label, in every function and struct. Python uses None, and
 // dlfs.NO_LABEL, the same number, in arrays of labels.
 #define DLFS_NO_LABEL INT64_MIN
@@ -441,6 +487,21 @@ typedef struct {
 // Receives one entry of dlfs_list: its name, which is valid until the function returns, and its
 // id, or DLFS_FOLDER. A value other than zero ends the listing with DLFS_E_INTERRUPTED.
 typedef int (*dlfs_visit)(void *user, const char *name, uint64_t id);
+
+// The type of a field. Set `size` to `sizeof(dlfs_field_type)` before it is filled.
+typedef struct {
+    // sizeof(dlfs_field_type).
+    size_t size;
+    // What an element is, DLFS_ELEMENT_...: little-endian.
+    uint32_t element;
+    // Bytes of an element.
+    uint32_t element_len;
+    // The number of dimensions; 0: a single number.
+    uint64_t num_dims;
+    // The length of each dimension, in C order; 0 for the first one if it differs from sample to
+    // sample: then it follows from the `len` of a dlfs_field.
+    uint64_t dims[DLFS_MAX_DIMS];
+} dlfs_field_type;
 
 // One field of a sample.
 typedef struct {
@@ -959,6 +1020,12 @@ int dlfs_column_text(const dlfs_fs *fs,
                      char *text,
                      size_t len,
                      size_t *needed);
+
+// Describes field `index`: what the `data` of its dlfs_field points to. A field without a type is
+// DLFS_ELEMENT_BYTES, with one dimension of length 0. No I/O. Any thread.
+//
+// DLFS_E_NOT_FOUND: samples have fewer fields.
+int dlfs_get_field_type(const dlfs_fs *fs, uint64_t index, dlfs_field_type *type);
 
 // Opens the sample called `name`, and stores its handle in `*file`. Reads nothing, except the
 // names at first use. Any thread.

@@ -20,6 +20,7 @@ mod batches;
 pub mod column;
 pub mod edit;
 pub mod error;
+pub mod field_type;
 mod fields;
 pub mod file;
 mod handles;

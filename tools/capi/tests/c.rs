@@ -272,6 +272,28 @@ fn fields_of_a_sample_are_told_apart() {
 }
 
 #[test]
+fn the_type_of_a_field_says_what_its_bytes_are() {
+    let Some(prefix) = prefix() else { return };
+    if !has("tar") {
+        println!("SKIPPED: tar is needed");
+        return;
+    }
+    let source = Source::new();
+    import_fields(&source);
+    let image = source.path("typed.dlfs");
+    let field_types = vec!["cls:i64".parse().unwrap(), "txt:u8[5]".parse().unwrap()];
+    let options = ImportOptions { field_types, ..ImportOptions::default() };
+    let to = Address::from_path(image.clone());
+    let shard = [source.path("shard.tar")];
+    import(&shard, &[to], &options, &ConnectOptions::default(), &mut ()).unwrap();
+    let plain = source.path("fields.dlfs");
+    for how in How::all() {
+        let program = Program::build(prefix, &here().join("tests/c/field_type.c"), how);
+        program.run(&[image.to_str().unwrap(), plain.to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn a_part_of_a_large_sample_costs_its_pieces() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

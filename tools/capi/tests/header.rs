@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "error",
     "options",
     "mount",
     "names",
     "view",
     "column",
+    "field_type",
     "file",
     "read_batch",
     "sequence",
