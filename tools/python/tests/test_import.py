@@ -16,7 +16,7 @@ import dlfs
 
 
 def bytes_of(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
+    return None if value is None else memoryview(value).tobytes()  # bytes of a number are zeroes
 
 
 def content(number: int) -> bytes:

@@ -84,7 +84,9 @@ def test_arrays_are_written_as_their_types_say(tmp_path: Path) -> None:
                 out.write(sample)
     dataset = dlfs.open(path)
     as_bytes = [{name: dataset[id][name] for name in dataset[id]} for id in range(2)]
-    values = [{name: value if value is None else bytes(value) for name, value in each.items()} for each in as_bytes]
+    values = [
+        {name: value if value is None else memoryview(value).tobytes() for name, value in each.items()} for each in as_bytes
+    ]
     assert values[0]["emb"] == numpy.ascontiguousarray(emb.T).tobytes()
     assert values[0]["tokens"] == bytes([1, 0, 2, 0, 255, 255])
     assert values[0]["cls"] == (7).to_bytes(8, "little")
