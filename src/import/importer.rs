@@ -80,12 +80,12 @@ pub fn import_onto(
 }
 
 /// An indexed source, or streams that are imported as they are read.
-enum OpenSource {
+pub(super) enum OpenSource {
     Indexed(Box<Source>),
     Streams(Box<Found>),
 }
 
-fn open_source(
+pub(super) fn open_source(
     sources: &[PathBuf],
     image: &[Address],
     options: &ImportOptions,
@@ -148,13 +148,37 @@ fn run(
     let columns = options.columns.as_ref().map(ColumnFile::read).transpose()?;
     let media = prepare::in_image_order(&Media::new(devices)?)?;
     let lease = Lease::take(&media, options.lease)?;
-    let mut source = match source {
+    let source = match source {
         OpenSource::Indexed(source) => *source,
         OpenSource::Streams(found) => {
             let result = streamed::run(*found, columns, media, &lease, options, progress);
             return lease.explain(result);
         }
     };
+    match ready(source, columns, media, lease, options, progress)? {
+        Ready::Done(report) => Ok(*report),
+        Ready::Import(mut import) => {
+            let result = import.run(progress);
+            import.lease.explain(result)
+        }
+    }
+}
+
+/// An import that may begin to write, or that is complete.
+pub(super) enum Ready<'a> {
+    Import(Box<Import<'a>>),
+    Done(Box<ImportReport>),
+}
+
+/// Looks at source and image, and decides what is written.
+pub(super) fn ready<'a>(
+    mut source: Source,
+    columns: Option<ColumnFile>,
+    media: Media,
+    lease: Lease,
+    options: &'a ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<Ready<'a>> {
     let index = source.index();
     if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
         columns.of_rows(index)?; // while the image is still there
@@ -170,7 +194,7 @@ fn run(
     };
     let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
     if state.done {
-        return Ok(report_of_done(&state, &source));
+        return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
     }
     let image = state.current.as_ref().map(|current| &*current.directory);
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
@@ -180,8 +204,7 @@ fn run(
     };
     let mut import = Import { source, state, options, lease, columns, typing, field_columns, bad };
     import.leave_out_duplicate_names()?;
-    let result = import.run(progress);
-    import.lease.explain(result)
+    Ok(Ready::Import(Box::new(import)))
 }
 
 /// Puts the elements of fields with types in the place of their files, and takes the values of columns from fields;
@@ -230,13 +253,13 @@ fn drop_bad(
 }
 
 /// An import in progress.
-struct Import<'a> {
-    source: Source,
-    state: ImportState,
+pub(super) struct Import<'a> {
+    pub(super) source: Source,
+    pub(super) state: ImportState,
     options: &'a ImportOptions,
-    lease: Lease,
+    pub(super) lease: Lease,
     /// The values of typed columns.
-    columns: Option<ColumnFile>,
+    pub(super) columns: Option<ColumnFile>,
     /// The types of the source's fields.
     typing: Typing,
     /// The typed columns whose values are those of fields.
@@ -260,18 +283,25 @@ impl Import<'_> {
     fn run(&mut self, progress: &mut dyn Progress) -> Result<ImportReport> {
         let mut used: Vec<CellRange> = Vec::new();
         loop {
-            self.state.journal.part.count = self.source.index().len();
-            if self.state.journal.part.window > 0 {
-                self.state.journal.part.window = self.source.index().len().max(1);
-            }
-            if self.source.index().is_empty() {
-                return Err(no_samples(self.all_bad(), self.source.kind()));
-            }
+            self.size_part()?;
             match self.round(&mut used, progress)? {
                 Ok(written) => return Ok(self.report(written)),
                 Err(bad) => self.leave_out(bad)?,
             }
         }
+    }
+
+    /// Makes the part as large as the source is now.
+    pub(super) fn size_part(&mut self) -> Result<()> {
+        let (samples, part) = (self.source.index().len(), &mut self.state.journal.part);
+        part.count = samples;
+        if part.window > 0 {
+            part.window = samples.max(1);
+        }
+        if samples == 0 {
+            return Err(no_samples(self.all_bad(), self.source.kind()));
+        }
+        Ok(())
     }
 
     /// Writes everything and commits it; or returns the rows that cannot be read.
@@ -385,7 +415,7 @@ impl Import<'_> {
     }
 
     /// Maps fields and classes of the source to those of the image.
-    fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
+    pub(super) fn shape(&self) -> Result<(Rows<'_>, ChunkSpec, Vec<Vec<u8>>)> {
         let (index, journal) = (self.source.index(), &self.state.journal);
         let own_fields = || match &index.fields[..] {
             [only] if only.is_empty() => Vec::new(),
@@ -465,18 +495,12 @@ impl Import<'_> {
         Ok(())
     }
 
-    fn all_bad(&self) -> Vec<BadEntry> {
+    pub(super) fn all_bad(&self) -> Vec<BadEntry> {
         self.source.index().bad.iter().chain(&self.bad).cloned().collect()
     }
 
     fn threads(&self) -> usize {
-        // More than the number of processors, since some threads wait for the source's disk.
-        let processors = || std::thread::available_parallelism().map_or(2, usize::from);
-        let wanted = match self.options.reader_threads {
-            0 => (processors() * 2).clamp(2, 8),
-            asked => asked,
-        };
-        wanted.min(self.state.media.max_threads())
+        threads(self.options.reader_threads, &self.state.media)
     }
 
     fn report(&self, written: Written) -> ImportReport {
@@ -501,8 +525,19 @@ impl Import<'_> {
     }
 }
 
+/// The number of threads that read the source, where the caller `asked` for so many; 0: chosen here.
+pub(super) fn threads(asked: usize, media: &Media) -> usize {
+    // More than the number of processors, since some threads wait for the source's disk.
+    let processors = || std::thread::available_parallelism().map_or(2, usize::from);
+    let wanted = match asked {
+        0 => (processors() * 2).clamp(2, 8),
+        asked => asked,
+    };
+    wanted.min(media.max_threads())
+}
+
 /// The error when writes are repeatedly read back damaged.
-fn never_whole() -> Error {
+pub(super) fn never_whole() -> Error {
     let message = "what was read back differs from what was written";
     Error::new(ErrorKind::Disconnected, message)
         .hint("repair the network or its target, then resume with dlfs import --resume")
@@ -512,7 +547,7 @@ fn never_whole() -> Error {
 const NAMES_PER_STEP: u64 = 1 << 16;
 
 /// How often chunks are verified before a commit.
-const MAX_VERIFY_PASSES: u32 = 8;
+pub(super) const MAX_VERIFY_PASSES: u32 = 8;
 
 /// Delay before a failed commit is retried.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -11,6 +11,7 @@ use crate::format::superblock::SUPERBLOCK_BYTES;
 use crate::format::superblock_set::SuperblockCopies;
 use crate::import::retry::{RetryBudget, is_transient};
 use crate::qpair::calls::{Calls, Ticket};
+use crate::qpair::mem::MemNamespace;
 use crate::qpair::shared::SharedDevice;
 use crate::qpair::{Device, Fence, PairScope, or_unreadable};
 use crate::{Error, ErrorKind, Result};
@@ -105,6 +106,17 @@ impl Media {
     pub(super) fn in_order(&self, order: &[usize]) -> Media {
         let devices = order.iter().map(|&at| self.devices[at].clone()).collect();
         Media { devices, ..self.clone() }
+    }
+
+    /// The only namespace as number `namespace` of `count`; the others take nothing.
+    ///
+    /// # Errors
+    /// Never in practice: memory for a block.
+    pub(super) fn placed(&self, namespace: u16, count: u16) -> Result<Media> {
+        let absent = |_| Ok(Arc::new(MemNamespace::new(ABSENT_BYTES, 512)?) as Arc<dyn Device>);
+        let mut devices = (0..count).map(absent).collect::<Result<Vec<_>>>()?;
+        devices[usize::from(namespace)] = self.devices[0].clone();
+        Ok(Media { devices: devices.into(), ..self.clone() })
     }
 
     /// Number of namespaces.
@@ -380,3 +392,6 @@ const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Zeroes per write.
 const ZERO_BYTES: u64 = 1 << 20;
+
+/// Bytes of a namespace that is not there: too few for any chunk.
+const ABSENT_BYTES: u64 = 4096;

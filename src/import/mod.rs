@@ -17,7 +17,7 @@
 //! - Only one importer at a time writes an image: see `lease.rs`.
 //!
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
-//! [`Writer`] takes samples from a program that makes them: `writer/mod.rs`, then `chunk_stream.rs`, which
+//! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: `writer/mod.rs`, then `chunk_stream.rs`, which
 //! also writes what `streamed.rs` reads.
 
 mod chunk_stream;
@@ -31,6 +31,7 @@ mod give_back;
 mod importer;
 pub mod journal;
 mod lease;
+pub mod many;
 mod media;
 mod media_use;
 mod options;

@@ -178,7 +178,10 @@ impl<'a, 'b> Collector<'a, 'b> {
         self.outcome.chunks += 1;
         self.outcome.found += u64::from(found);
         self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
-        self.waiting.insert(chunk.sequence, header);
+        // A part has some of the numbers; both ascend.
+        let before = |other: &ChunkLayout| other.sequence < chunk.sequence;
+        let place = self.pass.chunks.partition_point(before) as u64;
+        self.waiting.insert(place, header);
         while let Some(header) = self.waiting.remove(&self.next) {
             if let Some(builder) = &mut self.builder {
                 builder.add_chunk(&header)?;

@@ -3,6 +3,8 @@
 //! Columns are compact: nothing is allocated per sample, and columns that a kind of source does not need
 //! stay empty.
 
+mod saved;
+
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;

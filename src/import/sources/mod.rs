@@ -156,6 +156,38 @@ impl Source {
         Ok(Source { kind, index, store })
     }
 
+    /// The source with the index that another process made.
+    ///
+    /// # Errors
+    /// A folder does not open.
+    pub(in crate::import) fn of_plan(kind: SourceKind, index: Index) -> Result<Source> {
+        let containers = index.containers.iter();
+        let store = match kind {
+            SourceKind::Folder | SourceKind::List => {
+                let roots = containers.map(|container| Root::open(&container.path));
+                Store::Folders(roots.collect::<Result<_>>()?)
+            }
+            _ => Store::Shards(containers.map(|_| None).collect()),
+        };
+        Ok(Source { kind, index, store })
+    }
+
+    /// Its index, with paths that lead to the containers from every working directory.
+    ///
+    /// # Errors
+    /// `BadSource`: a container has no path any more.
+    pub(in crate::import) fn into_index(mut self) -> Result<Index> {
+        if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
+            let text =
+                "a source that is unpacked while it is imported cannot be shared by processes";
+            return Err(Error::new(ErrorKind::BadSource, text).hint("unpack it first"));
+        }
+        for container in &mut self.index.containers {
+            container.path = std::path::absolute(&container.path).map_err(Error::from)?;
+        }
+        Ok(self.index)
+    }
+
     /// How the source's files were treated.
     pub fn file_counts(&self) -> &[FileCount] {
         &self.index.file_counts

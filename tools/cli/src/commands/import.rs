@@ -21,6 +21,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
+use crate::commands::import_many::{self, ManyCommand};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::progress::Meter;
@@ -41,15 +42,24 @@ use crate::text;
 /// given. If some entries cannot be imported, all of them are listed and nothing is imported;
 /// --on-error skip imports the rest. Committed samples are durable when the command ends.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ImportArgs {
+    #[command(subcommand)]
+    many: Option<ManyCommand>,
+    #[command(flatten)]
+    what: WhatArgs,
+}
+
+/// What is imported, and where to.
+#[derive(Debug, Args)]
+pub(crate) struct WhatArgs {
     /// Folders of class folders, tar or TFRecord shards (or a folder of them), or list files with
     /// path<TAB>label on each line; `-` is a pipe with a tar archive
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
-    sources: Vec<PathBuf>,
+    pub(crate) sources: Vec<PathBuf>,
     /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
-    image: ImageAddress,
+    #[arg(value_name = "IMAGE", required = true, value_parser = ImageAddress::parser())]
+    image: Option<ImageAddress>,
     /// The kind of the sources. In a folder with other files, tar, webdataset and tfrecord select
     /// the shards of that kind, also in subfolders; folder imports each file as one sample
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
@@ -103,9 +113,9 @@ pub(crate) struct ImportArgs {
     accept_older_generation: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 #[derive(Debug, Args)]
@@ -151,12 +161,16 @@ enum OnErrorArg {
 }
 
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let ImportArgs { many, what: args } = args;
+    if let Some(command) = many {
+        return import_many::run(command, quiet);
+    }
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
     let options = args.options();
     let report =
-        dlfs::import::import(&args.sources, &args.image.0, &options, &connect, &mut progress)
+        dlfs::import::import(&args.sources, &args.image().0, &options, &connect, &mut progress)
             .map_err(say_how_to_go_on)?;
     let time = began.elapsed();
     drop(progress);
@@ -184,25 +198,34 @@ fn say_how_to_go_on(error: Error) -> Error {
     }
 }
 
-impl ImportArgs {
+impl WhatArgs {
+    pub(crate) fn has_catalog(&self) -> bool {
+        self.catalog.is_some()
+    }
+
+    pub(crate) fn image(&self) -> &ImageAddress {
+        self.image.as_ref().expect("it is required")
+    }
+
     /// Adds the new generation to the catalogue that is given, and to the one that the image's name is of.
     fn tell_catalog(&self, report: &ImportReport, connect: &ConnectOptions) -> Result<(), Failure> {
         let made_by = if self.onto.append { "append" } else { "import" };
-        cataloging::committed(&self.image.0, report.generation, connect, made_by);
+        cataloging::committed(&self.image().0, report.generation, connect, made_by);
         let Some(name) = &self.catalog else { return Ok(()) };
         let sources = self.sources.iter().map(|source| source.display().to_string()).collect();
         let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
-        let added = cataloging::add(&name.0, &self.image.0, connect, origin);
+        let added = cataloging::add(&name.0, &self.image().0, connect, origin);
         added.map(drop).map_err(|error| {
             let hint = format!(
                 "the import is done: add it with dlfs catalog add {} {}",
-                name.0, self.image
+                name.0,
+                self.image()
             );
             error.hint(hint).into()
         })
     }
 
-    fn options(&self) -> ImportOptions {
+    pub(crate) fn options(&self) -> ImportOptions {
         ImportOptions {
             from: self.from,
             onto: match (self.onto.append, self.onto.resume, self.onto.force) {
@@ -417,7 +440,7 @@ fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> 
 
 fn print_report(
     out: &mut Out,
-    args: &ImportArgs,
+    args: &WhatArgs,
     report: &ImportReport,
     time: Duration,
 ) -> Result<(), Failure> {
@@ -431,7 +454,7 @@ fn print_report(
     ))?;
     out.line(format!(
         "  image      {}: generation {}, {} in {}",
-        args.image.in_short(),
+        args.image().in_short(),
         report.generation,
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
@@ -471,7 +494,7 @@ fn print_report(
             out.line(format!("    {within}{}: {}", text::safe_name(&entry.name), entry.why()))?;
         }
     }
-    let image = args.image.as_argument();
+    let image = args.image().as_argument();
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
@@ -557,4 +580,5 @@ Examples:
   dlfs import shards/*.tar train.dlfs --field-type emb.npy:f32[768] --field-column class=cls:int
   dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
   dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
-  dlfs import more/ train.dlfs --append";
+  dlfs import more/ train.dlfs --append
+  dlfs import plan ~/pictures a.dlfs,b.dlfs                             # by many processes";

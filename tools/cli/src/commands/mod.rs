@@ -10,6 +10,7 @@ mod discover;
 mod doctor;
 mod export;
 mod import;
+mod import_many;
 mod info;
 mod key;
 mod ls;

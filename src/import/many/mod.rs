@@ -1,0 +1,30 @@
+//! One import by many processes, on as many hosts as there are namespaces.
+//!
+//! # What it is
+//! An import is a function of its journal and its source. So a *plan* ([`plan_import`]) indexes the source, lays out
+//! all chunks, and writes that to a file. A *part* ([`import_part`]) reads the plan and writes the chunks that lie on
+//! one namespace: the samples of every part are a random share of the source. The *commit* ([`commit_import`])
+//! reads the headers of all chunks, and commits them as one generation. The image is the one that a single import
+//! would have made, byte for byte.
+//!
+//! # What it is not
+//! It starts no processes: `srun`, MPI, a Kubernetes job or a shell do that. It keeps no state but the plan and the
+//! namespaces.
+//!
+//! # Invariants
+//! - A part holds the lease of its own namespace alone, and writes nowhere else.
+//! - A part may be tried as often as it takes: what is on the namespace already is found, not written again.
+//! - The commit takes nothing for granted but the mark of a part ([`mark`]), which is written when all its chunks
+//!   are durable.
+//!
+//! Read `plan_file.rs` first, then `planning.rs`, `part.rs` and `committing.rs`.
+
+mod committing;
+mod mark;
+mod part;
+mod plan_file;
+mod planning;
+
+pub use committing::commit_import;
+pub use part::{PartReport, import_part};
+pub use planning::{PlanReport, plan_import};

@@ -1,0 +1,272 @@
+//! `dlfs import plan`, `part` and `commit`: one import by many processes.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::import::many::{PartReport, PlanReport, commit_import, import_part, plan_import};
+use dlfs::import::{OnError, WriteReport};
+use dlfs::nvme::Address;
+use dlfs::{Error, ErrorKind};
+
+use super::import::{ImportProgress, WhatArgs};
+use crate::args::{ConnectionArgs, DatasetName};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::text;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ManyCommand {
+    Plan(PlanArgs),
+    Part(PartArgs),
+    Commit(CommitArgs),
+}
+
+/// Plan an import that many processes share: one part for each namespace of the image
+///
+/// Indexes the sources, lays out all chunks, prepares the namespaces, and writes the plan to a file. The parts and the
+/// commit read that file and find the sources by the same paths, on whatever host. The image is the one that
+/// dlfs import would make, byte for byte. A source named plan is written as ./plan.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    what: WhatArgs,
+    /// The number of parts, to be sure: as many as the image has namespaces
+    #[arg(long, value_name = "K")]
+    parts: Option<usize>,
+    /// The file for the plan, which must not exist
+    #[arg(short, long, value_name = "PLAN", default_value = "import.plan")]
+    output: PathBuf,
+}
+
+/// Import one part of a plan: the chunks of one namespace
+///
+/// May run on any host, in any order, and again after it failed or was killed: what is on the namespace is found
+/// and not written again. While an attempt is running, another ends with exit code 4.
+#[derive(Debug, Args)]
+pub(crate) struct PartArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    plan: PathBuf,
+    /// The number of the part, from 0: $SLURM_PROCID, $JOB_COMPLETION_INDEX
+    #[arg(value_name = "N")]
+    part: u16,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// Commit a plan whose parts are all complete
+///
+/// Lists the parts that are not, and changes nothing then. May run again: a plan that is committed stays so.
+#[derive(Debug, Args)]
+pub(crate) struct CommitArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    plan: PathBuf,
+    /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
+    #[arg(long, value_name = "NAME")]
+    catalog: Option<DatasetName>,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+pub(crate) fn run(command: ManyCommand, quiet: bool) -> Result<Outcome, Failure> {
+    match command {
+        ManyCommand::Plan(args) => plan(&args, quiet),
+        ManyCommand::Part(args) => part(&args, quiet),
+        ManyCommand::Commit(args) => commit(&args, quiet),
+    }
+}
+
+fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let image = &args.what.image().0;
+    if let Some(parts) = args.parts.filter(|parts| *parts != image.len()) {
+        let found = text::counted(image.len() as u64, "address");
+        let text = format!("{parts} parts need as many namespaces, and the image has {found}");
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .hint("name one namespace for each part: ADDRESS,ADDRESS...")
+            .into());
+    }
+    if args.what.has_catalog() {
+        let text = "the image is added to a catalogue when it is committed";
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .hint("give --catalog to dlfs import commit")
+            .into());
+    }
+    let mut progress = ImportProgress::start(quiet)?;
+    let (connect, options) = (args.what.connection.options(true)?, args.what.options());
+    let sources = &args.what.sources;
+    let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;
+    drop(progress);
+    let mut out = Out::new();
+    if args.what.json {
+        out.json(&JsonPlan::new(&report))?;
+        out.flush()?;
+        return Ok(Outcome::Done);
+    }
+    out.line(format!(
+        "planned {} ({}) in {}: {}",
+        out.bold(&text::counted(report.samples, "sample")),
+        text::bytes(report.sample_bytes),
+        text::counted(report.parts.len() as u64, "part"),
+        args.output.display(),
+    ))?;
+    for (number, (address, chunks)) in report.parts.iter().enumerate() {
+        let chunks = text::counted(*chunks, "chunk");
+        out.line(format!("  part {number}     {chunks} onto {address}"))?;
+    }
+    if options.on_error == OnError::Skip && !report.bad.is_empty() {
+        out.line(format!("  left out   {}", text::counted(report.bad.len() as u64, "entry")))?;
+        for entry in &report.bad {
+            out.line(format!("    {entry}"))?;
+        }
+    }
+    let plan = args.output.display();
+    let next =
+        format!("  next       dlfs import part {plan} N for each, then dlfs import commit {plan}");
+    out.line(out.dim(&next))?;
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut progress = ImportProgress::start(quiet)?;
+    let connect = args.connection.options(true)?;
+    let report = import_part(&args.plan, args.part, &connect, &mut progress)?;
+    drop(progress);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonPart::new(&report))?;
+    } else {
+        let found = match report.found {
+            0 => String::new(),
+            found => format!(", of which {} were in place", text::count(found)),
+        };
+        out.line(format!(
+            "part {} is complete: {} in {}{found}, onto {}",
+            report.part,
+            out.bold(&text::counted(report.samples, "sample")),
+            text::counted(report.chunks, "chunk"),
+            report.address,
+        ))?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
+    let mut progress = ImportProgress::start(quiet)?;
+    let connect = args.connection.options(true)?;
+    let (report, image) = commit_import(&args.plan, &connect, &mut progress)?;
+    drop(progress);
+    cataloging::committed(&image, report.generation, &connect, "import");
+    if let Some(name) = &args.catalog {
+        let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
+        cataloging::add(&name.0, &image, &connect, origin)
+            .map_err(|error| error.hint("the image is committed: add it with dlfs catalog add"))?;
+    }
+    let mut out = Out::new();
+    if args.json {
+        out.json(&JsonCommit::new(&report))?;
+    } else {
+        let image = Address::list_to_string(&image);
+        out.line(format!(
+            "committed {} ({}) as generation {}, {} in {}",
+            out.bold(&text::counted(report.samples, "sample")),
+            text::bytes(report.sample_bytes),
+            report.generation,
+            text::bytes(report.image_bytes),
+            text::counted(report.chunks, "chunk"),
+        ))?;
+        out.line(out.dim(&format!("  next       dlfs read {image}")))?;
+    }
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+#[derive(Serialize)]
+struct JsonPlan {
+    plan: String,
+    uuid: String,
+    samples: u64,
+    bytes: u64,
+    parts: Vec<JsonPlannedPart>,
+    left_out: usize,
+}
+
+#[derive(Serialize)]
+struct JsonPlannedPart {
+    address: String,
+    chunks: u64,
+}
+
+impl JsonPlan {
+    fn new(report: &PlanReport) -> JsonPlan {
+        let part = |(address, chunks): &(String, u64)| JsonPlannedPart {
+            address: address.clone(),
+            chunks: *chunks,
+        };
+        JsonPlan {
+            plan: report.id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            uuid: report.uuid.to_string(),
+            samples: report.samples,
+            bytes: report.sample_bytes,
+            parts: report.parts.iter().map(part).collect(),
+            left_out: report.bad.len(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct JsonPart {
+    uuid: String,
+    part: u16,
+    address: String,
+    samples: u64,
+    chunks: u64,
+    chunks_found: u64,
+}
+
+impl JsonPart {
+    fn new(report: &PartReport) -> JsonPart {
+        JsonPart {
+            uuid: report.uuid.to_string(),
+            part: report.part,
+            address: report.address.clone(),
+            samples: report.samples,
+            chunks: report.chunks,
+            chunks_found: report.found,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct JsonCommit {
+    uuid: String,
+    generation: u64,
+    samples: u64,
+    bytes: u64,
+    chunks: u64,
+    image_bytes: u64,
+}
+
+impl JsonCommit {
+    fn new(report: &WriteReport) -> JsonCommit {
+        JsonCommit {
+            uuid: report.uuid.to_string(),
+            generation: report.generation.0,
+            samples: report.samples,
+            bytes: report.sample_bytes,
+            chunks: report.chunks,
+            image_bytes: report.image_bytes,
+        }
+    }
+}
