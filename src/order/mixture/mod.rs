@@ -79,10 +79,16 @@ struct Dealt {
     unit: u64,
 }
 
+/// Positions that are permuted together.
 #[derive(Debug, Clone)]
 struct Window {
     first: u64,
     permutation: Permutation,
+    /// What each of its places deals, once positions are drawn in sequence: 256 KiB.
+    dealt: Vec<(u32, u64)>,
+    /// The position behind the one that was drawn last, and how many were drawn in sequence.
+    next: u64,
+    in_sequence: u64,
 }
 
 impl Mixture {
@@ -156,37 +162,55 @@ impl Mixture {
         if !self.current.segment.contains(position) {
             self.current = Dealt::new(self.segments.at(position), self.batching, self.seed);
         }
-        let at = match self.batching {
-            Batching::Random => self.permuted(position),
-            _ => position - self.current.segment.first,
-        };
-        let Dealt { segment, word, unit } = &self.current;
-        let (source, rank) = match *unit {
-            1 => word.locate(at),
-            unit => {
-                let (source, rank) = word.locate(at / unit);
+        let at = position - self.current.segment.first;
+        let (source, rank) = match (self.batching, self.current.unit) {
+            (Batching::Random, _) => self.permuted(position),
+            (_, 1) => self.current.word.locate(at),
+            (_, unit) => {
+                let (source, rank) = self.current.word.locate(at / unit);
                 (source, rank * unit + at % unit)
             }
         };
-        (source, segment.before[source as usize] + rank)
+        (source, self.current.segment.before[source as usize] + rank)
     }
 
-    /// The place in the segment that `position` of it is permuted to, within its window.
-    fn permuted(&mut self, position: u64) -> u64 {
-        let Segment { first: start, len, .. } = self.current.segment;
+    /// What the place deals that `position` is permuted to, within its window of the segment.
+    fn permuted(&mut self, position: u64) -> (u32, u64) {
+        let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
         let at = position - start;
         let first = at - at % RANDOM_WINDOW;
-        let window = match &self.window {
-            Some(window) if window.first == start + first => window,
-            _ => self.window.insert(Window {
-                first: start + first,
-                permutation: Permutation::new(
-                    RANDOM_WINDOW.min(len - first),
-                    Key::derive(self.seed, &[LABEL_WINDOW, start + first]),
-                ),
-            }),
+        if self.window.as_ref().is_none_or(|window| window.first != start + first) {
+            let dealt = self.window.take().map(|window| window.dealt).unwrap_or_default();
+            let key = Key::derive(self.seed, &[LABEL_WINDOW, start + first]);
+            let permutation = Permutation::new(RANDOM_WINDOW.min(len - first), key);
+            self.window = Some(Window::new(start + first, permutation, dealt));
+        }
+        let Some(window) = &mut self.window else {
+            return word.locate(at); // unreachable: it was set just now
         };
-        first + window.permutation.forward(at - first)
+        let place = window.permutation.forward(at - first);
+        window.follow(position, |place| word.locate(first + place));
+        match window.dealt.get(place as usize) {
+            Some(&dealt) => dealt,
+            None => word.locate(first + place),
+        }
+    }
+}
+
+impl Window {
+    fn new(first: u64, permutation: Permutation, mut dealt: Vec<(u32, u64)>) -> Window {
+        dealt.clear();
+        Window { first, permutation, dealt, next: first, in_sequence: 0 }
+    }
+
+    /// Notes that `position` is drawn. Where positions are drawn in sequence, all that the window deals is computed
+    /// together: in the sequence of places, branches can be predicted.
+    fn follow(&mut self, position: u64, locate: impl Fn(u64) -> (u32, u64)) {
+        self.in_sequence = if position == self.next { self.in_sequence + 1 } else { 0 };
+        self.next = position + 1;
+        if self.in_sequence >= WORTH_A_TABLE && self.dealt.is_empty() {
+            self.dealt.extend((0..self.permutation.len()).map(locate));
+        }
     }
 }
 
@@ -209,6 +233,9 @@ impl Dealt {
         }
     }
 }
+
+/// So many positions in sequence tell that the others of a window follow.
+const WORTH_A_TABLE: u64 = 64;
 
 /// Positions that [`Batching::Random`] permutes together. Frozen.
 pub const RANDOM_WINDOW: u64 = 1 << 14;

@@ -151,6 +151,24 @@ fn every_batch_has_its_share_of_every_source() {
 }
 
 #[test]
+fn random_positions_in_sequence_are_those_drawn_singly() {
+    let spec = MixtureSpec {
+        batching: Batching::Random,
+        phases: vec![Phase { from: 50_000, weights: vec![weight("1"), weight("4"), weight("0")] }],
+        ..weighted(&["5", "2", "3"], 40_000)
+    };
+    let (mut sequence, singly) = (Mixture::new(&spec).unwrap(), Mixture::new(&spec).unwrap());
+    for position in (0..90_000).chain(39_000..41_000) {
+        // Jumps end what is in sequence, also within a window.
+        let at = if position % 20_011 == 0 { position / 2 } else { position };
+        let drawn = sequence.draw(at);
+        if position % 7 == 0 {
+            assert_eq!(drawn, singly.clone().draw(at), "position {at}");
+        }
+    }
+}
+
+#[test]
 fn a_batch_of_one_source_is_of_one_source() {
     let batching = Batching::PerSource { batch: 16 };
     let spec = MixtureSpec { batching, ..weighted(&["3", "1"], 160) };
