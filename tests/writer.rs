@@ -262,7 +262,7 @@ fn options_that_do_not_fit_the_image_are_refused_before_the_first_sample() {
     assert!(error.to_string().contains("cannot be resumed"), "{error}");
     let column = |kind| vec![ColumnSpec { name: "a".into(), kind }];
     let int = WriterOptions { columns: column(ColumnType::Int), ..of(Onto::Empty, ORDERS[0]) };
-    write(Writer::create_on(&disks.devices(), int.clone()).unwrap(), 3).unwrap();
+    write(Writer::create_on(&disks.devices(), int).unwrap(), 3).unwrap();
     let error = create(of(Onto::Empty, ORDERS[0]));
     assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
     let fields = vec![b"jpg".to_vec()];
@@ -271,7 +271,9 @@ fn options_that_do_not_fit_the_image_are_refused_before_the_first_sample() {
     let fields = vec![b"a".to_vec(), b"b".to_vec(), b"a".to_vec()];
     let error = create(WriterOptions { fields, ..of(Onto::Force, ORDERS[0]) });
     assert!(error.to_string().contains("field a is there twice"), "{error}");
-    write(Writer::create_on(&disks.devices(), int).unwrap(), 3).unwrap();
+    let twice = [column(ColumnType::Int), column(ColumnType::Int)].concat();
+    create(WriterOptions { columns: twice, ..of(Onto::Force, ORDERS[0]) });
+    assert_eq!(contents(&disks.devices()).unwrap(), samples(0..3), "nothing was discarded");
     let error =
         create(WriterOptions { columns: column(ColumnType::Text), ..of(Onto::Append, ORDERS[0]) });
     assert!(error.to_string().contains("is of type int, the writer's of str"), "{error}");

@@ -8,8 +8,8 @@ use crate::units::Generation;
 /// Options of a [`Writer`](super::Writer).
 #[derive(Debug, Clone)]
 pub struct WriterOptions {
-    /// The image: what to do with what it holds ([`Onto::Resume`](crate::import::Onto) is refused), the seed, chunk
-    /// size, packing, UUID, time and lease. What concerns sources, and `placement`, is ignored.
+    /// The image: what to do with what it holds (`Onto::Resume` is refused, `Onto::Force` discards it at once), the
+    /// seed, chunk size, packing, UUID, time and lease. What concerns sources, and `placement`, is ignored.
     pub image: ImportOptions,
     /// Names of the fields; empty for samples of one field without a name, or for those of the image that is
     /// appended to.

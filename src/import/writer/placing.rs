@@ -8,7 +8,7 @@ use crossbeam::channel::{Receiver, Sender};
 use crate::directory::Directory;
 use crate::format::builder::encode_fields;
 use crate::format::columns::{ColumnSpec, check_columns};
-use crate::format::{ChunkSpec, FieldTypes, Part, Placement};
+use crate::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::columns_of;
 use crate::import::lease::Lease;
@@ -19,7 +19,7 @@ use crate::import::retry::with_retry;
 use crate::import::writer::options::{WriteOrder, WriteReport, WriterOptions};
 use crate::import::writer::window::Window;
 use crate::qpair::Device;
-use crate::units::Slot;
+use crate::units::{Generation, Slot};
 use crate::{Error, ErrorKind, Result};
 
 /// Opens the namespaces; names the files that it created.
@@ -109,6 +109,12 @@ fn write_leased(
     work: &Receiver<Work>,
     spare: &Sender<Window>,
 ) -> Result<WriteReport> {
+    if options.image.onto != Onto::Append {
+        // Before what is there is discarded.
+        let ImportOptions { chunk_size_bytes, pack, .. } = options.image;
+        let layout = ImageLayout::new(Uuid([0; 16]), chunk_size_bytes, pack, media.len())?;
+        check(layout, &options.fields, &options.field_types, &options.columns)?;
+    }
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
     let (first, columns) = (start.first_id, start.columns.clone());
@@ -166,7 +172,7 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
     }
     let fields = image.as_ref().map_or(options.fields.clone(), |image| image.fields().to_vec());
     let field_types = types_of(options, image.as_deref())?;
-    check(state, &fields, &field_types, &columns)?;
+    check(state.journal.layout, &fields, &field_types, &columns)?;
     Ok(Started {
         first_id: state.journal.part.first,
         whole: (state.journal.part.window > 0).then_some(state.journal.part),
@@ -180,7 +186,7 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
 
 /// Refuses names and types that no image can have, before the first sample.
 fn check(
-    state: &ImportState,
+    layout: ImageLayout,
     fields: &[Vec<u8>],
     field_types: &FieldTypes,
     columns: &[ColumnSpec],
@@ -190,14 +196,13 @@ fn check(
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     check_columns(columns)?;
-    let (journal, part) = (&state.journal, state.journal.part);
     let spec = ChunkSpec {
-        layout: journal.layout,
-        generation: journal.generation,
-        part_first: part.first,
-        part_seed: part.seed,
-        part_window: part.window,
-        part_count: part.count,
+        layout,
+        generation: Generation(1),
+        part_first: 0,
+        part_seed: 0,
+        part_window: 0,
+        part_count: 0,
         fields: fields.to_vec(),
         field_types: field_types.clone(),
         columns: columns.to_vec(),

@@ -30,7 +30,7 @@ pub const DLFS_WRITE_NEW: u32 = 0;
 /// Add to the image that is there, as its next generation.
 pub const DLFS_WRITE_APPEND: u32 = 1;
 
-/// Discard whatever is there.
+/// Discard whatever is there, at once.
 pub const DLFS_WRITE_OVERWRITE: u32 = 2;
 
 /// Samples that are written together are shuffled among each other.

@@ -47,7 +47,7 @@ class Writer(_Writer):
     count           how many samples are written: they are all shuffled together, as by dlfs import. The program then
                     writes each time the sample that `next_id` says
     append          add to the image that is there, as its next generation
-    overwrite       discard whatever is there
+    overwrite       discard whatever is there, at once: it does not come back if the block raises
     seed            of the shuffle
     chunk_size      bytes of a chunk, a power of two from 64 KiB to 256 MiB
     pack            "aligned" or "tight": see dlfs import --help
