@@ -108,7 +108,8 @@ def main():
                 seconds = timed(args.dir / "writers", write, blocks, count)
                 if seconds is not None:
                     rates[name].append(count / seconds)
-                    print(f"{size:>7} B  {name:<28} {count / seconds:>10,.0f}/s {size * count / seconds / 1e6:>8,.0f} MB/s", flush=True)
+                    rate, megabytes = count / seconds, size * count / seconds / 1e6
+                    print(f"{size:>7} B  {name:<28} {rate:>10,.0f}/s {megabytes:>8,.0f} MB/s", flush=True)
         ours = statistics.median(rates["dlfs.Writer"])
         for name, found in rates.items():
             if found:

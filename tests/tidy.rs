@@ -49,7 +49,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error format nvme qpair random replace_file threads units",
+        "buf catalog checksum directory error format nvme process qpair random replace_file threads units",
     ),
     ("target", "auth buf error nvme process qpair random tcp threads tls units"),
     ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),

@@ -17,8 +17,8 @@
 //! - Only one importer at a time writes an image: see `lease.rs`.
 //!
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the target.
-//! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: `writer/mod.rs`, then `chunk_stream.rs`, which
-//! also writes what `streamed.rs` reads.
+//! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: read
+//! `writer/mod.rs`, then `chunk_stream.rs`, which also writes what `streamed.rs` reads.
 
 mod chunk_stream;
 mod chunks;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     "error",
     "options",
     "mount",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 16] = [
     "stats",
     "log",
     "edit",
+    "writer",
     "namespace",
 ];
 

@@ -281,9 +281,9 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
 
 /// The attribute of the top folder that says what was read ahead along an order.
 const ORDER: &str = "user.dlfs.order";
-/// Entries that get attributes before the kernel knows whether anybody wants them: it asks for them at the beginning
-/// of each folder, and makes an inode of each, which costs more than all else of a listing. Whether it asks for those of
-/// the rest depends on whether the program has looked at the first.
+/// Entries that get attributes before the kernel knows whether anybody wants them: it asks for them at the
+/// beginning of each folder, and makes an inode of each, which costs more than all else of a listing. Whether it
+/// asks for those of the rest depends on whether the program has looked at the first.
 const FIRST_WITH_ATTRIBUTES: usize = 64;
 /// How long the kernel may believe what it was told: a generation does not change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
