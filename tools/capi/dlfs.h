@@ -336,6 +336,21 @@
 // Information.
 #define DLFS_LOG_INFO 3
 
+// Write a new image; what is there must be empty.
+#define DLFS_WRITE_NEW 0
+
+// Add to the image that is there, as its next generation.
+#define DLFS_WRITE_APPEND 1
+
+// Discard whatever is there, at once.
+#define DLFS_WRITE_OVERWRITE 2
+
+// Samples that are written together are shuffled among each other.
+#define DLFS_WRITE_SHUFFLED 0
+
+// Samples lie on media as they are written.
+#define DLFS_WRITE_IN_ORDER 1
+
 // Fill the buffer from the namespace.
 #define DLFS_NS_READ 0
 
@@ -359,6 +374,9 @@ typedef struct dlfs_ns dlfs_ns;
 
 // A sequence of batches: an opaque handle.
 typedef struct dlfs_seq dlfs_seq;
+
+// A writer of samples: an opaque handle.
+typedef struct dlfs_writer dlfs_writer;
 
 // A waiting call calls this at least every 100 ms, on the thread that made the call; a value other
 // than zero ends the call with DLFS_E_INTERRUPTED. A call that does not wait may not call it.
@@ -825,6 +843,84 @@ typedef struct {
 // time. It must not call the library, and should not wait.
 typedef void (*dlfs_on_log)(void *user, int level, const char *text);
 
+// Options of a writer. Set `size` to `sizeof(dlfs_writer_options)`, and all fields without a value to
+// zero. The call copies it.
+typedef struct {
+    // sizeof(dlfs_writer_options).
+    size_t size;
+    // Names of the fields of a sample; NULL: one field without a name, or, with DLFS_WRITE_APPEND,
+    // those of the image.
+    const char *const *fields;
+    // The number of fields.
+    size_t num_fields;
+    // The types of the fields, such as "i64", "f32[768]" or "u16[*]", whose bytes are little-endian
+    // elements; NULL for a field of other bytes. NULL: no field has a type.
+    const char *const *field_types;
+    // Typed columns beside those of the image: "NAME:TYPE" with TYPE int, float, f32, bool or str.
+    const char *const *columns;
+    // The number of columns.
+    size_t num_columns;
+    // DLFS_WRITE_NEW, DLFS_WRITE_APPEND or DLFS_WRITE_OVERWRITE.
+    uint32_t onto;
+    // DLFS_WRITE_SHUFFLED or DLFS_WRITE_IN_ORDER.
+    uint32_t order;
+    // If not 0, how many samples are written: all of them are shuffled together, and each time the one
+    // that dlfs_writer_next_id says is written.
+    uint64_t count;
+    // Seed of the shuffle.
+    uint64_t seed;
+    // Bytes of samples that are shuffled together, twice as many of which are in memory; 0: 64 MiB.
+    uint64_t shuffle_bytes;
+    // Bytes of a chunk, a power of two from 64 KiB to 256 MiB; 0: 4 MiB.
+    uint32_t chunk_size;
+    // 1: samples follow each other without padding; 0: small ones avoid crossing blocks.
+    uint32_t tight;
+} dlfs_writer_options;
+
+// The bytes of a field of a sample to be written.
+typedef struct {
+    // The bytes; NULL: the sample does not have this field.
+    const uint8_t *data;
+    // Their number.
+    size_t len;
+} dlfs_new_field;
+
+// The value of a sample to be written in a typed column.
+typedef struct {
+    // The column's name.
+    const char *column;
+    // Its type, DLFS_COLUMN_..., which says which of the following holds the value.
+    uint32_t type;
+    // Reserved: 0.
+    uint32_t reserved;
+    // Of DLFS_COLUMN_INT, and DLFS_COLUMN_BOOL, 0 or 1.
+    int64_t number;
+    // Of DLFS_COLUMN_FLOAT and DLFS_COLUMN_F32.
+    double real;
+    // Of DLFS_COLUMN_STR.
+    const char *text;
+} dlfs_new_value;
+
+// A sample to be written. Set `size` to `sizeof(dlfs_new_sample)`. The call copies it.
+typedef struct {
+    // sizeof(dlfs_new_sample).
+    size_t size;
+    // Its name, unique in the image; NULL: its id, in nine decimal digits or more.
+    const char *name;
+    // Its fields, in the order of the options.
+    const dlfs_new_field *fields;
+    // Their number: that of the writer, 1 without names.
+    size_t num_fields;
+    // Its label, or DLFS_NO_LABEL.
+    int64_t label;
+    // The name of its class; then `label` is DLFS_NO_LABEL. Classes are numbered as they come first.
+    const char *class_name;
+    // Its values in typed columns; those that are not there it does not have.
+    const dlfs_new_value *values;
+    // Their number.
+    size_t num_values;
+} dlfs_new_sample;
+
 // Facts about a namespace. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
 typedef struct {
     // sizeof(dlfs_ns_info_t).
@@ -1246,6 +1342,41 @@ int dlfs_purge(const char *addresses,
                const dlfs_mount_options *options,
                uint32_t accept_older_generation,
                uint64_t *freed_bytes);
+
+// Begins to write the image at `addresses`, and stores a handle in `*writer`, to be ended with
+// dlfs_writer_finish or dlfs_writer_discard. A file that does not exist is created. `options` may be NULL,
+// and of `connection`, which may be NULL, only the options for connections apply. Any thread.
+//
+// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_BUSY: another process is
+// changing the image. DLFS_E_NOT_FOUND: there is no image to append to.
+int dlfs_writer_open(const char *addresses,
+                     const dlfs_writer_options *options,
+                     const dlfs_mount_options *connection,
+                     dlfs_writer **writer);
+
+// Writes a sample, and stores its id in `*id`, which may be NULL. Blocks while two windows wait to be
+// written. Any thread; ids ascend as the calls are made, but with `count`.
+//
+// DLFS_E_INVALID: the sample cannot be written, and dlfs_last_error says why; the writer goes on without
+// it. Any other error: only dlfs_writer_discard is of use any more.
+int dlfs_write(dlfs_writer *writer,
+               const dlfs_new_sample *sample,
+               uint64_t *id);
+
+// Stores the id of the sample to be written next in `*id`. No I/O. Any thread.
+//
+// DLFS_E_INVALID: as many are written as `count` says.
+int dlfs_writer_next_id(dlfs_writer *writer, uint64_t *id);
+
+// Commits what was written as one generation, and stores its number in `*generation`, which may be NULL.
+// Closes the handle, also if it fails; then the image is as it was before. Any thread.
+//
+// DLFS_E_INVALID: no sample was written, or fewer than `count`.
+int dlfs_writer_finish(dlfs_writer *writer,
+                       uint64_t *generation);
+
+// Closes the handle, and discards what was written: the image is as it was before. Any thread.
+int dlfs_writer_discard(dlfs_writer *writer);
 
 // Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` if the subsystem has
 // several namespaces, or any other address that this build supports), creates a queue pair with
