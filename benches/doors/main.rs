@@ -25,6 +25,9 @@ Needs `cargo build --release -p dlfs-cli -p dlfs-preload` before, root and /dev/
 sides of that name, Python for the parts `folder` and `records`, with torchvision (--python) for its ImageFolder.
 PARTS, separated by commas: small, long, names, folder, records.";
 
+/// Measures one part and prints its rows.
+type Measure = fn(&places::Places, &Options);
+
 fn main() {
     support::results::record("doors");
     let options = Options::parse(
@@ -50,7 +53,7 @@ fn main() {
     }
     println!("{}", support::machine());
     let places = places::Places::new(options.text("at"));
-    let parts: [(&str, fn(&places::Places, &Options)); 5] = [
+    let parts: [(&str, Measure); 5] = [
         ("small", reads::small),
         ("long", reads::long),
         ("names", names::names),

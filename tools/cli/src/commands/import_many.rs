@@ -19,7 +19,7 @@ use crate::text;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ManyCommand {
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     Part(PartArgs),
     Commit(CommitArgs),
 }

@@ -51,7 +51,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::DemoArgs),
-    Import(import::ImportArgs),
+    Import(Box<import::ImportArgs>),
     Serve(serve::ServeArgs),
     Cached(cached::CachedArgs),
     Discover(discover::DiscoverArgs),
@@ -88,7 +88,7 @@ impl Cli {
         let quiet = self.quiet;
         match self.command {
             Command::Demo(args) => demo::run(args, quiet),
-            Command::Import(args) => import::run(args, quiet),
+            Command::Import(args) => import::run(*args, quiet),
             Command::Serve(args) => serve::run(args),
             Command::Cached(args) => cached::run(args),
             Command::Discover(args) => discover::run(args),
