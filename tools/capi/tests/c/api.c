@@ -239,8 +239,8 @@ static void of_sequences(dlfs_fs *fs) {
     options.world_size = 4;
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "rank 4 of a world of 4");
     options = sequence_options();
-    options.order = 6;
-    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "order is 6");
+    options.order = 7;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "order is 7");
     options = sequence_options();
     options.order = DLFS_ORDER_PARTIAL;
     options.exchange = -1;
