@@ -14,7 +14,7 @@
 //! # Invariants
 //! - A part holds the lease of its own namespace alone, and writes nowhere else.
 //! - A part may be tried as often as it takes: what is on the namespace already is found, not written again.
-//! - The commit takes nothing for granted but the mark of a part ([`mark`]), which is written when all its chunks
+//! - The commit takes nothing for granted but the mark of a part (`mark.rs`), which is written when all its chunks
 //!   are durable.
 //!
 //! Read `plan_file.rs` first, then `planning.rs`, `part.rs` and `committing.rs`.
