@@ -49,7 +49,7 @@ def with_litdata(folder, blocks, count):
 
     litdata.optimize(
         partial(sample_of, blocks),
-        inputs=range(count),
+        inputs=list(range(count)),
         output_dir=str(folder / "lit"),
         chunk_bytes="64MB",
         num_workers=1,
