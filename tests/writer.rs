@@ -219,7 +219,11 @@ fn a_bad_sample_is_refused_and_the_writer_goes_on() {
     writer.write(&good).unwrap();
     let long = "t".repeat(3000);
     let long_name = vec![b'n'; 4097];
-    let bad: [(NewSample<'_>, &str); 9] = [
+    let nameless = NewSample { name: None, ..good };
+    assert_eq!(writer.write(&nameless).unwrap(), SampleId(1));
+    let bad: [(NewSample<'_>, &str); 11] = [
+        (NewSample { name: Some(b"000000001"), ..good }, "another sample has its name"),
+        (NewSample { name: Some(b"a\0b"), label: Label::Class(b"x"), ..good }, "cannot be stored"),
         (good, "another sample has its name"),
         (NewSample { name: Some(b""), ..good }, "its name is empty"),
         (NewSample { name: Some(b"a\0b"), ..good }, "cannot be stored"),
@@ -239,17 +243,19 @@ fn a_bad_sample_is_refused_and_the_writer_goes_on() {
         assert!(error.to_string().contains(why), "{error} does not say: {why}");
     }
     let second = NewSample { name: Some(b"second"), label: Label::Number(3), ..good };
-    assert_eq!(writer.write(&second).unwrap(), SampleId(1));
+    // The class of the sample that was refused is no class of the image.
+    assert_eq!(writer.write(&second).unwrap(), SampleId(2));
     let other = NewSample { name: Some(b"third"), label: Label::Class(b"c"), ..good };
     let error = writer.write(&other).unwrap_err();
     assert!(error.to_string().contains("labels are numbers, or names"), "{error}");
-    assert_eq!(writer.finish().unwrap().samples, 2);
+    assert_eq!(writer.finish().unwrap().samples, 3);
+    assert!(opened(disks.devices()).classes().is_empty());
 
     let mut writer = Writer::create_on(&disks.devices(), with(Onto::Append)).unwrap();
     let error = writer.write(&good).unwrap_err();
     assert!(error.to_string().contains("another sample has its name"), "{error}");
     drop(writer);
-    assert_eq!(contents(&disks.devices()).unwrap().len(), 2);
+    assert_eq!(contents(&disks.devices()).unwrap().len(), 3);
 }
 
 #[test]

@@ -11,8 +11,8 @@
 //! # Invariants
 //! - Until `finish` returns, a reader opens the previous generation, complete; if there was none, nothing.
 //! - A sample that is refused changes nothing: the writer goes on with the next one.
-//! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows by about 50
-//!   bytes a sample, and by their names, which the directory needs at the end.
+//! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows with the number
+//!   of samples, by fingerprints of their names and by what the directory needs at the end.
 //!
 //! Read this file first, then `window.rs`, and `placing.rs` for the thread.
 
@@ -56,7 +56,7 @@ pub struct Writer {
     placement: Option<Placement>,
     written: u64,
     window: Window,
-    /// Fingerprints of the names that were given.
+    /// Fingerprints of the names so far.
     names: HashSet<u128>,
     classes: HashMap<Vec<u8>, i64>,
     class_names: Vec<Vec<u8>>,
@@ -219,9 +219,8 @@ impl Writer {
             let text = format!("its name, label or values cannot be stored: {error}");
             invalid(sample, text)
         })?;
-        if sample.name.is_some() {
-            self.names.insert(xxh3_128(&name));
-        }
+        self.names.insert(xxh3_128(&name));
+        self.keep_label(sample.label);
         self.written += 1;
         if self.window.len_bytes() >= self.window_bytes {
             self.hand_over()?;
@@ -292,30 +291,39 @@ impl Writer {
         }
     }
 
-    fn label(&mut self, sample: &NewSample<'_>) -> Result<Option<i64>> {
+    /// Its label, as a number. A class that is new gets the next one, once the sample is taken.
+    fn label(&self, sample: &NewSample<'_>) -> Result<Option<i64>> {
         let (are, number) = match sample.label {
             Label::None => return Ok(None),
             Label::Number(number) => (LabelsAre::Numbers, number),
-            Label::Class(name) => (LabelsAre::Classes, self.class(name)),
+            Label::Class(name) => {
+                let known = self.classes.get(name).copied();
+                (LabelsAre::Classes, known.unwrap_or(self.class_names.len() as i64))
+            }
         };
         if check_label(Some(number)).is_err() {
             return Err(invalid(sample, format!("{number} is not a label")));
         }
-        if *self.labels_are.get_or_insert(are) != are {
+        if self.labels_are.is_some_and(|before| before != are) {
             let text = "its label and those before are not alike: labels are numbers, or names";
             return Err(invalid(sample, text.into()));
         }
         Ok(Some(number))
     }
 
-    fn class(&mut self, name: &[u8]) -> i64 {
-        if let Some(&number) = self.classes.get(name) {
-            return number;
+    /// Notes the label of a sample that was taken.
+    fn keep_label(&mut self, label: Label<'_>) {
+        match label {
+            Label::None => {}
+            Label::Number(_) => self.labels_are = Some(LabelsAre::Numbers),
+            Label::Class(name) => {
+                self.labels_are = Some(LabelsAre::Classes);
+                if !self.classes.contains_key(name) {
+                    self.classes.insert(name.to_vec(), self.class_names.len() as i64);
+                    self.class_names.push(name.to_vec());
+                }
+            }
         }
-        let number = self.class_names.len() as i64;
-        self.class_names.push(name.to_vec());
-        self.classes.insert(name.to_vec(), number);
-        number
     }
 
     /// Gives the window to the thread that places it.
