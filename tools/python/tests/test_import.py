@@ -59,6 +59,8 @@ def test_arrays_and_tensors_become_typed_fields(tmp_path: Path) -> None:
         assert bytes_of(dataset[id]["z"]) == (id % 10).to_bytes(8, "little")
     dlfs.import_(images, tmp_path / "one")
     assert bytes_of(dlfs.open(tmp_path / "one")[7]) == images[7].tobytes()
+    with pytest.raises(TypeError, match="there is no array"):
+        dlfs.import_({}, tmp_path / "other")
     with pytest.raises(TypeError, match="different lengths: {'x': 300, 'y': 2}"):
         dlfs.import_({"x": images, "y": [1, 2]}, tmp_path / "other")
 
@@ -126,6 +128,10 @@ def test_a_data_set_of_hugging_face_is_imported(tmp_path: Path) -> None:
     for id in (0, 30, 49):
         assert bytes_of(read[id]["image"]) == content(id + 10)
         assert bytes_of(read[id]["vector"]) == numpy.array([id + 10, 1, 2], "float32").tobytes()
+    unlabelled = datasets.Dataset.from_list([{**rows[0], "label": -1}, rows[1]], features=features)
+    dlfs.import_(unlabelled, tmp_path / "unlabelled", label="label")
+    part = dlfs.open(tmp_path / "unlabelled")
+    assert [part.label(0), part.classes[part.label(1)]] == [None, "dog"]
     dlfs.import_(dataset.to_iterable_dataset(), tmp_path / "stream", label="label", fields={"vector": "f32[3]"})
     assert len(dlfs.open(tmp_path / "stream")) == 60
     with pytest.raises(TypeError, match="choose one of the splits: train"):

@@ -156,7 +156,7 @@ class _Taken:
             return
         label = None if self.label is None else sample[self.label]
         if label is not None:
-            label = _plain(label) if self.classes is None else self.classes[int(label)]
+            label = _plain(label) if self.classes is None else _class_of(int(label), self.classes)
         if isinstance(self.name, str):
             name = str(_plain(sample[self.name]))
         keys = self.keys
@@ -176,6 +176,8 @@ class _Arrays:
     """Arrays of one length: sample i is what each of them has there."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
+        if not arrays:
+            raise TypeError("there is no array to import")
         self.arrays = {name: _array(array) for name, array in arrays.items()}
         lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) != 1:
@@ -310,6 +312,11 @@ def _array(value: Any) -> Any:
             raise TypeError("numpy has no bfloat16: give tensor.view(torch.uint16) and the type bf16[...] in fields=")
         return value.numpy()
     return numpy.asarray(value)
+
+
+def _class_of(number: int, classes: list[str]) -> str | None:
+    """The class of a label of Hugging Face, which is -1 where there is none."""
+    return classes[number] if number >= 0 else None
 
 
 def _plain(value: Any) -> Any:
