@@ -2,6 +2,8 @@
 //! several that want a page one reads it from the origin.
 
 mod images;
+#[path = "tiers/own_files.rs"]
+mod own_files;
 mod support;
 
 use std::collections::{BTreeSet, VecDeque};

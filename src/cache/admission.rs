@@ -11,7 +11,7 @@ use super::Shared;
 use super::copier::Job;
 use super::holdings::Held;
 use super::opening::lacking;
-use crate::tier::{CopyLocation, Holding, Ledger, PageSet, Policy};
+use crate::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
 /// Pages of a unit that this process reads from the origin, to be kept.
 pub(super) type Claim = (u32, PageSet);
@@ -115,14 +115,13 @@ impl Shared {
         let space = unplaced.iter().map(|&unit| len(unit)).sum();
         let mut is_more = false;
         if space > 0 {
-            let Some((tier, mut page)) = ledger.place(together.start, space, space) else {
+            let Some(place) = ledger.place(together.start, self.want(unit, space, space)) else {
                 return false;
             };
-            for unit in unplaced {
-                self.copies.place(unit, CopyLocation { tier, first: 0, page });
+            for &unit in &unplaced {
                 self.copies.reserve(unit, self.units.get(unit).all());
-                page += len(unit);
             }
+            self.place_at(place, unplaced);
             is_more = true;
         }
         for unit in placed {
@@ -150,9 +149,9 @@ impl Shared {
                 }
             }
             None => {
-                let place = ledger.place(unit, bounds.pages().into(), more.len().into());
-                place.is_some_and(|(tier, page)| {
-                    self.copies.place(unit, CopyLocation { tier, first: 0, page });
+                let want = self.want(unit, bounds.pages().into(), more.len().into());
+                ledger.place(unit, want).is_some_and(|place| {
+                    self.place_at(place, [unit]);
                     self.copies.reserve(unit, more);
                     true
                 })
@@ -166,10 +165,26 @@ impl Shared {
         let unplaced = together.clone().filter(|&unit| self.copies.location(unit).is_none());
         let len = |unit: u32| u64::from(self.units.get(unit).pages());
         let space = unplaced.clone().map(len).sum();
-        let Some((tier, mut page)) = ledger.place(together.start, space, 0) else { return };
-        for unit in unplaced.collect::<Vec<u32>>() {
-            self.copies.place(unit, CopyLocation { tier, first: 0, page });
-            page += len(unit);
+        let Some(place) = ledger.place(together.start, self.want(unit, space, 0)) else { return };
+        self.place_at(place, unplaced.collect::<Vec<u32>>());
+    }
+
+    fn want(&self, unit: u32, space: u64, pages: u64) -> Want {
+        Want { space, pages, is_long: self.units.long_of(unit).is_some() }
+    }
+
+    /// Gives units the place that the ledger has found for them: one behind the other, or in a file of their own.
+    fn place_at(&self, (tier, mut page): (u8, u64), units: impl IntoIterator<Item = u32>) {
+        for unit in units {
+            let bounds = self.units.get(unit);
+            let location = match page {
+                OWN_FILES_PAGE => CopyLocation::in_own_file(tier, bounds.page),
+                page => CopyLocation { tier, first: 0, page },
+            };
+            self.copies.place(unit, location);
+            if page != OWN_FILES_PAGE {
+                page += u64::from(bounds.pages());
+            }
         }
     }
 
@@ -185,7 +200,8 @@ impl Shared {
         if self.copies.location(unit).is_some() {
             return self.reserve_pages(ledger, unit, page);
         }
-        let Some((tier, place)) = ledger.place_in(tier, 1, 1) else { return false };
+        let want = Want { space: 1, pages: 1, is_long: false };
+        let Some((tier, place)) = ledger.place_in(tier, want) else { return false };
         self.copies.place(unit, CopyLocation { tier, first: last as u8, page: place });
         self.copies.reserve(unit, page);
         true

@@ -546,6 +546,9 @@ impl Copier {
         if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
             self.shared.counters.restored(tier);
             self.shared.copies.publish(kept.unit, kept.pages);
+            if self.shared.units.long_of(kept.unit).is_some() {
+                self.fill(kept.unit, now); // a killed process may have left a part of it
+            }
         } else {
             self.shared.counters.damaged(tier);
             if self.shared.is_filled_behind(kept.unit) {

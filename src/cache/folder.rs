@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::Identity;
+use super::{Identity, own_files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::{NotInherited, mark_ours};
 use crate::tier::{Index, PAGE_BYTES};
@@ -81,6 +81,7 @@ impl Locked {
             // The lock is held until the file is removed, so nobody opens it meanwhile.
             let Some(_unused) = lock_unused(&other.path) else { continue };
             std::fs::remove_file(&other.path)
+                .and_then(|()| own_files::remove_beside(&other.path))
                 .map_err(|error| Error::from(error).path(&other.path))?;
             reserved -= other.quota;
             tracing::info!(tier = %other.path.display(), "removed for the tier of another data set");

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::Identity;
 use super::folder::{self, Locked};
 use super::options::{TierKind, TierSpec};
+use super::own_files::{self, OwnFiles};
 use super::share::{Place, SharedTier};
 use super::takeover::{TierPath, take_over};
 use crate::buf::HugePages;
@@ -21,7 +22,9 @@ use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
 use crate::qpair::{Device, Direct};
-use crate::tier::{Index, IndexError, Kept, Ledger, PAGE_BYTES, Policy, Units};
+use crate::tier::{
+    CopyLocation, Index, IndexError, Kept, Ledger, OWN_FILES_PAGE, PAGE_BYTES, Policy, Units,
+};
 
 /// The storage of one tier.
 pub(super) struct Media {
@@ -41,6 +44,8 @@ pub(super) struct Media {
     file: Option<Arc<FileNamespace>>,
     /// The memory of a tier in shared memory.
     memory: Option<MemNamespace>,
+    /// Long samples as files of their own, if it keeps them so: in a folder.
+    pub(super) own_files: Option<OwnFiles>,
     /// The index that survives a restart; none in memory.
     pub(super) index: Option<Mutex<Index>>,
     /// Prevents mounting a block device meanwhile.
@@ -58,6 +63,7 @@ impl Media {
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
             is_sparse: self.is_sparse(),
+            has_own_files: self.own_files.is_some(),
         })
     }
 
@@ -104,6 +110,11 @@ impl Media {
     /// # Errors
     /// Those of the operating system.
     pub(super) fn deallocate_all_but(&self, used: &[Range<u64>]) -> Result<()> {
+        let first_own = used.partition_point(|pages| pages.start < OWN_FILES_PAGE);
+        let (used, own) = used.split_at(first_own);
+        if let Some(files) = &self.own_files {
+            files.remove_all_but(own)?;
+        }
         let Some(file) = &self.file else { return Ok(()) };
         let Some(path) = file.capabilities().local_path else { return Ok(()) };
         let takes = std::fs::metadata(&path).map_or(u64::MAX, |found| blocks_bytes(&found));
@@ -117,6 +128,18 @@ impl Media {
             from = pages.end;
         }
         self.deallocate(from..self.space_pages)
+    }
+
+    /// Whether this version keeps the unit of `kept` where it lies: those of long samples in files of their own, if the
+    /// tier has such files, and all others in its medium.
+    pub(super) fn is_place(&self, units: &Units, kept: &Kept) -> bool {
+        match (&self.own_files, units.long_of(kept.unit)) {
+            (Some(_), Some(_)) => {
+                let page = units.get(kept.unit).page;
+                kept.location(0) == CopyLocation::in_own_file(0, page)
+            }
+            _ => kept.page < OWN_FILES_PAGE,
+        }
     }
 
     /// The memory to pass to processes that attach.
@@ -182,6 +205,7 @@ impl Media {
             space_pages,
             file: None,
             memory: memory.file().is_some().then_some(memory),
+            own_files: None,
             index: None,
             _exclusive: None,
         })
@@ -189,7 +213,11 @@ impl Media {
 }
 
 /// The tiers that another process owns, for reading; `memory` are those in memory.
-pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec<Media>> {
+pub(super) fn attached(
+    tiers: &[SharedTier],
+    memory: Vec<OwnedFd>,
+    units: &Units,
+) -> Result<Vec<Media>> {
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
         let device: Arc<dyn Device> = match &tier.place {
@@ -209,10 +237,18 @@ pub(super) fn attached(tiers: &[SharedTier], memory: Vec<OwnedFd>) -> Result<Vec
                 Arc::new(MemNamespace::attach(file, *len_bytes, PAGE_BYTES as u32, pages)?)
             }
         };
+        let own_files = match &tier.place {
+            Place::File(path) if tier.has_own_files => OwnFiles::beside(path, units),
+            _ => None,
+        };
         Ok(Media {
             _lock: None,
             name: tier.name.clone(),
-            device,
+            device: match &own_files {
+                Some(files) => files.behind(device, tier.data_offset),
+                None => device,
+            },
+            own_files,
             data_offset: tier.data_offset,
             capacity_pages: tier.capacity_pages,
             space_pages: tier.capacity_pages, // the owner gives out places
@@ -312,11 +348,17 @@ fn in_file(
         io.flush()?;
     }
     let index = Some(Mutex::new(index));
+    let own_files = folder.is_some().then(|| OwnFiles::beside(&path, units)).flatten();
+    own_files.as_ref().map_or(Ok(()), OwnFiles::create)?;
     let media = Media {
         _lock: Some(lock),
         name,
         file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
-        device,
+        device: match &own_files {
+            Some(files) => files.behind(device, data_offset),
+            None => device,
+        },
+        own_files,
         data_offset,
         capacity_pages,
         space_pages,
@@ -398,7 +440,9 @@ struct Room {
 /// The room of the file system of the tier at `path`; `None` if unknown, or for a block device.
 fn room_on_disk(path: &Path) -> Option<Room> {
     let has_bytes = match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => blocks_bytes(&found),
+        Ok(found) if found.is_file() => {
+            blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
+        }
         Ok(_) => return None,
         Err(_) => 0,
     };

@@ -20,7 +20,8 @@
 //! changes: where copies were corrupt or evicted, nothing is written before all borrowers are done
 //! (`copier/lent.rs`). Only the process that owns the tiers lends, since it alone knows what it has lent.
 //!
-//! A folder holds the tiers of several data sets (`folder.rs`). Environments are described in a file of our own
+//! A folder holds the tiers of several data sets (`folder.rs`). There, each file of a plain folder above 16 MiB is
+//! kept as one file, which programs can open (`own_files.rs`). Environments are described in a file of our own
 //! (`config.rs`) or in HDMLP's (`hdmlp.rs`, in the text format of `libconfig.rs`).
 //!
 //! `tier` decides quota, admission and locations, `plan` by known rates whether a copy or the origin is faster
@@ -46,6 +47,7 @@ mod libconfig;
 mod media;
 mod opening;
 mod options;
+mod own_files;
 mod pair;
 mod plan;
 mod probe;

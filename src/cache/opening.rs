@@ -11,6 +11,7 @@ use super::copier::{Copier, Job};
 use super::holdings::{Held, Holdings};
 use super::media::{self, Media};
 use super::options::TierOptions;
+use super::own_files;
 use super::share::{self, Hello, Link, Listener, Owner, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
@@ -98,6 +99,9 @@ impl Opening {
         let mut ledger = Ledger::new(options.policy, options.stop, &capacities);
         for (number, media) in (0..).zip(&media) {
             ledger.set_space(number, media.space_pages);
+            if media.own_files.is_some() {
+                ledger.set_own_files(number);
+            }
         }
         self.sources.tell(&mut ledger, media.len());
         let (copies, sharing) = match self.sharing(&media, listener) {
@@ -108,7 +112,8 @@ impl Opening {
             let location = kept.location(*tier);
             let space = u64::from(units.get(kept.unit).pages() - u32::from(kept.first));
             let place = kept.page..kept.page.saturating_add(space);
-            let is_restored = copies.location(kept.unit).is_none()
+            let is_restored = media[usize::from(*tier)].is_place(units, kept)
+                && copies.location(kept.unit).is_none()
                 && ledger.restore(*tier, place, kept.pages.len().into())
                 && copies.place(kept.unit, location);
             if is_restored {
@@ -118,6 +123,8 @@ impl Opening {
             }
             is_restored
         });
+        let forget = |tier: u8, unit: u32| media[usize::from(tier)].forget(unit);
+        let incomplete = own_files::complete(units, &mut ledger, &copies, &mut to_check, &forget);
         for (number, media) in (0..).zip(&media) {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
         }
@@ -145,6 +152,7 @@ impl Opening {
         if !behind.is_empty() {
             shared.send(Job::Behind(behind));
         }
+        incomplete.into_iter().for_each(|units| shared.send(Job::Fill(units)));
         let bandwidth = options.bandwidth_bytes_per_s;
         let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
         let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
@@ -240,7 +248,7 @@ impl Opening {
         };
         share::warn_of_other_options(&hello, options);
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
-        let media = media::attached(&hello.tiers, memory)?;
+        let media = media::attached(&hello.tiers, memory, units)?;
         let (jobs, _) = crossbeam::channel::unbounded();
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let shared = Arc::new(Shared {

@@ -37,6 +37,8 @@ pub struct TierStats {
     pub used_bytes: u64,
     /// Bytes of the pages that have copies.
     pub held_bytes: u64,
+    /// Its copies that were opened as files.
+    pub opens: u64,
     /// Reads, or pieces of reads, that it served.
     pub hits: u64,
     /// Bytes of those reads.
@@ -94,6 +96,7 @@ pub(super) struct Counters {
 
 #[derive(Default)]
 struct TierCounters {
+    opens: AtomicU64,
     hits: AtomicU64,
     hit_bytes: AtomicU64,
     hit_ns: AtomicU64,
@@ -121,6 +124,10 @@ impl Counters {
             copier_bytes,
             unsettled,
         }
+    }
+
+    pub(super) fn opened(&self, tier: u8) {
+        add(&self.tiers[usize::from(tier)].opens, 1);
     }
 
     pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
@@ -186,6 +193,7 @@ impl Counters {
             capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
             used_bytes: ledger.used(number) * PAGE_BYTES,
             held_bytes: 0,
+            opens: load(&counters.opens),
             hits: load(&counters.hits),
             hit_bytes: load(&counters.hit_bytes),
             hit_s: seconds(&counters.hit_ns),

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Shared;
+use crate::tier::OWN_FILES_PAGE;
 
 /// Room in a tier whose copies were removed.
 pub(super) struct Vacated {
@@ -34,7 +35,10 @@ impl Shared {
         }
         let mut ledger = self.ledger.lock();
         // After the last reader has notice, and before its room is reserved again.
-        let freed = media.deallocate(pages.clone());
+        let freed = match pages.start >= OWN_FILES_PAGE {
+            true => self.remove_own_file(tier, unit),
+            false => media.deallocate(pages.clone()),
+        };
         ledger.unreserve(unit, tier, reserved);
         ledger.give_back(unit, tier, pages.clone());
         self.copies.set_room(ledger.room());

@@ -2,6 +2,7 @@
 //! only files is thin over it.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use parking_lot::Mutex;
 
@@ -131,6 +132,18 @@ impl Files {
             let start = extent.offset_bytes;
             tiers.kept_bytes(extent.namespace, &(start..start + u64::from(extent.len_bytes)))
         })
+    }
+
+    /// Opens the copy of the file in a tier, if that is a file of its own and whole: see
+    /// [`Cache::open_copy`](crate::cache::Cache::open_copy).
+    pub fn open_copy<T>(&self, file: File, open: impl FnOnce(&Path) -> T) -> Option<(u8, T)> {
+        if self.has_fields() {
+            return None;
+        }
+        let image = self.dataset.image();
+        let extent = image.directory().extent(file.id)?;
+        let end = extent.offset_bytes + u64::from(extent.len_bytes);
+        image.tiers()?.open_copy(extent.namespace, &(extent.offset_bytes..end), open)
     }
 
     /// The value of an extended attribute, as text; `None` if the node does not have it. Beside those of the tree,

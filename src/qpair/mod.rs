@@ -7,6 +7,7 @@
 //! engine of an address.
 
 mod addresses;
+pub(crate) mod beside;
 pub mod blocking;
 #[cfg(debug_assertions)]
 mod broken;

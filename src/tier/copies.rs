@@ -27,6 +27,17 @@ pub struct CopyLocation {
 }
 
 impl CopyLocation {
+    /// Where the copies of a unit of a long sample that begins at `page` of its namespace are in a tier that keeps such
+    /// samples as files of their own: at that address, so that no unit can get the place of another.
+    pub fn in_own_file(tier: u8, page: u64) -> CopyLocation {
+        CopyLocation { tier, first: 0, page: OWN_FILES_PAGE + page }
+    }
+
+    /// Whether it is in a file of its own.
+    pub fn is_in_own_file(&self) -> bool {
+        self.page >= OWN_FILES_PAGE
+    }
+
     /// Where the unit's page `page` is in the tier; `None` if there is no room for it.
     #[inline]
     pub fn of_page(&self, page: u32) -> Option<u64> {
@@ -42,6 +53,10 @@ impl CopyLocation {
         })
     }
 }
+
+/// Pages of a tier from here on are those of long samples that it keeps as files of their own, each at this page and
+/// its page on the namespace. Media have fewer pages: those are 4 PiB.
+pub const OWN_FILES_PAGE: u64 = 1 << 40;
 
 /// The copies of all units: 32 bytes each. Any thread, and any process that shares the words, reads them
 /// without waiting.
@@ -305,6 +320,16 @@ mod tests {
         assert_eq!([2, 3, 5].map(|page| location.of_page(page)), [None, Some(100), Some(102)]);
         let ranges: Vec<_> = location.ranges(PageSet(0b1001_1110)).collect();
         assert_eq!(ranges, [100..102, 104..105]);
+    }
+
+    #[test]
+    fn a_unit_of_a_long_sample_has_its_own_address_in_the_files_of_a_tier() {
+        let places = [9, 73, (1 << 40) - 1].map(|page| CopyLocation::in_own_file(3, page));
+        let table = CopyTable::new(3);
+        assert!((0..).zip(places).all(|(unit, place)| table.place(unit, place)));
+        assert_eq!(table.location(2), Some(places[2]), "a word has room for it");
+        assert!(places[0].is_in_own_file());
+        assert!(!CopyLocation { page: OWN_FILES_PAGE - 1, ..places[0] }.is_in_own_file());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::holding::{Holding, Lacking};
 use super::page_allocator::PageAllocator;
 use super::units::MAX_UNIT_PAGES;
-use super::{Room, Units};
+use super::{OWN_FILES_PAGE, Room, Units};
 
 /// Which units are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +71,8 @@ struct Tier {
     reserved: u64,
     is_off: bool,
     is_used: bool,
+    /// Whether long samples are files of their own there.
+    has_own_files: bool,
     space: PageAllocator,
 }
 
@@ -80,9 +82,25 @@ impl Tier {
         if self.is_off || !self.is_used { 0 } else { self.quota - self.reserved }
     }
 
-    fn fits(&self, space: u64, pages: u64) -> bool {
-        !self.is_off && self.is_used && pages <= self.free() && self.space.fits(space)
+    fn fits(&self, want: &Want) -> bool {
+        let has_space = self.is_own_file(want) || self.space.fits(want.space);
+        !self.is_off && self.is_used && want.pages <= self.free() && has_space
     }
+
+    fn is_own_file(&self, want: &Want) -> bool {
+        self.has_own_files && want.is_long
+    }
+}
+
+/// What a unit, or units kept together, want of a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// Contiguous pages of address space.
+    pub space: u64,
+    /// Pages of the quota.
+    pub pages: u64,
+    /// Whether it belongs to a long sample.
+    pub is_long: bool,
 }
 
 impl Ledger {
@@ -90,7 +108,8 @@ impl Ledger {
     pub fn new(policy: Policy, stop: Stop, quotas: &[u64]) -> Ledger {
         let tier = |&quota| {
             let space = PageAllocator::new(quota);
-            Tier { quota, reserved: 0, is_off: false, is_used: true, space }
+            let (is_off, is_used, has_own_files) = (false, true, false);
+            Tier { quota, reserved: 0, is_off, is_used, has_own_files, space }
         };
         let tiers = quotas.iter().map(tier).collect();
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new(), holding: None }
@@ -109,6 +128,11 @@ impl Ledger {
     /// Gives an empty tier this much address space, instead of as much as its quota.
     pub fn set_space(&mut self, tier: u8, pages: u64) {
         self.tiers[usize::from(tier)].space = PageAllocator::new(pages);
+    }
+
+    /// Says that `tier` keeps long samples as files of their own, which take quota and no address space.
+    pub fn set_own_files(&mut self, tier: u8) {
+        self.tiers[usize::from(tier)].has_own_files = true;
     }
 
     /// Sets the plan: a tier for each unit, or [`Ledger::NOT_PLANNED`].
@@ -184,7 +208,8 @@ impl Ledger {
     /// exceed the quota or the place is taken.
     pub fn restore(&mut self, tier: u8, place: Range<u64>, pages: u64) -> bool {
         let tier = &mut self.tiers[usize::from(tier)];
-        let is_free = pages <= tier.quota - tier.reserved && tier.space.take_at(place);
+        let is_free = pages <= tier.quota - tier.reserved
+            && (place.start >= OWN_FILES_PAGE || tier.space.take_at(place));
         tier.reserved += if is_free { pages } else { 0 };
         is_free
     }
@@ -194,42 +219,48 @@ impl Ledger {
         if let Some(lacking) = self.lacking(unit) {
             lacking.space += place.end - place.start;
         }
-        self.tiers[usize::from(tier)].space.give_back(place);
+        if place.start < OWN_FILES_PAGE {
+            self.tiers[usize::from(tier)].space.give_back(place);
+        }
     }
 
-    /// Finds a place of `space` contiguous pages for `unit` (or the first of units kept together) and
-    /// reserves `pages` of the quota, if the policy wants the unit and there is room. Never evicts: reservations stay
-    /// during a run.
-    pub fn place(&mut self, unit: u32, space: u64, pages: u64) -> Option<(u8, u64)> {
+    /// Finds a place for `unit` (or the first of units kept together) and reserves its part of the quota, if the
+    /// policy wants the unit and there is room. Never evicts: reservations stay during a run. The page of a long sample
+    /// that becomes a file of its own is [`OWN_FILES_PAGE`], from which its own pages count.
+    pub fn place(&mut self, unit: u32, want: Want) -> Option<(u8, u64)> {
+        let Want { space, pages, .. } = want;
         match self.policy {
             Policy::None => None,
             Policy::FirstTouch => {
                 if self.is_stable || !self.is_spare(unit, space, pages) {
                     return None;
                 }
-                let tier = self.tiers.iter().position(|tier| tier.fits(space, pages));
+                let tier = self.tiers.iter().position(|tier| tier.fits(&want));
                 if tier.is_none() && self.stop == Stop::AtFirstFailure {
                     self.is_stable = true;
                 }
-                let placed = self.place_in(tier? as u8, space, pages)?;
+                let placed = self.place_in(tier? as u8, want)?;
                 if let Some(lacking) = self.lacking(unit) {
                     lacking.space = lacking.space.saturating_sub(space);
                     lacking.pages = lacking.pages.saturating_sub(pages);
                 }
                 Some(placed)
             }
-            Policy::Clairvoyant => self.place_in(self.planned(unit)?, space, pages),
+            Policy::Clairvoyant => self.place_in(self.planned(unit)?, want),
         }
     }
 
     /// As [`Ledger::place`], in this tier, regardless of the policy.
-    pub fn place_in(&mut self, tier: u8, space: u64, pages: u64) -> Option<(u8, u64)> {
+    pub fn place_in(&mut self, tier: u8, want: Want) -> Option<(u8, u64)> {
         let room = &mut self.tiers[usize::from(tier)];
-        if !room.fits(space, pages) {
+        if !room.fits(&want) {
             return None;
         }
-        let page = room.space.take(space)?;
-        room.reserved += pages;
+        let page = match room.is_own_file(&want) {
+            true => OWN_FILES_PAGE,
+            false => room.space.take(want.space)?,
+        };
+        room.reserved += want.pages;
         Some((tier, page))
     }
 
@@ -299,17 +330,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn want(space: u64, pages: u64) -> Want {
+        Want { space, pages, is_long: false }
+    }
+
+    #[test]
+    fn a_long_sample_takes_quota_and_no_space_where_it_is_a_file_of_its_own() {
+        let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[4, 10]);
+        ledger.set_own_files(1);
+        let long = |pages| Want { is_long: true, ..want(pages, pages) };
+        assert_eq!(ledger.place(0, long(3)), Some((0, 0)), "memory has no files");
+        assert_eq!(ledger.place(0, long(6)), Some((1, OWN_FILES_PAGE)));
+        assert_eq!((ledger.place(0, want(5, 5)), ledger.place(0, long(5))), (None, None));
+        assert_eq!(ledger.place(0, want(4, 4)), Some((1, 0)));
+        ledger.unreserve(0, 1, 6);
+        ledger.give_back(0, 1, OWN_FILES_PAGE + 70..OWN_FILES_PAGE + 76);
+        assert_eq!(ledger.room(), Room { pages: 6, contiguous: 6 });
+        assert!(ledger.restore(1, OWN_FILES_PAGE..OWN_FILES_PAGE + 6, 6));
+        assert!(!ledger.restore(1, OWN_FILES_PAGE + 64..OWN_FILES_PAGE + 65, 1), "the quota");
+    }
+
     #[test]
     fn first_touch_fills_top_down_and_by_default_goes_on_with_what_is_smaller() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
-        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, pages, pages));
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, want(pages, pages)));
         assert_eq!(found, [Some((0, 0)), Some((1, 0)), None, Some((0, 8)), Some((1, 3))]);
     }
 
     #[test]
     fn monarchs_stop_rule_ends_placement_at_the_first_unit_that_fits_nowhere() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::AtFirstFailure, &[10, 5]);
-        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, pages, pages));
+        let found = [8, 3, 3, 2, 1].map(|pages| ledger.place(0, want(pages, pages)));
         assert_eq!(found, [Some((0, 0)), Some((1, 0)), None, None, None]);
         assert_eq!(ledger.room(), Room { pages: 2, contiguous: 0 });
     }
@@ -317,11 +368,11 @@ mod tests {
     #[test]
     fn clairvoyant_keeps_what_is_planned_where_it_is_planned_and_nothing_else() {
         let mut ledger = Ledger::new(Policy::Clairvoyant, Stop::Never, &[10, 5]);
-        assert_eq!(ledger.place(0, 1, 1), None, "there is no plan yet");
+        assert_eq!(ledger.place(0, want(1, 1)), None, "there is no plan yet");
         ledger.set_plan(vec![1, Ledger::NOT_PLANNED, 0, 1]);
-        let found = [0, 1, 2, 3, 4].map(|unit| ledger.place(unit, 4, 4));
+        let found = [0, 1, 2, 3, 4].map(|unit| ledger.place(unit, want(4, 4)));
         assert_eq!(found, [Some((1, 0)), None, Some((0, 0)), None, None]);
-        assert_eq!(ledger.place_in(0, 1, 1), Some((0, 4)), "beside the plan");
+        assert_eq!(ledger.place_in(0, want(1, 1)), Some((0, 4)), "beside the plan");
     }
 
     #[test]
@@ -329,24 +380,27 @@ mod tests {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
         assert!(ledger.restore(0, 4..9, 5) && !ledger.restore(0, 8..10, 2));
         assert!(!ledger.restore(1, 3..6, 3));
-        assert_eq!(ledger.place(0, 4, 4), Some((0, 0)), "before what was found");
-        assert_eq!(ledger.place(0, 2, 2), Some((1, 0)));
+        assert_eq!(ledger.place(0, want(4, 4)), Some((0, 0)), "before what was found");
+        assert_eq!(ledger.place(0, want(2, 2)), Some((1, 0)));
         assert!(ledger.switch_off(1) && !ledger.switch_off(1));
-        assert_eq!((ledger.place(0, 1, 1), ledger.place(0, 1, 1)), (Some((0, 9)), None));
+        assert_eq!(
+            (ledger.place(0, want(1, 1)), ledger.place(0, want(1, 1))),
+            (Some((0, 9)), None)
+        );
         assert_eq!((ledger.used(0), ledger.reserve(0, 1, 1)), (10, false));
         ledger.unreserve(0, 0, 5);
         ledger.give_back(0, 0, 4..9);
-        assert_eq!((ledger.used(0), ledger.place(0, 5, 5)), (5, Some((0, 4))));
+        assert_eq!((ledger.used(0), ledger.place(0, want(5, 5))), (5, Some((0, 4))));
     }
 
     #[test]
     fn a_tier_that_is_not_used_gives_no_room_until_it_is() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 5]);
         ledger.set_used(0, false);
-        assert_eq!((ledger.place(0, 4, 4), ledger.reserve(0, 0, 1)), (Some((1, 0)), false));
+        assert_eq!((ledger.place(0, want(4, 4)), ledger.reserve(0, 0, 1)), (Some((1, 0)), false));
         assert_eq!(ledger.room(), Room { pages: 1, contiguous: 1 });
         ledger.set_used(0, true);
-        assert_eq!((ledger.place(0, 4, 4), ledger.used(0)), (Some((0, 0)), 4));
+        assert_eq!((ledger.place(0, want(4, 4)), ledger.used(0)), (Some((0, 0)), 4));
     }
 
     #[test]
@@ -361,41 +415,47 @@ mod tests {
     #[test]
     fn a_node_keeps_room_for_the_chunks_that_it_holds() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10, 6]);
-        assert_eq!(ledger.place(4, 3, 3), Some((0, 0)), "before it holds anything");
+        assert_eq!(ledger.place(4, want(3, 3)), Some((0, 0)), "before it holds anything");
         let chunks = [(0..2, 8, true), (2..4, 4, false), (4..6, 6, false), (6..7, 2, true)];
         ledger.set_holding(Holding::new(chunks), Lacking { pages: 10, space: 10 });
         assert!(!ledger.is_overdrawn());
         assert_eq!(ledger.begin_chunk(2), None, "13 free pages less 10 are no room for it");
-        assert_eq!((ledger.place(2, 4, 4), ledger.place(2, 2, 2)), (None, Some((0, 3))));
+        assert_eq!(
+            (ledger.place(2, want(4, 4)), ledger.place(2, want(2, 2))),
+            (None, Some((0, 3)))
+        );
         assert_eq!((ledger.reserve(4, 0, 2), ledger.reserve(4, 0, 1)), (false, true));
-        assert_eq!(ledger.place(3, 1, 1), None);
+        assert_eq!(ledger.place(3, want(1, 1)), None);
         assert_eq!((ledger.begin_chunk(1), ledger.begin_chunk(0)), (Some(0..2), None));
-        assert_eq!((ledger.place(0, 4, 4), ledger.place(1, 4, 4)), (Some((0, 5)), Some((1, 0))));
-        assert_eq!(ledger.place(6, 2, 2), Some((1, 4)));
+        assert_eq!(
+            (ledger.place(0, want(4, 4)), ledger.place(1, want(4, 4))),
+            (Some((0, 5)), Some((1, 0)))
+        );
+        assert_eq!(ledger.place(6, want(2, 2)), Some((1, 4)));
         ledger.unreserve(0, 0, 4);
         ledger.give_back(0, 0, 5..9);
-        assert_eq!(ledger.place(3, 2, 2), None, "it is kept for unit 0");
-        assert_eq!(ledger.place(0, 4, 4), Some((0, 5)));
+        assert_eq!(ledger.place(3, want(2, 2)), None, "it is kept for unit 0");
+        assert_eq!(ledger.place(0, want(4, 4)), Some((0, 5)));
     }
 
     #[test]
     fn pages_that_others_have_and_held_chunks_lack_are_overdrawn() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10]);
-        assert_eq!(ledger.place(0, 8, 8), Some((0, 0)));
+        assert_eq!(ledger.place(0, want(8, 8)), Some((0, 0)));
         let lacking = Lacking { pages: 6, space: 6 };
         ledger.set_holding(Holding::new([(0..1, 8, false), (1..2, 6, true)]), lacking);
-        assert_eq!((ledger.is_overdrawn(), ledger.place(1, 6, 6)), (true, None));
+        assert_eq!((ledger.is_overdrawn(), ledger.place(1, want(6, 6))), (true, None));
         ledger.unreserve(0, 0, 8);
         ledger.give_back(0, 0, 0..8);
-        assert_eq!((ledger.is_overdrawn(), ledger.place(0, 8, 8)), (false, None));
-        assert_eq!(ledger.place(1, 6, 6), Some((0, 0)));
+        assert_eq!((ledger.is_overdrawn(), ledger.place(0, want(8, 8))), (false, None));
+        assert_eq!(ledger.place(1, want(6, 6)), Some((0, 0)));
     }
 
     #[test]
     fn the_quota_counts_pages_where_address_space_is_larger() {
         let mut ledger = Ledger::new(Policy::FirstTouch, Stop::Never, &[10]);
         ledger.set_space(0, 64);
-        let found = [16; 5].map(|space| ledger.place(0, space, 2));
+        let found = [16; 5].map(|space| ledger.place(0, want(space, 2)));
         assert_eq!(found, [Some((0, 0)), Some((0, 16)), Some((0, 32)), Some((0, 48)), None]);
         assert_eq!(ledger.room(), Room { pages: 2, contiguous: 0 });
         assert!(!ledger.reserve(0, 0, 3) && ledger.reserve(0, 0, 2) && !ledger.reserve(0, 0, 1));
@@ -420,7 +480,7 @@ mod tests {
             let mut taken = vec![Vec::new(); capacities.len()];
             let mut reserved = vec![0; capacities.len()];
             for (space, pages) in wanted {
-                if let Some((tier, page)) = ledger.place(0, space, pages.min(space)) {
+                if let Some((tier, page)) = ledger.place(0, want(space, pages.min(space))) {
                     let places: &mut Vec<u64> = &mut taken[usize::from(tier)];
                     places.extend(page..page + space);
                     reserved[usize::from(tier)] += pages.min(space);

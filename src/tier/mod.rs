@@ -27,6 +27,10 @@
 //!
 //! [`Index`] is what a tier on local storage keeps across restarts.
 //!
+//! A tier in a folder keeps each [`LongSample`] of a plain folder as a file of its own, so that a program can be given
+//! a descriptor of the copy. Its units have places as all others, but no room in the address space of the tier's
+//! medium: they lie at their own addresses behind it ([`OWN_FILES_PAGE`]).
+//!
 //! Read `units.rs`, `copies.rs`, `ledger.rs`, in that order.
 
 mod copies;
@@ -38,13 +42,13 @@ mod page_allocator;
 mod page_set;
 mod units;
 
-pub use copies::{CopyLocation, CopyTable, Room, Words};
+pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room, Words};
 pub use eviction::{Candidate, copies_to_evict};
 pub use holding::{Holding, Lacking};
 pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
-pub use ledger::{Ledger, Policy, Stop};
+pub use ledger::{Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;
-pub use units::{Unit, Units};
+pub use units::{LongSample, Unit, Units};
 
 /// Copies start at multiples of this, like everything on media.
 pub const PAGE_BYTES: u64 = crate::units::ALIGN_BYTES as u64;

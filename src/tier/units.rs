@@ -75,6 +75,19 @@ pub struct Units {
     first: Vec<u32>,
     /// For each namespace, where to look for the units of a page.
     sections: Vec<Sections>,
+    /// The long samples of a plain folder, sorted.
+    long: Vec<LongSample>,
+}
+
+/// A sample that a tier in a folder keeps as a file of its own: a file of a plain folder above 16 MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LongSample {
+    /// The first of its units.
+    pub unit: u32,
+    /// Its first page on the namespace.
+    pub page: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
 }
 
 /// A namespace in sections of equal length, no more than it has units: a random read then finds its unit without
@@ -115,13 +128,47 @@ impl Units {
         let alone = directory.learned().is_some();
         let num_namespaces = usize::from(directory.layout().num_namespaces);
         let mut by_namespace: Vec<Vec<Run>> = vec![Vec::new(); num_namespaces];
+        let mut long = Vec::new();
         for chunk in 0..directory.num_chunks() {
             let namespace = directory.chunk(chunk).namespace;
             let runs = &mut by_namespace[usize::from(namespace)];
-            let extents = directory.samples_in_chunk(chunk).map(|(_, extent)| extent);
-            runs_of_chunk(extents, alone, runs);
+            let extents = || directory.samples_in_chunk(chunk).map(|(_, extent)| extent);
+            runs_of_chunk(extents(), alone, runs);
+            if alone {
+                long.extend(extents().filter(|extent| u64::from(extent.len_bytes) > LONG_BYTES));
+            }
         }
-        Units::from_runs(by_namespace)
+        Units::from_runs(by_namespace).with_long(&long)
+    }
+
+    /// Notes which samples are long. Those that share a page with another sample are not.
+    fn with_long(mut self, extents: &[Extent]) -> Units {
+        let of = |extent: &Extent| {
+            let (start, len_bytes) = (extent.offset_bytes, u64::from(extent.len_bytes));
+            let within = self.within(extent.namespace, &(start..start + len_bytes));
+            let together = self.together_with(within.start);
+            let (first, last) = (self.get(within.start), self.get(within.end - 1));
+            let is_alone = start == first.start_bytes()
+                && within == together
+                && last.end_bytes() - start == len_bytes.next_multiple_of(PAGE_BYTES);
+            is_alone.then_some(LongSample { unit: within.start, page: first.page, len_bytes })
+        };
+        let mut long: Vec<LongSample> = extents.iter().filter_map(of).collect();
+        long.sort_unstable_by_key(|long| long.unit);
+        self.long = long;
+        self
+    }
+
+    /// The long samples, in ascending order.
+    pub fn long(&self) -> &[LongSample] {
+        &self.long
+    }
+
+    /// The long sample that the unit belongs to.
+    pub fn long_of(&self, unit: u32) -> Option<&LongSample> {
+        let first = self.get(unit).first_together;
+        let at = self.long.binary_search_by_key(&first, |long| long.unit).ok()?;
+        self.long.get(at)
     }
 
     /// Units of one namespace for samples with these first pages and lengths, for tests and benches.
@@ -131,6 +178,18 @@ impl Units {
             is_one_sample: true,
         };
         Units::from_runs(vec![pages.into_iter().map(run).collect()])
+    }
+
+    /// As [`Units::from_pages`], for long samples of a plain folder with these first pages and lengths in bytes.
+    pub fn of_long_samples(samples: impl IntoIterator<Item = (u64, u64)>) -> Units {
+        let (mut runs, mut extents) = (Vec::new(), Vec::new());
+        for (page, len_bytes) in samples {
+            let pages = page..page + len_bytes.div_ceil(PAGE_BYTES);
+            runs.push(Run { pages, is_one_sample: true });
+            let (offset_bytes, len_bytes) = (page * PAGE_BYTES, len_bytes as u32);
+            extents.push(Extent { offset_bytes, len_bytes, ..Extent::default() });
+        }
+        Units::from_runs(vec![runs]).with_long(&extents)
     }
 
     /// Units of one namespace for ranges of small samples with these first pages and lengths, for tests
@@ -325,6 +384,9 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
 /// Samples share a unit up to this length.
 const SMALL_BYTES: u64 = 64 << 10;
 
+/// Files of a plain folder above this length are long samples.
+const LONG_BYTES: u64 = 16 << 20;
+
 /// One for each bit of a word.
 pub(super) const MAX_UNIT_PAGES: u64 = 64;
 
@@ -361,6 +423,20 @@ mod tests {
             cut(&[(0, 100), (4096, (256 << 10) + 1)], false),
             [(0, 1, false), (1, 64, true), (65, 1, true)]
         );
+    }
+
+    #[test]
+    fn long_samples_are_found_by_any_of_their_units() {
+        let units = Units::of_long_samples([(1, 300_000), (100, (64 << 12) + 1)]);
+        let first = LongSample { unit: 0, page: 1, len_bytes: 300_000 };
+        let second = LongSample { unit: 2, page: 100, len_bytes: (64 << 12) + 1 };
+        assert_eq!(units.long(), [first, second]);
+        let found = [0, 1, 2, 3].map(|unit| units.long_of(unit).copied());
+        assert_eq!(found, [Some(first), Some(first), Some(second), Some(second)]);
+        assert_eq!(Units::from_pages([(1, 74)]).long_of(1), None);
+        let shared = Units::from_pages([(0, 2), (1, 70)]);
+        let extent = Extent { offset_bytes: 4096, len_bytes: 70 << 12, ..Extent::default() };
+        assert_eq!(shared.with_long(&[extent]).long(), [], "its first page is another's");
     }
 
     #[test]

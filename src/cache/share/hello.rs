@@ -47,6 +47,8 @@ pub(in crate::cache) struct SharedTier {
     pub capacity_pages: u64,
     /// Whether only pages that are written take room.
     pub is_sparse: bool,
+    /// Whether long samples are files of their own beside it.
+    pub has_own_files: bool,
 }
 
 /// Where a shared tier keeps its copies.
@@ -197,7 +199,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the hello, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 5;
+pub(in crate::cache) const PROTOCOL: u32 = 6;
 
 /// The table, and each tier's memory.
 const MAX_FILES: usize = 1 + MAX_TIERS;
@@ -228,6 +230,7 @@ mod tests {
                 data_offset: 8192,
                 capacity_pages: 100,
                 is_sparse: true,
+                has_own_files: true,
             }],
         }
     }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::files::Files;
 use crate::error::{Error, Result};
 use crate::process::{Forked, mark_ours};
 use crate::qpair::readiness::{Registry, Watched};
@@ -20,7 +19,7 @@ use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
 
 /// The threads of one queue pair, and the queues between them and it.
-pub(super) struct Helpers {
+pub(in crate::qpair) struct Helpers {
     shared: Arc<Shared>,
     /// The event that its poller watches.
     watched: Watched<Arc<Shared>>,
@@ -29,8 +28,11 @@ pub(super) struct Helpers {
     home: Forked<()>,
 }
 
+/// Runs one I/O; may block.
+pub(in crate::qpair) type Call = Box<dyn Fn(&mut Io) -> Result<(), IoError> + Send + Sync>;
+
 struct Shared {
-    files: Files,
+    call: Call,
     queue: Mutex<Queue>,
     /// The queue is not empty, or it is closed.
     work: Condvar,
@@ -56,7 +58,7 @@ impl Helpers {
     ///
     /// # Errors
     /// The process has reached its limit of threads or descriptors.
-    pub(super) fn start(files: Files) -> Result<Helpers> {
+    pub(in crate::qpair) fn start(call: Call) -> Result<Helpers> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
         mark_ours(&event);
@@ -69,7 +71,7 @@ impl Helpers {
         };
         let (work, ended) = (Condvar::new(), Condvar::new());
         let (queue, done) = (Mutex::new(queue), Mutex::default());
-        let shared = Arc::new(Shared { files, queue, work, ended, done, event });
+        let shared = Arc::new(Shared { call, queue, work, ended, done, event });
         let watched = Watched::new(Arc::clone(&shared));
         let mut helpers = Helpers { shared, watched, num_threads: 0, home: Forked::new(()) };
         helpers.spawn()?;
@@ -87,7 +89,7 @@ impl Helpers {
     }
 
     /// Queues I/Os.
-    pub(super) fn submit(&self, ios: impl Iterator<Item = Io>) {
+    pub(in crate::qpair) fn submit(&self, ios: impl Iterator<Item = Io>) {
         let mut queue = self.shared.queue.lock();
         if queue.waiting.is_empty() {
             queue.moved = Instant::now();
@@ -99,7 +101,12 @@ impl Helpers {
     }
 
     /// Takes at most `max` completions, and adds a thread if reads have waited too long.
-    pub(super) fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+    pub(in crate::qpair) fn poll(
+        &mut self,
+        now: Instant,
+        max: usize,
+        done: &mut Vec<Completion>,
+    ) -> usize {
         if self.joins_at().is_some_and(|at| at <= now) {
             self.shared.queue.lock().moved = now; // so that the next thread is not added at once
             if let Err(error) = self.spawn() {
@@ -117,12 +124,12 @@ impl Helpers {
     }
 
     /// Registers the event with a poller.
-    pub(super) fn register(&mut self, registry: &Registry) {
+    pub(in crate::qpair) fn register(&mut self, registry: &Registry) {
         self.watched.register_for_sleep(registry);
     }
 
     /// When to add another thread, if no I/O is taken until then.
-    pub(super) fn joins_at(&self) -> Option<Instant> {
+    pub(in crate::qpair) fn joins_at(&self) -> Option<Instant> {
         if self.num_threads == MAX_THREADS {
             return None;
         }
@@ -160,7 +167,7 @@ impl Shared {
         while let Some(mut io) = self.next(is_busy) {
             is_busy = true;
             // Otherwise the read would never end, and the queue pair would lose the thread.
-            let result = caught("the thread dlfs-folder", || self.files.run(&mut io))
+            let result = caught("the thread dlfs-folder", || (self.call)(&mut io))
                 .unwrap_or_else(|error| Err(IoError::Panicked(error.to_string())));
             let mut done = self.done.lock();
             done.push(Completion { tag: io.tag, buf: io.buf, result });

@@ -11,7 +11,7 @@
 //! Read `listing.rs` first, then `files.rs`.
 
 mod files;
-mod helpers;
+pub(super) mod helpers;
 mod listing;
 
 use std::collections::VecDeque;
@@ -146,7 +146,8 @@ impl Device for FolderNamespace {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let namespace = self.namespace.clone();
-        let helpers = Helpers::start(Files::new(Arc::clone(&self.folder), namespace.clone()))?;
+        let files = Files::new(Arc::clone(&self.folder), namespace.clone());
+        let helpers = Helpers::start(Box::new(move |io| files.run(io)))?;
         Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
     }
 

@@ -3,7 +3,8 @@
 use dlfs::format::Uuid;
 use dlfs::format::checksum::crc32c;
 use dlfs::tier::{
-    CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, PageSet, Policy, Stop, Units,
+    CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, OWN_FILES_PAGE, PageSet, Policy,
+    Stop, Units,
 };
 use dlfs::units::Generation;
 
@@ -79,7 +80,8 @@ fn parse(bytes: &[u8]) {
     let (copies, mut pages) = (CopyTable::new(NUM_UNITS), 0);
     for copy in kept {
         let end = copy.page.saturating_add(2 - u64::from(copy.first));
-        if ledger.restore(0, copy.page..end, copy.pages.len().into()) {
+        let is_in_medium = copy.page < OWN_FILES_PAGE;
+        if is_in_medium && ledger.restore(0, copy.page..end, copy.pages.len().into()) {
             assert!(end <= CAPACITY_PAGES && copies.place(copy.unit, copy.location(0)));
             assert!(
                 copy.pages.runs().flatten().all(|page| copy.location(0).of_page(page).is_some())

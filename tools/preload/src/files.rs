@@ -87,6 +87,11 @@ impl Mount {
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
         if len > IN_MEMORY_BYTES
+        if len > IN_MEMORY_BYTES
+            && let Some(fd) = self.open_copy(opened, file, flags)
+        {
+            return Ok(fd);
+        }
             && !self.is_copied(opened, file, len, whole)
             && let Some(fd) = self.elsewhere(opened, node, flags)?
         {
@@ -216,7 +221,7 @@ pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
     path
 }
 
-/// A memfd that nobody has yet.
+/// A descriptor that nobody has yet, mostly of a memfd.
 pub(crate) struct Memory(c_int);
 
 impl Memory {
@@ -233,6 +238,16 @@ impl Memory {
     /// Writes all of the file, and seals it.
     pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
         write_at(self.0, bytes, 0)?;
+    /// An existing file, for reading.
+    pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
+        let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
+        // SAFETY: the path ends with NUL.
+        let fd = called(unsafe {
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
+        });
+        fd.map(|fd| Memory(fd as c_int))
+    }
+
         self.seal()
     }
 

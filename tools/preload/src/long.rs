@@ -1,19 +1,23 @@
 //! Long files of a plain folder with tiers: the descriptor is the file's own, so that whatever is not interposed is
-//! right; `read`, `pread` and `mmap` of it go through the tiers, in pieces, and the tiers fetch the rest behind.
+//! right; `read`, `pread` and `mmap` of it go through the tiers, in pieces, and the tiers fetch the rest behind. Once a
+//! tier in a folder has all of it as a file of its own, the descriptor is that file's: then all is the kernel's, and
+//! reads are only counted.
 //!
 //! No state says what a descriptor is, only what it may be: a bit for each number that was given out. Where it is
 //! set, the kernel says whether the file behind the number is still that one. So `close`, `dup` and `fork` need not
 //! be seen: what this misses, the kernel reads from the file itself. The position is the kernel's, too.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{CString, c_int, c_long, c_void};
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::sync::Mutex;
+use std::time::Instant;
 
 use dlfs::dataset::SampleFile;
 use dlfs::posix::{self, Node};
@@ -28,15 +32,21 @@ use crate::own::{self, called, most_descriptors};
 pub(crate) struct Long {
     mount: &'static Mount,
     file: posix::File,
-    /// Its number in the folder.
-    index: usize,
     /// The device and the inode number.
     identity: (u64, u64),
     /// The time of its last change, and its length.
     stamp: (i64, i64, i64),
-    reads: SampleFile,
+    bytes: Bytes,
     /// Held from where the position is asked to where it is set.
     position: Forked<Mutex<()>>,
+}
+
+/// How its bytes are read.
+enum Bytes {
+    /// Through the tiers. The descriptor is that of the folder's file with this number.
+    Tiers { index: usize, reads: SampleFile },
+    /// By the kernel: the descriptor is that of the copy in this tier.
+    Copy { tier: u8 },
 }
 
 /// By descriptor.
@@ -77,9 +87,37 @@ impl Mount {
         if let Some(lent) = Lent::new(fd, identity) {
             folder.lend(index, Arc::new(lent));
         }
-        let stamp = stamp_of(&stat);
+        self.note(fd, file, &stat, Bytes::Tiers { index, reads });
+    }
+
+    /// A descriptor of the file that a tier keeps as its copy, if it has all of it. The caller is
+    /// [inside](own::inside).
+    pub(crate) fn open_copy(
+        &'static self,
+        opened: &'static Opened,
+        file: posix::File,
+        flags: c_int,
+    ) -> Option<c_int> {
+        if !opened.has_tiers() {
+            return None;
+        }
+        let open = |path: &std::path::Path| {
+            let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EIO)?;
+            Memory::open(&path, flags)
+        };
+        let (tier, copy) = opened.files.open_copy(file, open)?;
+        let copy = copy.ok()?;
+        let stat = files::stat_of(copy.fd());
+        if let Some(stat) = stat.filter(|_| flags & libc::O_PATH == 0 && may_hold(copy.fd())) {
+            self.note(copy.fd(), file, &stat, Bytes::Copy { tier });
+        }
+        Some(copy.into_fd())
+    }
+
+    fn note(&'static self, fd: c_int, file: posix::File, stat: &libc::stat, bytes: Bytes) {
+        let (identity, stamp) = ((stat.st_dev, stat.st_ino), stamp_of(stat));
         let position = Forked::empty();
-        let long = Long { mount: self, file, index, identity, stamp, reads, position };
+        let long = Long { mount: self, file, identity, stamp, bytes, position };
         lock(table()).insert(fd, Arc::new(long));
         MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
     }
@@ -106,9 +144,10 @@ pub(crate) fn before_lock(fd: c_int) {
     let before = own::errno();
     let folder = |mount: &Mount| mount.if_opened()?.files.dataset().image().folder();
     if let Some(long) = find(fd)
+        && let Bytes::Tiers { index, .. } = long.bytes
         && let Some(folder) = folder(long.mount)
     {
-        folder.take_back(long.index);
+        folder.take_back(index);
     }
     own::set_errno(before);
 }
@@ -167,22 +206,27 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
     }
     let result = own::inside(|| {
         let long = find(fd).ok_or(libc::EBADF)?;
+        let reads = match &long.bytes {
+            Bytes::Tiers { reads, .. } => reads,
+            // SAFETY: the caller's promise.
+            Bytes::Copy { tier } => return unsafe { long.read_copy(*tier, fd, parts, at) },
+        };
         if let Some(at) = at {
             // The kernel refuses a negative one.
             let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
             // SAFETY: the caller's promise.
-            return unsafe { long.fill(parts, at) };
+            return unsafe { long.fill(reads, parts, at) };
         }
         let lock = long.position.get_or_init(Mutex::default);
         let _held = lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let from = seek(fd, 0, libc::SEEK_CUR)?;
         // SAFETY: as above.
-        let read = unsafe { long.fill(parts, from as u64) }?;
+        let read = unsafe { long.fill(reads, parts, from as u64) }?;
         if read > 0 {
             seek(fd, from + read as c_long, libc::SEEK_SET)?;
         }
-        if from as u64 + read as u64 >= long.reads.len_bytes() {
-            long.reads.release(); // it was read to its end
+        if from as u64 + read as u64 >= reads.len_bytes() {
+            reads.release(); // it was read to its end
         }
         Ok(read)
     });
@@ -193,7 +237,12 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
 impl Long {
     /// # Safety
     /// Each part has its length.
-    unsafe fn fill(&self, parts: &[libc::iovec], at: u64) -> Result<isize, c_int> {
+    unsafe fn fill(
+        &self,
+        reads: &SampleFile,
+        parts: &[libc::iovec],
+        at: u64,
+    ) -> Result<isize, c_int> {
         let mut done = 0_usize;
         for part in parts {
             let len = part.iov_len.min(MOST_BYTES - done);
@@ -202,38 +251,67 @@ impl Long {
             }
             // SAFETY: the caller's promise. The bytes may never have been written; they are only written here.
             let out = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), len) };
-            let read = self.reads.read_at(at + done as u64, out, &mut ());
+            let read = reads.read_at(at + done as u64, out, &mut ());
             let read = read.map_err(|error| crate::mounts::errno_of(&error))?;
             done += read;
             if read < len {
                 break;
             }
         }
-        let counters = &self.mount.counters;
-        counters.reads.fetch_add(1, Ordering::Relaxed);
-        counters.bytes.fetch_add(done as u64, Ordering::Relaxed);
+        self.count(done as u64);
         Ok(done as isize)
     }
 
+    /// As the kernel does, and counts it.
+    ///
+    /// # Safety
+    /// Each part has its length.
+    unsafe fn read_copy(
+        &self,
+        tier: u8,
+        fd: c_int,
+        parts: &[libc::iovec],
+        at: Option<i64>,
+    ) -> Result<isize, c_int> {
+        let (began, first, count) = (Instant::now(), parts.as_ptr(), parts.len());
+        // SAFETY: the caller's promise.
+        let read = called(unsafe {
+            match at {
+                Some(at) => libc::syscall(libc::SYS_preadv, fd, first, count, at, 0),
+                None => libc::syscall(libc::SYS_readv, fd, first, count),
+            }
+        })?;
+        self.count(read as u64);
+        let dataset = self.mount.if_opened().map(|opened| opened.files.dataset());
+        if let Some(tiers) = dataset.and_then(|dataset| dataset.image().tiers()) {
+            tiers.count_read(tier, read as usize, began.elapsed());
+        }
+        Ok(read as isize)
+    }
+
+    fn count(&self, bytes: u64) {
+        let counters = &self.mount.counters;
+        counters.reads.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Memory with the `len` bytes of the file at `at`, or fewer where it ends.
-    fn copy(&self, at: u64, len: u64) -> Result<Memory, c_int> {
-        let len = len.min(self.reads.len_bytes().saturating_sub(at));
+    fn copy(&self, reads: &SampleFile, at: u64, len: u64) -> Result<Memory, c_int> {
+        let len = len.min(reads.len_bytes().saturating_sub(at));
         let memory = Memory::new(c"dlfs-map", libc::O_CLOEXEC)?;
         let mut piece = vec![0; len.min(PIECE_BYTES) as usize];
         let mut done = 0;
         while done < len {
             let part = &mut piece[..(len - done).min(PIECE_BYTES) as usize];
-            let read = self.reads.read_at(at + done, part, &mut ());
+            let read = reads.read_at(at + done, part, &mut ());
             match read.map_err(|error| crate::mounts::errno_of(&error))? {
                 0 => return Err(libc::EIO),
                 read => files::write_at(memory.fd(), &part[..read], done)?,
             }
             done += part.len() as u64;
         }
-        self.reads.release();
-        let counters = &self.mount.counters;
-        counters.reads.fetch_add(1, Ordering::Relaxed);
-        counters.bytes.fetch_add(len, Ordering::Relaxed);
+        reads.release();
+        self.count(len);
         memory.seal()?;
         Ok(memory)
     }
@@ -266,10 +344,11 @@ fn copy_to_map(fd: c_int, at: i64, len: usize, access: c_int, flags: c_int) -> O
         let long = find(fd).ok_or(libc::EBADF)?;
         let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
         let len = len as u64;
-        if len == 0 || at >= long.reads.len_bytes() || len > long.mount.setting().copy_bytes {
+        let Bytes::Tiers { reads, .. } = &long.bytes else { return Err(libc::EINVAL) };
+        if len == 0 || at >= reads.len_bytes() || len > long.mount.setting().copy_bytes {
             return Err(libc::EINVAL);
         }
-        long.copy(at, len)
+        long.copy(reads, at, len)
     })
     .ok()
 }

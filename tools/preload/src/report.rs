@@ -66,12 +66,19 @@ fn lines(mount: &Mount) -> String {
              misses {misses}, unused {unused}{ended}"
         );
     }
-    let places = mount.if_opened().and_then(|opened| opened.files.dataset().places());
-    for place in places.into_iter().flat_map(|places| places.places) {
+    let dataset = mount.if_opened().map(|opened| opened.files.dataset());
+    let tiers = dataset.and_then(|dataset| Some(dataset.image().tiers()?.stats().tiers));
+    let places = dataset.and_then(|dataset| dataset.places());
+    for (number, place) in places.into_iter().flat_map(|places| places.places).enumerate() {
         let name = if place.name.is_empty() { "origin" } else { &place.name };
         let (reads, bytes) = (place.reads, place.bytes);
-        let _ =
-            writeln!(text, "dlfs {process} {prefix}: from {name}: reads {reads}, bytes {bytes}");
+        // The tiers come first.
+        let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
+        let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
+        let _ = writeln!(
+            text,
+            "dlfs {process} {prefix}: from {name}: reads {reads}, bytes {bytes}{opens}"
+        );
     }
     let opened = mount.if_opened();
     let folder = opened.and_then(|opened| opened.files.dataset().image().folder());

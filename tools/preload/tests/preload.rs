@@ -429,9 +429,9 @@ fn a_long_file_of_a_plain_folder_is_read_in_pieces_through_its_tier() {
     let plain = source.path("plain");
     let report = source.path("report");
     let program = r#"
-import ctypes, fcntl, mmap, os, sys, time
+import ctypes, fcntl, mmap, os, subprocess, sys, time
 path, plain = sys.argv[1] + "/a/large.bin", sys.argv[2]
-tiers, copies = sys.argv[3] == "tiers", sys.argv[4] == "copies"
+tiers, copies = sys.argv[3] == "tiers", sys.argv[4]
 libc = ctypes.CDLL(None, use_errno=True)
 libc.fopen.restype = ctypes.c_void_p
 libc.fread.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
@@ -440,8 +440,10 @@ expected = open(plain, "rb").read()
 size = len(expected)
 for epoch in range(3):
     fd = os.open(path, os.O_RDONLY)
-    is_memory = "memfd" in os.readlink(f"/proc/self/fd/{fd}")
-    assert is_memory == (epoch > 0 and copies), (epoch, os.readlink(f"/proc/self/fd/{fd}"))
+    place = os.readlink(f"/proc/self/fd/{fd}")
+    is_memory = "memfd" in place
+    assert is_memory == (epoch > 0 and copies == "memory"), (epoch, place)
+    assert place.startswith(sys.argv[5]) == (epoch > 0 and copies == "files"), (epoch, place)
     assert os.fstat(fd).st_size == size
     assert not tiers or os.fstat(fd).st_ino == os.stat(path).st_ino
     assert os.pread(fd, 1000, 19_000_000) == expected[19_000_000:19_001_000]
@@ -481,6 +483,8 @@ for epoch in range(3):
         sent += os.sendfile(out, fd, sent, size - sent)
     assert os.pread(out, size, 0) == expected
     os.close(out)
+    os.lseek(fd, 0, os.SEEK_SET)
+    assert subprocess.check_output(["cat"], stdin=fd) == expected
     again = os.dup(fd)
     assert os.pread(again, 5000, 1_000_000) == expected[1_000_000:1_005_000]
     onto = os.dup2(fd, again)
@@ -516,15 +520,19 @@ print("whole")
 "#;
     let copy = source.path("copy");
     fs::copy(plain.join("a/large.bin"), &copy).unwrap();
+    let kept = source.path("kept");
+    fs::create_dir(&kept).unwrap();
+    let in_files = format!(";tier=file:{}:64M;copy=1M", kept.display());
     for (options, tiers, copies) in [
-        (";tier=ram:64M", "tiers", "copies"),
+        (";tier=ram:64M", "tiers", "memory"),
         (";tier=ram:64M;copy=1M", "tiers", "none"),
+        (&in_files, "tiers", "files"),
         ("", "none", "none"),
     ] {
         let _ = fs::remove_file(&report);
         let mounts = format!("{0}={0}{options}", plain.display());
         let mut command = source.command("python3", &mounts);
-        command.args(["-c", program]).arg(&plain).arg(&copy).args([tiers, copies]);
+        command.args(["-c", program]).arg(&plain).arg(&copy).args([tiers, copies]).arg(&kept);
         let output = command.env("DLFS_REPORT", &report).output().unwrap();
         assert_eq!(succeeded(output), "whole\n", "{options}");
         if tiers == "tiers" {
@@ -532,6 +540,14 @@ print("whole")
             let bytes = reported(&report, "from origin", "bytes ");
             // Once, but for what two wanted at the same time on a machine that is too busy to wait.
             assert!((20_000_003..45_000_000).contains(&bytes), "{report}");
+        }
+        if copies == "files" {
+            let report = fs::read_to_string(&report).unwrap();
+            // In two epochs by `open`, for a lock, by `open` again and by `fopen`; the copy may be whole
+            // before the last three of the first epoch.
+            let opens = reported(&report, "from file", "opens ");
+            assert!((8..=11).contains(&opens), "{report}");
+            assert!(reported(&report, "from file", "bytes ") > 2 * 20_000_003, "{report}");
         }
     }
 }

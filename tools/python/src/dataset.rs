@@ -843,6 +843,7 @@ fn tier_dict<'py>(py: Python<'py>, tier: &TierStats) -> PyResult<Bound<'py, PyDi
         ("capacity_bytes", tier.capacity_bytes),
         ("used_bytes", tier.used_bytes),
         ("held_bytes", tier.held_bytes),
+        ("opens", tier.opens),
         ("hits", tier.hits),
         ("hit_bytes", tier.hit_bytes),
         ("fills", tier.fills),
