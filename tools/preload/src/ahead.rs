@@ -9,6 +9,7 @@ use dlfs::posix::{File, Node};
 use dlfs::process::mark_ours;
 
 use crate::files::{self, Memory};
+use crate::known;
 use crate::mounts::{Mount, Opened};
 use crate::own::{self, called, most_descriptors};
 
@@ -50,7 +51,8 @@ impl Mount {
                 .ok()
         });
         let held = ahead.as_ref()?.take(file.id)?;
-        let (fd, len) = held.get(usize::from(file.field))?.open(flags)?;
+        let (fd, stat, len) = held.get(usize::from(file.field))?.open(flags)?;
+        known::note(fd, &stat, self, Node::File(file));
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(len, Ordering::Relaxed);
         Some(fd)
@@ -82,7 +84,7 @@ impl Mount {
 
 impl Waiting {
     /// A descriptor of its own for the program, with a position of its own.
-    fn open(&self, flags: c_int) -> Option<(c_int, u64)> {
+    fn open(&self, flags: c_int) -> Option<(c_int, libc::stat, u64)> {
         let path = files::path_of(self.fd);
         let flags = libc::O_RDONLY | flags & libc::O_CLOEXEC;
         // SAFETY: the path ends with NUL.
@@ -90,11 +92,11 @@ impl Waiting {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
         });
         let fd = fd.ok()? as c_int;
-        if files::inode_of(fd) != Some(self.inode) {
+        let stat = files::stat_of(fd).filter(|stat| stat.st_ino == self.inode);
+        if stat.is_none() {
             files::close(fd); // the program has closed ours, and something else has its number
-            return None;
         }
-        Some((fd, self.len))
+        Some((fd, stat?, self.len))
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::posix::{File, Node, PathError};
 
+use crate::known;
 use crate::mounts::{self, Mount, Opened, errno_of};
 use crate::own::{self, called};
 use crate::paths::Place;
@@ -87,11 +88,11 @@ impl Mount {
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
         if len > IN_MEMORY_BYTES
-        if len > IN_MEMORY_BYTES
             && let Some(fd) = self.open_copy(opened, file, flags)
         {
             return Ok(fd);
         }
+        if len > IN_MEMORY_BYTES
             && !self.is_copied(opened, file, len, whole)
             && let Some(fd) = self.elsewhere(opened, node, flags)?
         {
@@ -113,6 +114,9 @@ impl Mount {
         // First, so that a program without descriptors reads nothing.
         let memory = Memory::new(&self.name_of(opened, node), flags)?;
         self.fill(&memory, opened, file)?;
+        if let Some(stat) = stat_of(memory.fd()) {
+            known::note(memory.fd(), &stat, self, node);
+        }
         Ok(memory.into_fd())
     }
 
@@ -170,24 +174,28 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
         return None;
     }
     let before = own::errno();
-    let long = crate::long::identity(fd);
-    let name = if long.is_none() { name_of_memory(fd) } else { None };
-    let found = name.and_then(|(hash, mount, inode)| {
+    let found = crate::long::identity(fd).or_else(|| {
+        let stat = stat_of(fd)?;
+        // A memfd is a file without a name; nearly all other descriptors are told from it here.
+        if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return None;
+        }
+        if let Some(found) = known::find(fd, &stat) {
+            return Some(found);
+        }
+        let (hash, mount, inode) = name_of_memory(fd)?;
         let mount = mounts.get(mount).filter(|_| hash == mounts::settings_hash())?;
         let node = own::inside(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
-        Some((mount, node.ok()?))
+        let node = node.ok()?;
+        known::note(fd, &stat, mount, node);
+        Some((mount, node))
     });
     own::set_errno(before);
-    long.or(found)
+    found
 }
 
 /// The settings' hash, the mount and the inode number in the name of a memfd.
 fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
-    let stat = stat_of(fd)?;
-    // A memfd is a file without a name; nearly all other descriptors are told from it here.
-    if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return None;
-    }
     let mut name = [0; 96];
     let len = name_of_descriptor(fd, &mut name)?;
     let text = std::str::from_utf8(&name[..len]).ok()?;
@@ -230,14 +238,6 @@ impl Memory {
         memory(name, flags).map(Memory)
     }
 
-    /// Its descriptor.
-    pub(crate) fn fd(&self) -> c_int {
-        self.0
-    }
-
-    /// Writes all of the file, and seals it.
-    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
-        write_at(self.0, bytes, 0)?;
     /// An existing file, for reading.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
@@ -248,6 +248,14 @@ impl Memory {
         fd.map(|fd| Memory(fd as c_int))
     }
 
+    /// Its descriptor.
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+
+    /// Writes all of the file, and seals it.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
+        write_at(self.0, bytes, 0)?;
         self.seal()
     }
 

@@ -33,6 +33,7 @@ mod ahead;
 pub mod calls;
 mod files;
 mod folders;
+mod known;
 mod long;
 mod mounts;
 mod own;
