@@ -11,16 +11,19 @@ use dlfs::posix::{Attributes, FIRST, Folder, MAX_COMPONENT_BYTES, Node, PathErro
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyXattr, Request,
+    OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
+use crate::passthrough::Passthrough;
 use crate::reads::{Part, Reads};
 
 /// What the session calls, from several threads.
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
+    /// If files are opened, for the kernel to read them by itself.
+    passthrough: Option<Passthrough>,
     /// Whether a listing may have attributes: those of fields would read every sample.
     lists_attributes: bool,
     len_bytes: u64,
@@ -29,7 +32,11 @@ pub(crate) struct Filesystem {
 }
 
 impl Filesystem {
-    pub(crate) fn new(files: Arc<Files>, reads: Arc<Reads>) -> Filesystem {
+    pub(crate) fn new(
+        files: Arc<Files>,
+        reads: Arc<Reads>,
+        passthrough: Option<Passthrough>,
+    ) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
         let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
         let own = std::fs::metadata("/proc/self");
@@ -37,8 +44,11 @@ impl Filesystem {
             use std::os::unix::fs::MetadataExt;
             (own.uid(), own.gid())
         });
+        // The lengths of fields are known only once their sample is read.
+        let passthrough = passthrough.filter(|_| files.dataset().fields().is_empty());
         Filesystem {
             reads,
+            passthrough,
             lists_attributes: files.dataset().fields().is_empty(),
             files,
             len_bytes,
@@ -110,9 +120,16 @@ impl fuser::Filesystem for Filesystem {
             InitFlags::FUSE_ASYNC_READ,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_MAX_PAGES,
-            InitFlags::FUSE_NO_OPEN_SUPPORT,
             InitFlags::FUSE_NO_OPENDIR_SUPPORT,
         ];
+        if self.passthrough.is_some() {
+            let can = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+                && config.set_max_stack_depth(1).is_ok();
+            self.passthrough = self.passthrough.take().filter(|_| can);
+        }
+        if self.passthrough.is_none() {
+            wanted.push(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        }
         if self.lists_attributes {
             wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
             wanted.push(InitFlags::FUSE_READDIRPLUS_AUTO);
@@ -138,9 +155,30 @@ impl fuser::Filesystem for Filesystem {
         }
     }
 
-    /// The kernel then opens files itself, and asks never again.
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
+    /// Without passthrough the kernel then opens files itself, and asks never again.
+    fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match (&self.passthrough, self.node(inode)) {
+            (None, _) => reply.error(Errno::ENOSYS),
+            (Some(passthrough), Ok(Node::File(file))) => passthrough.open(inode.0, file, reply),
+            (Some(_), Ok(Node::Folder(_))) => reply.error(Errno::EISDIR),
+            (Some(_), Err(errno)) => reply.error(errno),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        if let Some(passthrough) = &self.passthrough {
+            passthrough.release(inode.0);
+        }
+        reply.ok();
     }
 
     /// As `open`; the kernel then also keeps listings.

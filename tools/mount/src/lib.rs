@@ -13,9 +13,12 @@
 //! It shows no newer generation: that is another mount. It has no state that a request leaves behind, but for
 //! the samples that were read in part.
 //!
+//! Long files may be read by the kernel itself (`passthrough.rs`); then files are opened, which costs a request.
+//!
 //! Read this file first, then `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
 mod filesystem;
+mod passthrough;
 mod reads;
 mod unanswered;
 
@@ -24,6 +27,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Files, OrderFile};
@@ -31,6 +35,7 @@ use dlfs::{Error, ErrorKind, Result};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 
 use filesystem::Filesystem;
+use passthrough::Passthrough;
 use reads::Reads;
 
 /// How to mount.
@@ -43,11 +48,14 @@ pub struct Options {
     pub allow_other: bool,
     /// The memory for samples that were read in part, in bytes; one sample is always kept.
     pub kept_bytes: usize,
+    /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, or from memory that the file is read
+    /// into when it is opened, at most so much of it. Takes root and Linux 6.9; else nothing changes.
+    pub passthrough_bytes: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 4, allow_other: false, kept_bytes: 64 << 20 }
+        Options { threads: 4, allow_other: false, kept_bytes: 64 << 20, passthrough_bytes: None }
     }
 }
 
@@ -56,6 +64,7 @@ pub struct Mounted {
     session: BackgroundSession,
     place: PathBuf,
     reads: Arc<Reads>,
+    passed: Arc<AtomicU64>,
 }
 
 /// Mounts `files` on the folder `place`. `source` is what `mount` shows as the device.
@@ -92,11 +101,17 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     config.clone_fd = true;
     let leaders = config.n_threads.unwrap_or(2) - 1;
     let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, options.kept_bytes));
-    let filesystem = Filesystem::new(files, Arc::clone(&reads));
+    let passed = Arc::new(AtomicU64::new(0));
+    // Half of the threads at most read whole files, which takes long.
+    let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
+    let passthrough = passthrough.map(|bytes| {
+        Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
+    });
+    let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
     let session = Session::new(filesystem, place, &config).map_err(wrong)?;
     // The program may change its working folder.
     let place = std::path::absolute(place).map_err(wrong)?;
-    let mounted = Mounted { session: session.spawn().map_err(wrong)?, place, reads };
+    let mounted = Mounted { session: session.spawn().map_err(wrong)?, place, reads, passed };
     read_far_ahead(&mounted.place);
     Ok(mounted)
 }
@@ -120,6 +135,11 @@ impl Mounted {
     /// `InvalidArgument`, `Stale`: the order is another image's. The order before it is then still followed.
     pub fn follow(&self, order: &OrderFile) -> Result<()> {
         self.reads.follow(order)
+    }
+
+    /// Opens, so far, of files that the kernel reads by itself.
+    pub fn passed_through(&self) -> u64 {
+        self.passed.load(Ordering::Relaxed)
     }
 
     /// Whether it was unmounted by somebody else, or its threads have ended.

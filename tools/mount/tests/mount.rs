@@ -49,14 +49,23 @@ impl Source {
 
     /// The mounted image at `image`.
     fn mounted_from(&self, image: &Address, options: &Options) -> Option<Mounted> {
+        self.mounted_with(image, options, &dlfs_mount::Options::default())
+    }
+
+    /// The same, with options of the mount.
+    fn mounted_with(
+        &self,
+        image: &Address,
+        options: &Options,
+        mounting: &dlfs_mount::Options,
+    ) -> Option<Mounted> {
         if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
             println!("SKIPPED: /dev/fuse cannot be opened here");
             return None;
         }
         let dataset = Dataset::open(std::slice::from_ref(image), options, &mut ()).unwrap();
         let files = Arc::new(Files::new(dataset, &mut ()).unwrap());
-        let options = dlfs_mount::Options::default();
-        match mount(files, "train.dlfs", &self.path("shown"), &options) {
+        match mount(files, "train.dlfs", &self.path("shown"), mounting) {
             Ok(mounted) => Some(mounted),
             Err(error) => {
                 println!("SKIPPED: mounting is refused here: {}", error.report());
@@ -71,7 +80,7 @@ fn three_hundred_calls_and_programs_do_what_they_do_on_a_plain_folder() {
     let folder = PlainFolder::of_programs(&[("a/large.bin", 9_000_001)]);
     fs::create_dir(folder.path("shown")).unwrap();
     let source = Source { folder };
-    let Some(mounted) = source.mounted() else { return };
+    let image = Address::from_path(source.path("train.dlfs"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(CONFORMANCE);
     let run = |folder: &str, options: &[&str]| {
         let mut command = Command::new(python());
@@ -81,14 +90,139 @@ fn three_hundred_calls_and_programs_do_what_they_do_on_a_plain_folder() {
         String::from_utf8(output.stdout).unwrap()
     };
     let expected = run("plain", &["--against", "mount"]);
-    let found = run("shown", &["--door", "mount"]);
-    let lines = expected.lines().zip(found.lines()).filter(|(expected, found)| expected != found);
-    let different: Vec<String> =
-        lines.map(|(expected, found)| format!("expected {expected}\n   found {found}")).collect();
-    assert!(different.is_empty(), "{}", different.join("\n"));
-    assert_eq!(expected.lines().count(), found.lines().count());
+    for passthrough_bytes in [None, Some(64 << 20)] {
+        let mounting = dlfs_mount::Options { passthrough_bytes, ..Default::default() };
+        let mounted = source.mounted_with(&image, &Options::default(), &mounting);
+        let Some(mounted) = mounted else { return };
+        let found = run("shown", &["--door", "mount"]);
+        let lines =
+            expected.lines().zip(found.lines()).filter(|(expected, found)| expected != found);
+        let different: Vec<String> = lines
+            .map(|(expected, found)| format!("expected {expected}\n   found {found}"))
+            .collect();
+        assert!(different.is_empty(), "{passthrough_bytes:?}\n{}", different.join("\n"));
+        assert_eq!(expected.lines().count(), found.lines().count());
+        mounted.unmount().unwrap();
+        assert_eq!(fs::read_dir(source.path("shown")).unwrap().count(), 0);
+    }
+}
+
+/// Whether the kernel reads files by itself for whoever runs this test.
+fn has_passthrough() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    rustix::process::geteuid().is_root() && version >= (6, 9)
+}
+
+#[test]
+fn long_files_are_read_by_the_kernel_from_memory_while_there_is_room() {
+    let lens = [("a/large.bin", 9_000_001), ("a/larger.bin", 12_000_000), ("a/short", 1 << 20)];
+    let folder = PlainFolder::new(&lens);
+    fs::create_dir(folder.path("shown")).unwrap();
+    let source = Source { folder };
+    let image = Address::from_path(source.path("train.dlfs"));
+    let mounting =
+        dlfs_mount::Options { passthrough_bytes: Some(13_000_000), ..Default::default() };
+    let mounted = source.mounted_with(&image, &Options::default(), &mounting);
+    let Some(mounted) = mounted else { return };
+    let open = |name: &str| fs::File::open(source.path("shown").join(name)).unwrap();
+    let expected = |name: &str| fs::read(source.path("plain").join(name)).unwrap();
+    let is_right = |file: &fs::File, name: &str| {
+        let (mut bytes, expected) = (vec![0; 1 << 20], expected(name));
+        let mut at = 0;
+        while at < expected.len() {
+            let len = file.read_at(&mut bytes, at as u64).unwrap();
+            assert!(len > 0 && bytes[..len] == expected[at..at + len], "{name} at {at}");
+            at += len;
+        }
+        assert_eq!(file.read_at(&mut bytes, at as u64).unwrap(), 0);
+        assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
+    };
+    // Nobody has the first one open when the second needs its room, so its memory is given up.
+    for _ in 0..2 {
+        for name in ["a/large.bin", "a/larger.bin"] {
+            is_right(&open_passed(&mounted, &source.path("shown").join(name)), name);
+        }
+    }
+    let before = mounted.passed_through();
+    is_right(&open("a/short"), "a/short");
+    // There is room for one of them: the other is read by requests, however often it is opened.
+    let first = open_passed(&mounted, &source.path("shown/a/large.bin"));
+    let others = [open("a/larger.bin"), open("a/larger.bin")];
+    others.iter().for_each(|other| is_right(other, "a/larger.bin"));
+    let again = open("a/large.bin");
+    is_right(&again, "a/large.bin");
+    assert_eq!(mounted.passed_through() - before, if has_passthrough() { 2 } else { 0 });
+    drop(again);
+    drop((first, others));
+    // Of those that open a file at once, each gets its bytes, whichever way they come.
+    thread::scope(|scope| {
+        for worker in 0..8 {
+            let (open, is_right) = (&open, &is_right);
+            scope.spawn(move || {
+                for turn in 0..10 {
+                    let name = ["a/large.bin", "a/larger.bin", "a/short"][(worker + turn) % 3];
+                    is_right(&open(name), name);
+                }
+            });
+        }
+    });
+    let held = open("a/large.bin");
     mounted.unmount().unwrap();
-    assert_eq!(fs::read_dir(source.path("shown")).unwrap().count(), 0);
+    if has_passthrough() {
+        is_right(&held, "a/large.bin"); // the kernel needs nobody
+    }
+}
+
+/// Opens a file that the kernel reads by itself, if it does. It says only a little later that a file was closed.
+fn open_passed(mounted: &Mounted, path: &Path) -> fs::File {
+    let (before, until) = (mounted.passed_through(), Instant::now() + Duration::from_secs(60));
+    loop {
+        let file = fs::File::open(path).unwrap();
+        if mounted.passed_through() > before || !has_passthrough() {
+            return file;
+        }
+        assert!(Instant::now() < until, "{}: by requests", path.display());
+        drop(file);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_file_that_a_tier_has_whole_is_read_by_the_kernel_from_the_tier() {
+    let folder = PlainFolder::new(&[("a/large.bin", 20_000_003)]);
+    for name in ["shown", "kept"] {
+        fs::create_dir(folder.path(name)).unwrap();
+    }
+    let source = Source { folder };
+    let plain = Address::from_path(source.path("plain"));
+    let tier = format!("file:{}:64M", source.path("kept").display());
+    let tiers =
+        dlfs::cache::TierOptions { tiers: vec![tier.parse().unwrap()], ..Default::default() };
+    let open = dlfs::dataset::OpenOptions { tiers, ..Default::default() };
+    let options = Options { open, ..Options::default() };
+    let mounting = dlfs_mount::Options { passthrough_bytes: Some(0), ..Default::default() };
+    let Some(mounted) = source.mounted_with(&plain, &options, &mounting) else { return };
+    let (shown, expected) = (source.path("shown/a/large.bin"), source.path("plain/a/large.bin"));
+    let expected = fs::read(expected).unwrap();
+    assert!(fs::read(&shown).unwrap() == expected);
+    assert_eq!(mounted.passed_through(), 0, "the tier had nothing");
+    let kept = || {
+        let mut value = [0; 100];
+        let len = rustix::fs::getxattr(&shown, "user.dlfs.kept", &mut value).unwrap();
+        String::from_utf8(value[..len].to_vec()).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while kept() != "20000003" {
+        assert!(Instant::now() < until, "{} bytes are kept", kept());
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (mut file, mut found) = (open_passed(&mounted, &shown), Vec::new());
+    std::io::Read::read_to_end(&mut file, &mut found).unwrap();
+    assert!(found == expected);
+    drop(file);
+    mounted.unmount().unwrap();
 }
 
 #[test]

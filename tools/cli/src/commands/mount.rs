@@ -19,6 +19,7 @@ use crate::exit::{Failure, Outcome};
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{GRACE, Stop};
+use crate::size::parse_size;
 use crate::tier_args::TierArgs;
 
 /// Show an image as a folder, read-only
@@ -48,6 +49,11 @@ pub(crate) struct MountArgs {
     /// {"order": {"kind": "global", "seed": 7}}; read again whenever it changes
     #[arg(long, value_name = "FILE")]
     order: Option<PathBuf>,
+    /// Let the kernel read files above 1 MiB by itself: the file that a tier in a folder keeps of it, or memory that
+    /// the file is read into when it is opened, at most SIZE in all. Each open then costs a request. Takes root and
+    /// Linux 6.9; else nothing changes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    passthrough: Option<u64>,
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
@@ -69,6 +75,7 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
     let options = Options {
         threads: args.threads.into(),
         allow_other: args.allow_other,
+        passthrough_bytes: args.passthrough,
         ..Options::default()
     };
     let stop = Stop::on_signals(GRACE, || Outcome::Stopped)?;
