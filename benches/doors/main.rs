@@ -46,10 +46,14 @@ fn main() {
             ("python", "python3"),
             ("side", ""),
             ("folder", ""),
+            ("list", ""),
+            ("order", "global"),
         ],
     );
-    if options.text("side") == "files" {
-        return reads::side(&options);
+    match options.text("side") {
+        "files" => return reads::side(&options),
+        "list" => return reads::list_in_order(&options),
+        _ => {}
     }
     println!("{}", support::machine());
     let places = places::Places::new(options.text("at"));

@@ -52,8 +52,13 @@ pub(crate) struct Mount {
 impl Mount {
     /// `dlfs mount`, in the background.
     pub(crate) fn dlfs(places: &Places, address: &str, name: &str) -> Mount {
+        Mount::dlfs_with(places, address, name, &[])
+    }
+
+    /// The same, with options.
+    pub(crate) fn dlfs_with(places: &Places, address: &str, name: &str, options: &[&str]) -> Mount {
         let mut command = Command::new(built("dlfs"));
-        command.args(["mount", address]);
+        command.args(["mount", address]).args(options);
         Mount::by(command, places.folder(name))
     }
 
