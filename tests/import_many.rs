@@ -1,6 +1,9 @@
 //! One import by many: the parts of a plan, which fail, are killed and repeated, and their commit.
 
 mod import_support;
+mod support;
+#[path = "import_many/written.rs"]
+mod written;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -191,7 +194,7 @@ fn a_second_attempt_at_a_part_that_is_running_is_busy() {
     part(&plan, 1).unwrap();
 }
 
-/// What a child process of this test does: `plan|part|commit`, a plan, and a number or folder.
+/// What a child process of this test does: `plan|part|commit`, a plan, and a number or folder; or what `written.rs` says.
 const CHILD: &str = "DLFS_TEST_MANY";
 
 /// Not a test of its own: the child's work.
@@ -204,6 +207,7 @@ fn child_does_what_it_is_told() {
     match words[0] {
         "part" => drop(part(plan, words[2].parse().unwrap()).unwrap()),
         "commit" => drop(commit(plan).unwrap()),
+        "write" | "end" | "late" => written::child(&words),
         _ => {
             let folder = Path::new(words[2]);
             let image = (0..PARTS).map(|part| folder.join(format!("killed{part}")));

@@ -28,9 +28,11 @@ use crate::units::{Generation, SampleId, Slot};
 /// and copies chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All of them fill the same
 /// columns, so a rebuilt directory equals the imported one byte for byte.
 ///
-/// Memory while building: about 9 bytes a new sample and what its name adds, and 16 more at the end. Where
+/// Memory while building: about 9 bytes a new sample and what its name adds, and at the end 16 more, or 8 from 17 million
+/// samples on. Where
 /// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
-/// the names at the end ([`without_names`](Self::without_names)).
+/// the names at the end ([`without_names`](Self::without_names)): for the samples of the last part alone, since
+/// those of a part are put in order when the next one begins.
 #[derive(Debug)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -51,6 +53,8 @@ pub struct DirectoryBuilder {
     /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
     names: NamesWriter,
     shuffled: Option<Shuffled>,
+    /// The ids of the slots below are checked, and their names are in `names`.
+    settled: u64,
     /// Whether the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
     names_come_last: bool,
     /// Slots that were purged or are lost.
@@ -100,6 +104,7 @@ impl DirectoryBuilder {
             typed: ColumnTable::default(),
             names: NamesWriter::new(),
             shuffled: None,
+            settled: 0,
             names_come_last: false,
             purged: Vec::new(),
             fields: Vec::new(),
@@ -421,6 +426,7 @@ impl DirectoryBuilder {
             }
             None => {
                 equal("first id of a part", next, part.first)?;
+                self.settle()?;
                 self.parts.push(Part { count, ..part });
                 self.started_ns.push(time_ns);
             }
@@ -479,9 +485,26 @@ impl DirectoryBuilder {
         }
     }
 
+    /// Puts the names of the parts so far, which are complete, in the order of ids.
+    fn settle(&mut self) -> Result<(), FormatError> {
+        let Some(shuffled) = self.shuffled.as_ref().filter(|_| !self.names_come_last) else {
+            return Ok(());
+        };
+        let first_slot = shuffled.first_slot;
+        let before = self.parts.partition_point(|part| part.first + part.count <= first_slot);
+        let placements: Vec<_> = self.parts[before..].iter().map(|p| Placement::new(*p)).collect();
+        self.check_ids(&placements)?;
+        self.settled = self.next_slot().0;
+        if let Some(shuffled) = self.shuffled.take() {
+            slots_by_id(&placements, first_slot)
+                .for_each(|slot| self.names.push(shuffled.name(slot)));
+        }
+        Ok(())
+    }
+
     /// Compares each id with the one that the placement gives; lost slots get theirs.
     fn check_ids(&mut self, placements: &[Placement]) -> Result<(), FormatError> {
-        let first_new = self.first_new();
+        let first_new = self.first_new().max(self.settled);
         for placement in placements {
             let part = placement.part();
             for slot in part.first.max(first_new)..part.first + part.count {
@@ -568,6 +591,17 @@ impl DirectoryBuilder {
     /// The tree of all named samples, deleted ones included: a delete keeps the tree.
     fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
         let (seed, num_samples) = (self.layout.uuid.hash_seed(), names.num_samples());
+        if self.base.is_none() && (ENTRIES_AT_ONCE + 1..=1 << 32).contains(&num_samples) {
+            return Tree::in_passes(num_samples, ENTRIES_AT_ONCE, |take| {
+                let mut cursor = names.cursor(0)?;
+                while cursor.advance()? {
+                    if !cursor.name().is_empty() {
+                        take(fingerprint(seed, cursor.name()), cursor.id() as u32);
+                    }
+                }
+                Ok(())
+            });
+        }
         let mut tree = self.base.as_ref().map(|base| base.tree().cloned()).transpose()?;
         let (mut start, mut cursor) = (self.first_new(), names.cursor(self.first_new())?);
         loop {
@@ -633,5 +667,7 @@ fn placement_of(placements: &[Placement], id: u64) -> &Placement {
 
 /// The id of a lost slot until the length of its part is known.
 const UNKNOWN: u64 = u64::MAX;
+/// More entries than these are put into a tree in passes over all names: they take 8 bytes each.
+const ENTRIES_AT_ONCE: u64 = 1 << 24;
 /// Slots per chunk that stands for lost ones.
 const LOST_CHUNK_SLOTS: u64 = 65_535;

@@ -298,6 +298,24 @@ impl Directory {
         Ok(found)
     }
 
+    /// Two samples with one name, deleted or not; `None` if all names differ.
+    ///
+    /// # Errors
+    /// `NotLoaded`: the names are still on media.
+    pub fn find_same_names(&self) -> Result<Option<(SampleId, SampleId)>, FormatError> {
+        for ids in self.tree()?.sharing() {
+            let mut named = Vec::with_capacity(ids.len());
+            for id in ids {
+                named.push((self.name(SampleId(id))?, id));
+            }
+            named.sort_unstable();
+            if let Some(pair) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+                return Ok(Some((SampleId(pair[0].1), SampleId(pair[1].1))));
+            }
+        }
+        Ok(None)
+    }
+
     /// Name of the sample, deleted or not; `None` if its id was not assigned, or if a purge dropped its
     /// name.
     ///

@@ -77,6 +77,46 @@ impl Tree {
         leaves.into_tree()
     }
 
+    /// A tree of many entries, whose ids are below `num_samples`, without all of them in memory before it: pass by pass,
+    /// keys ascending. `all` gives each entry to its argument, in the order of ids, whenever it is called.
+    ///
+    /// # Errors
+    /// Those of `all`.
+    pub(crate) fn in_passes(
+        num_samples: u64,
+        entries_at_once: u64,
+        all: impl Fn(&mut dyn FnMut(u32, u32)) -> Result<(), FormatError>,
+    ) -> Result<Tree, FormatError> {
+        let passes = num_samples.div_ceil(entries_at_once).next_power_of_two();
+        let pass_of = |key: u32| (u64::from(key) * passes >> 32) as usize;
+        let mut counts = vec![0_usize; passes as usize];
+        all(&mut |key, _| counts[pass_of(key)] += 1)?;
+        let mut leaves = Leaves::new(counts.iter().sum(), id_width(num_samples));
+        for (pass, &count) in counts.iter().enumerate() {
+            let mut entries = Vec::with_capacity(count);
+            all(&mut |key, id| {
+                if pass_of(key) == pass {
+                    entries.push(TreeEntry::new(key, id));
+                }
+            })?;
+            entries.sort_unstable();
+            entries.iter().for_each(|entry| leaves.push(entry.key(), entry.nth()));
+        }
+        Ok(leaves.into_tree())
+    }
+
+    /// The ids of each fingerprint that several names have.
+    pub(crate) fn sharing(&self) -> impl Iterator<Item = Vec<u64>> + '_ {
+        let keys = self.leaf_keys();
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            at += keys[at..].windows(2).position(|pair| pair[0] == pair[1])?;
+            let run = keys[at..].iter().take_while(|key| **key == keys[at]).count();
+            at += run;
+            Some((at - run..at).map(|index| self.id(index)).collect())
+        })
+    }
+
     /// The tree without the entries whose id `is_dropped`, for ids below `num_samples`.
     pub(crate) fn without(&self, num_samples: u64, is_dropped: impl Fn(u64) -> bool) -> Tree {
         let len = self.len as usize;
@@ -304,6 +344,26 @@ mod tests {
         let cost = level_sizes(MAX_SAMPLES).iter().sum::<u64>() as f64 / MAX_SAMPLES as f64;
         assert!(cost < 1.0323, "inner nodes cost 1/31 of the leaves: {cost}");
         assert_eq!([1 << 32, (1 << 32) + 1, MAX_SAMPLES].map(id_width), [4, 5, 5]);
+    }
+
+    #[test]
+    fn a_tree_that_is_built_in_passes_is_the_one_that_is_built_at_once() {
+        // Keys over the whole range, some of them twice, and one entry fewer than there are samples.
+        let key = |id: u32| (id / 2 * 2).wrapping_mul(0x9e37_79b9);
+        for count in [0, 1, 31, 1000, 5000_u32] {
+            let entries: Vec<_> = (0..count).map(|id| TreeEntry::new(key(id), id)).collect();
+            let at_once = Tree::extended(None, 0, entries, u64::from(count) + 1);
+            for entries_at_once in [100, 999, 10_000] {
+                let all = |take: &mut dyn FnMut(u32, u32)| {
+                    (0..count).for_each(|id| take(key(id), id));
+                    Ok(())
+                };
+                let tree = Tree::in_passes(u64::from(count) + 1, entries_at_once, all).unwrap();
+                assert_eq!((&tree.keys[..], &tree.ids[..]), (&at_once.keys[..], &at_once.ids[..]));
+            }
+            let shared: Vec<_> = at_once.sharing().flatten().collect();
+            assert_eq!(shared.len() as u32, count / 2 * 2);
+        }
     }
 
     #[test]

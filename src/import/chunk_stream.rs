@@ -4,7 +4,6 @@
 //! An indexed import lays out every chunk before it begins; here a chunk is placed when it is full. A resumed
 //! import finds chunks that are on the media with the expected bytes, and does not write them again.
 
-use crate::Result;
 use crate::directory::DirectoryBuilder;
 use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::builder::{ChunkLocation, FinishedChunk};
@@ -16,10 +15,12 @@ use crate::format::{
 use crate::import::commit;
 use crate::import::lease::Lease;
 use crate::import::media_use::MediaUse;
+use crate::import::part_sum::PartSum;
 use crate::import::prepare::{self, ImportState};
 use crate::import::read_back::check_chunks;
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, Slot};
+use crate::{Error, ErrorKind, Result};
 
 /// Chunks that are written as they fill.
 pub(super) struct ChunkStream<'a> {
@@ -31,12 +32,20 @@ pub(super) struct ChunkStream<'a> {
     columns: Vec<ColumnSpec>,
     writes: WriteBehind<()>,
     space: Space,
-    builder: DirectoryBuilder,
+    collected: Collected,
     open: Option<ChunkBuilder>,
     sequence: u64,
     found: u64,
     media: MediaUse,
     record: Vec<u8>,
+}
+
+/// What becomes of the headers of the chunks.
+enum Collected {
+    /// The directory of the generation that is committed at the end.
+    Directory(Box<DirectoryBuilder>),
+    /// A part that others commit.
+    Part(PartSum),
 }
 
 /// The bytes of a sample: how many, and what writes them.
@@ -76,22 +85,44 @@ impl<'a> ChunkStream<'a> {
             Some(current) => DirectoryBuilder::after(&current.directory)?,
             None => DirectoryBuilder::new(layout),
         };
-        Ok(ChunkStream {
+        let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
+        Ok(ChunkStream::onto(state, lease, columns, space, Collected::Directory(builder.into())))
+    }
+
+    /// Begins a part in `space`, with slot 0.
+    pub(super) fn of_part(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+        space: Space,
+    ) -> ChunkStream<'a> {
+        ChunkStream::onto(state, lease, columns, space, Collected::Part(PartSum::default()))
+    }
+
+    fn onto(
+        state: &'a ImportState,
+        lease: &'a Lease,
+        columns: Vec<ColumnSpec>,
+        space: Space,
+        collected: Collected,
+    ) -> ChunkStream<'a> {
+        let buf_len = ChunkBuilder::buf_len_bytes(&state.journal.layout);
+        ChunkStream {
             state,
             lease,
             part: state.journal.part,
             fields: Vec::new(),
             field_types: FieldTypes::default(),
             columns,
-            writes: WriteBehind::new(state.media.channel(), ChunkBuilder::buf_len_bytes(&layout)),
-            space: prepare::free_space(&state.media, &layout, state.current.as_ref()),
-            builder,
+            writes: WriteBehind::new(state.media.channel(), buf_len),
+            space,
+            collected,
             open: None,
             sequence: 0,
             found: 0,
             media: MediaUse::default(),
             record: Vec::new(),
-        })
+        }
     }
 
     /// Names and types of the fields of all samples.
@@ -106,7 +137,9 @@ impl<'a> ChunkStream<'a> {
 
     /// The names of the classes: labels are indexes into them.
     pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
-        self.builder.set_classes(classes);
+        if let Collected::Directory(builder) = &mut self.collected {
+            builder.set_classes(classes);
+        }
     }
 
     /// Begins a part, which must begin at the next slot.
@@ -121,7 +154,11 @@ impl<'a> ChunkStream<'a> {
 
     /// The slot of the next sample.
     pub(super) fn next_slot(&self) -> Slot {
-        self.open.as_ref().map_or(self.builder.next_slot(), ChunkBuilder::next_slot)
+        let next = match &self.collected {
+            Collected::Directory(builder) => builder.next_slot(),
+            Collected::Part(sum) => Slot(sum.samples),
+        };
+        self.open.as_ref().map_or(next, ChunkBuilder::next_slot)
     }
 
     /// Adds the sample of the next slot.
@@ -164,7 +201,7 @@ impl<'a> ChunkStream<'a> {
         let location = self.next_location(chunk.cells())?;
         let finished =
             chunk.finish(location.sequence, location.time_ns, location.namespace, location.cell);
-        self.builder.add_chunk(&finished.header)?;
+        self.collect(&finished.header)?;
         self.media.add(&DraftLen::of(&finished.header), &self.state.journal.layout);
         let offset = self.begin_put(location, 0)?;
         if self.is_there(location, 0, finished.bytes())? {
@@ -190,7 +227,7 @@ impl<'a> ChunkStream<'a> {
         let header: ChunkHeader = header(location)?;
         let mut front = vec![0; header.head().data_start() as usize];
         header.encode_into(&mut front);
-        self.builder.add_chunk(&header)?;
+        self.collect(&header)?;
         self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
         let mut at = front.len() as u64;
         for piece in record.chunks(PIECE_BYTES) {
@@ -199,6 +236,14 @@ impl<'a> ChunkStream<'a> {
         }
         self.put(location, 0, &front)?;
         self.close()
+    }
+
+    fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
+        match &mut self.collected {
+            Collected::Directory(builder) => builder.add_chunk(header)?,
+            Collected::Part(sum) => sum.add(header.head()),
+        }
+        Ok(())
     }
 
     /// Allocates cells for the next chunk, on a namespace that is long enough.
@@ -297,13 +342,16 @@ impl<'a> ChunkStream<'a> {
     pub(super) fn commit(mut self) -> Result<Streamed> {
         self.finish_chunk()?;
         self.drain()?;
+        let Collected::Directory(mut builder) = self.collected else {
+            return Err(Error::new(ErrorKind::Internal, "a part is committed with the others"));
+        };
         if let Some(current) = &self.state.current {
-            let kept: Vec<CellRange> = self.builder.cell_ranges().collect();
+            let kept: Vec<CellRange> = builder.cell_ranges().collect();
             let freed = freed_by_next(&current.directory, &current.superblocks[0], kept);
-            self.builder.set_freed(freed);
+            builder.set_freed(freed);
         }
         let journal = &self.state.journal;
-        let directory = self.builder.finish(journal.generation, journal.time_ns)?;
+        let directory = builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
             // The samples do not come again, so damage is reported and not repaired.
             let kept = self.state.current.as_ref().map_or(0, |it| it.directory.num_chunks());
@@ -313,5 +361,21 @@ impl<'a> ChunkStream<'a> {
         commit::write(&self.state.media, self.lease, &commit)?;
         let media = self.media.with_commit(&commit);
         Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
+    }
+
+    /// Writes what is open of a part; returns what its chunks add up to, and the space that is left. Nothing is
+    /// flushed.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub(super) fn end_part(mut self) -> Result<(PartSum, Space)> {
+        self.finish_chunk()?;
+        self.drain()?;
+        match self.collected {
+            Collected::Part(sum) => Ok((sum, self.space)),
+            Collected::Directory(_) => {
+                Err(Error::new(ErrorKind::Internal, "an image is committed, not ended"))
+            }
+        }
     }
 }

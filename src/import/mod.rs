@@ -35,6 +35,7 @@ pub mod many;
 mod media;
 mod media_use;
 mod options;
+mod part_sum;
 mod pass;
 mod pieces;
 mod plan;

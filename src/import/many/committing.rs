@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::{ChunkHead, ChunkHeader, ChunkSpec};
 use crate::import::commit;
+use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::many::mark::{Mark, State};
 use crate::import::many::part::{check_prepared, open_planned};
@@ -53,14 +54,26 @@ pub fn commit_import(
 
 /// What is committed already, if this plan is.
 fn committed(file: &PlanFile, media: &Media) -> Result<Option<WriteReport>> {
+    let found = committed_directory(&file.journal, media)?;
+    Ok(found.map(|(directory, used)| report(file, &directory, used)))
+}
+
+/// The directory of a plan's generation, and the bytes of the image in use, if it is committed already.
+///
+/// # Errors
+/// `Stale`: the image has changed since. Those of reading it.
+pub(super) fn committed_directory(
+    journal: &Journal,
+    media: &Media,
+) -> Result<Option<(Directory, u64)>> {
     let newest = media.channel().superblocks(0)?.newest().copied();
-    let is_own = newest.is_some_and(|newest| newest.layout.uuid == file.journal.layout.uuid);
+    let is_own = newest.is_some_and(|newest| newest.layout.uuid == journal.layout.uuid);
     if !is_own {
         return Ok(None);
     }
     let opened = prepare::opened(media)?;
     let superblock = opened.superblock();
-    if superblock.generation != file.journal.generation {
+    if superblock.generation != journal.generation {
         let text = format!(
             "the plan is committed, and the image has changed since: it has generation {}",
             superblock.generation
@@ -69,7 +82,7 @@ fn committed(file: &PlanFile, media: &Media) -> Result<Option<WriteReport>> {
     }
     let directory = prepare::read_directory(media, superblock)?;
     let used = opened.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
-    Ok(Some(report(file, &directory, used)))
+    Ok(Some((directory, used)))
 }
 
 /// Refuses to commit unless all parts are complete.

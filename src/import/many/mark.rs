@@ -112,8 +112,8 @@ impl Mark {
 }
 
 /// Between the lease and superblock copy B.
-const MARK_OFFSET: u64 = 28 << 10;
-const MARK_BYTES: usize = 4096;
+pub(super) const MARK_OFFSET: u64 = 28 << 10;
+pub(super) const MARK_BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"DLFSPART";
 const BEGUN: u16 = 1;
 const COMPLETE: u16 = 2;

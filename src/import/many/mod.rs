@@ -17,14 +17,19 @@
 //! - The commit takes nothing for granted but the mark of a part (`mark.rs`), which is written when all its chunks
 //!   are durable.
 //!
-//! Read `plan_file.rs` first, then `planning.rs`, `part.rs` and `committing.rs`.
+//! Read `plan_file.rs` first, then `planning.rs`, `part.rs` and `committing.rs`. `written/` is for parts that programs
+//! write, of samples that no plan knows: [`WritePlan`].
 
 mod committing;
 mod mark;
 mod part;
 mod plan_file;
 mod planning;
+mod written;
 
 pub use committing::commit_import;
+pub(super) use part::open_planned;
 pub use part::{PartReport, import_part};
 pub use planning::{PlanReport, plan_import};
+pub(super) use written::{Lane, PartRecord};
+pub use written::{PartPlace, PartWriter, WritePlan, WrittenPart};

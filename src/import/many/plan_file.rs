@@ -18,6 +18,7 @@ use crate::format::field_type::FieldType;
 use crate::format::{CellRange, FieldTypes, FormatError, Part, Placement};
 use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::journal::{JOURNAL_BYTES, Journal};
+use crate::import::many::written::WritePlan;
 use crate::import::options::ColumnsFrom;
 use crate::import::plan::{ChunkLayout, Rows};
 use crate::import::sources::{Index, Source, SourceKind};
@@ -75,7 +76,11 @@ impl PlanFile {
         let bytes = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
         let Some(rest) = bytes.strip_prefix(&MAGIC).filter(|rest| rest.len() >= ID_BYTES) else {
             let text = "this is not the plan of an import";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+            let error = Error::new(ErrorKind::InvalidArgument, text).path(path);
+            return Err(match WritePlan::is_one(&bytes) {
+                true => error.hint("programs write its parts: commit them with --parts K"),
+                false => error,
+            });
         };
         let (body, id) = rest.split_at(rest.len() - ID_BYTES);
         if xxh3_128(&bytes[..bytes.len() - ID_BYTES]).to_le_bytes() != id {
@@ -94,11 +99,7 @@ impl PlanFile {
         put_number(out, self.journal.part.count);
         put_string(out, self.kind.to_string().as_bytes());
         put_list(out, &self.fields);
-        let types = (0..self.fields.len()).map(|at| match self.field_types.of(at) {
-            Some(kind) => kind.to_string(),
-            None => String::new(),
-        });
-        put_list(out, &types.collect::<Vec<_>>());
+        put_types(out, self.fields.len(), &self.field_types);
         put_columns(out, self.columns.iter().map(|column| (&*column.name, Some(column.kind))));
         put_list(out, &self.classes);
         put_number(out, self.source_fields.len() as u64);
@@ -143,16 +144,7 @@ impl PlanFile {
         equal("addresses of a plan", journal.layout.num_namespaces.into(), image.len() as u64)?;
         let kind = text(&mut from)?.parse().map_err(|_| wrong("kind of a source"))?;
         let fields = take_list(&mut from)?;
-        let types = take_list(&mut from)?;
-        let types = types.iter().map(|kind| match &kind[..] {
-            b"" => Ok(None),
-            kind => std::str::from_utf8(kind)
-                .ok()
-                .and_then(|kind| kind.parse::<FieldType>().ok())
-                .map(Some)
-                .ok_or_else(|| wrong("type of a field")),
-        });
-        let field_types = FieldTypes::new(types.collect::<std::result::Result<_, _>>()?);
+        let field_types = take_types(&mut from)?;
         let columns = take_columns(&mut from)?.into_iter().map(|(name, kind)| {
             Ok(ColumnSpec { name, kind: kind.ok_or_else(|| wrong("type of a column"))? })
         });
@@ -279,16 +271,37 @@ fn take_chunks(
     Ok(chunks)
 }
 
-fn put_list(out: &mut Vec<u8>, list: &[impl AsRef<[u8]>]) {
+pub(super) fn put_types(out: &mut Vec<u8>, num_fields: usize, types: &FieldTypes) {
+    let types = (0..num_fields).map(|at| match types.of(at) {
+        Some(kind) => kind.to_string(),
+        None => String::new(),
+    });
+    put_list(out, &types.collect::<Vec<_>>());
+}
+
+pub(super) fn take_types(from: &mut Cursor<'_>) -> std::result::Result<FieldTypes, FormatError> {
+    let types = take_list(from)?;
+    let types = types.iter().map(|kind| match &kind[..] {
+        b"" => Ok(None),
+        kind => std::str::from_utf8(kind)
+            .ok()
+            .and_then(|kind| kind.parse::<FieldType>().ok())
+            .map(Some)
+            .ok_or_else(|| wrong("type of a field")),
+    });
+    Ok(FieldTypes::new(types.collect::<std::result::Result<_, _>>()?))
+}
+
+pub(super) fn put_list(out: &mut Vec<u8>, list: &[impl AsRef<[u8]>]) {
     put_number(out, list.len() as u64);
     list.iter().for_each(|item| put_string(out, item.as_ref()));
 }
 
-fn take_list(from: &mut Cursor<'_>) -> std::result::Result<Vec<Vec<u8>>, FormatError> {
+pub(super) fn take_list(from: &mut Cursor<'_>) -> std::result::Result<Vec<Vec<u8>>, FormatError> {
     (0..from.count(1)?).map(|_| Ok(from.string()?.to_vec())).collect()
 }
 
-fn put_columns<'a>(
+pub(super) fn put_columns<'a>(
     out: &mut Vec<u8>,
     columns: impl ExactSizeIterator<Item = (&'a str, Option<ColumnType>)>,
 ) {
@@ -299,7 +312,7 @@ fn put_columns<'a>(
     }
 }
 
-fn take_columns(
+pub(super) fn take_columns(
     from: &mut Cursor<'_>,
 ) -> std::result::Result<Vec<(String, Option<ColumnType>)>, FormatError> {
     let mut columns = Vec::new();
@@ -314,12 +327,12 @@ fn take_columns(
     Ok(columns)
 }
 
-fn text(from: &mut Cursor<'_>) -> std::result::Result<String, FormatError> {
+pub(super) fn text(from: &mut Cursor<'_>) -> std::result::Result<String, FormatError> {
     let bytes = from.string()?;
     String::from_utf8(bytes.to_vec()).map_err(|_| wrong("text of a plan"))
 }
 
-fn wrong(what: &'static str) -> FormatError {
+pub(super) fn wrong(what: &'static str) -> FormatError {
     FormatError::Mismatch { what, expected: 0, found: 1 }
 }
 

@@ -157,7 +157,7 @@ fn lay_out(import: &Import<'_>, options: &ImportOptions) -> Result<(PlanFile, u6
 }
 
 /// The addresses of the namespaces, in the order of the image, for processes in any folder.
-fn addresses(media: &Media) -> Result<Vec<Address>> {
+pub(super) fn addresses(media: &Media) -> Result<Vec<Address>> {
     let address = |text: String| match text.parse::<Address>().map_err(Error::from)? {
         Address::Path(path) => {
             std::path::absolute(path).map(Address::from_path).map_err(Error::from)

@@ -14,9 +14,11 @@
 //! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows with the number
 //!   of samples, by fingerprints of their names and by what the directory needs at the end.
 //!
-//! Read this file first, then `window.rs`, and `placing.rs` for the thread.
+//! Read this file first, then `window.rs`, and `placing.rs` for the thread. `part.rs` is the thread of a writer of
+//! one part of an image: see [`many`](crate::import::many).
 
 mod options;
+mod part;
 mod placing;
 mod window;
 
@@ -29,10 +31,12 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use xxhash_rust::xxh3::xxh3_128;
 
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
+pub(super) use placing::check;
 
 use crate::format::columns::ColumnSpec;
 use crate::format::meta::check_label;
 use crate::format::{FieldTypes, Placement, fields};
+use crate::import::many::{WritePlan, WrittenPart};
 use crate::import::writer::placing::{Started, Work};
 use crate::import::writer::window::{NewRow, Window};
 use crate::nvme::Address;
@@ -76,7 +80,16 @@ struct PlacingThread {
     work: Sender<Work>,
     /// Windows whose samples are written, for reuse.
     spare: Receiver<Window>,
-    handle: JoinHandle<Result<WriteReport>>,
+    handle: JoinHandle<Result<Written>>,
+}
+
+/// What a writer leaves at its end.
+#[derive(Debug)]
+enum Written {
+    /// A generation.
+    Image(WriteReport),
+    /// A part of one.
+    Part(WrittenPart),
 }
 
 impl Writer {
@@ -92,7 +105,7 @@ impl Writer {
         connect: &ConnectOptions,
     ) -> Result<Writer> {
         let (image, connect) = (image.to_vec(), connect.clone());
-        Writer::start(options, move |onto, created| {
+        Writer::start_image(options, move |onto, created| {
             crate::import::device::open_for_import(&image, onto, &connect, created)
         })
     }
@@ -103,16 +116,42 @@ impl Writer {
     /// As [`create`](Self::create).
     pub fn create_on(devices: &[Arc<dyn Device>], options: WriterOptions) -> Result<Writer> {
         let devices = devices.to_vec();
-        Writer::start(options, move |_, _| Ok(devices))
+        Writer::start_image(options, move |_, _| Ok(devices))
     }
 
-    fn start(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
+    /// Begins to write part number `key` of `plan` onto one of its namespaces.
+    ///
+    /// # Errors
+    /// `Busy`: another attempt is writing there. `InvalidArgument`: the namespace is not prepared for this plan.
+    pub(super) fn part(
+        plan: &WritePlan,
+        key: u64,
+        namespace: u16,
+        connect: &ConnectOptions,
+    ) -> Result<Writer> {
+        let (plan, connect, options) = (plan.clone(), connect.clone(), plan.options().clone());
+        Writer::start(&options, move |thread| {
+            part::run(&plan, key, namespace, &connect, &thread).map(Written::Part)
+        })
+    }
+
+    fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
+        Writer::start(&options.clone(), move |thread| {
+            placing::run(&options, open, &thread).map(Written::Image)
+        })
+    }
+
+    fn start(
+        options: &WriterOptions,
+        place: impl FnOnce(placing::Thread) -> Result<Written> + Send + 'static,
+    ) -> Result<Writer> {
         let (window_bytes, order) = (options.window_bytes.max(1), options.order);
         let given_fields = options.fields.clone();
         let (tell, told) = bounded(1);
         let (work, to_do) = bounded(0);
         let (give_back, spare) = unbounded();
-        let place = move || placing::run(&options, open, &tell, &to_do, &give_back);
+        let thread = placing::Thread { started: tell, work: to_do, spare: give_back };
+        let place = move || place(thread);
         let handle = std::thread::Builder::new()
             .name(NAME.into())
             .spawn(move || threads::caught(NAME, place).flatten())?;
@@ -241,6 +280,24 @@ impl Writer {
         if self.written == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
         }
+        match self.end()? {
+            Written::Image(report) => Ok(report),
+            Written::Part(_) => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
+        }
+    }
+
+    /// Writes what is left of a part, and makes it durable.
+    ///
+    /// # Errors
+    /// Those of writing: the part is not there.
+    pub(super) fn finish_part(mut self) -> Result<WrittenPart> {
+        match self.end()? {
+            Written::Part(part) => Ok(part),
+            Written::Image(_) => Err(Error::new(ErrorKind::Internal, "a generation is no part")),
+        }
+    }
+
+    fn end(&mut self) -> Result<Written> {
         self.hand_over()?;
         let classes = std::mem::take(&mut self.class_names);
         let commit = Work::Commit { classes };
@@ -271,11 +328,14 @@ impl Writer {
         Ok(self.field_order.iter().map(len).collect())
     }
 
-    /// Its name, or that of its id.
+    /// Its name, or that of its id; in a part, the numbers of part and sample.
     fn name(&self, sample: &NewSample<'_>, id: SampleId) -> Result<Vec<u8>> {
         let name = match sample.name {
             Some(name) => name.to_vec(),
-            None => format!("{:09}", id.0).into_bytes(),
+            None => match self.started.part {
+                Some(part) => format!("{part:05}-{:09}", id.0).into_bytes(),
+                None => format!("{:09}", id.0).into_bytes(),
+            },
         };
         if sample.name.is_some_and(<[u8]>::is_empty) {
             return Err(invalid(sample, "its name is empty".into()));
@@ -298,6 +358,13 @@ impl Writer {
             Label::Number(number) => (LabelsAre::Numbers, number),
             Label::Class(name) => {
                 let known = self.classes.get(name).copied();
+                if known.is_none() && self.started.part.is_some() {
+                    let text = format!(
+                        "the plan has no class {:?}: a class has one number in all parts",
+                        String::from_utf8_lossy(name)
+                    );
+                    return Err(invalid(sample, text));
+                }
                 (LabelsAre::Classes, known.unwrap_or(self.class_names.len() as i64))
             }
         };
@@ -399,7 +466,7 @@ fn invalid(sample: &NewSample<'_>, why: String) -> Error {
 }
 
 /// The result of the thread, which reports its panics as errors.
-fn joined(handle: JoinHandle<Result<WriteReport>>) -> Result<WriteReport> {
+fn joined(handle: JoinHandle<Result<Written>>) -> Result<Written> {
     handle.join().unwrap_or_else(|_| Err(ended_early()))
 }
 

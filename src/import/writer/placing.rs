@@ -37,13 +37,43 @@ impl<F> Open for F where
 pub(super) enum Work {
     /// Writes the samples of a window.
     Place(Window),
-    /// Commits, with these names of classes.
+    /// Commits, with these names of classes; a part has those of its plan.
     Commit { classes: Vec<Vec<u8>> },
+}
+
+/// The thread's ends of the channels to its writer.
+pub(super) struct Thread {
+    /// Takes what the writer must know, once.
+    pub(super) started: Sender<Started>,
+    /// What to do next. It ends when the writer is discarded.
+    pub(super) work: Receiver<Work>,
+    /// Takes windows whose samples are written.
+    pub(super) spare: Sender<Window>,
+}
+
+impl Thread {
+    /// Tells the writer that it may begin.
+    ///
+    /// # Errors
+    /// It was discarded.
+    pub(super) fn start(&self, started: Started) -> Result<()> {
+        self.started.send(started).map_err(|_| discarded())
+    }
+
+    /// What to do next.
+    ///
+    /// # Errors
+    /// The writer was discarded.
+    pub(super) fn next(&self) -> Result<Work> {
+        self.work.recv().map_err(|_| discarded())
+    }
 }
 
 /// What the writer must know of the image.
 #[derive(Debug)]
 pub(super) struct Started {
+    /// The part that is written, if it is one that others commit.
+    pub(super) part: Option<u64>,
     /// The generation that is appended to.
     pub(super) image: Option<Arc<Directory>>,
     /// Samples before the first one.
@@ -61,13 +91,11 @@ pub(super) struct Started {
 pub(super) fn run(
     options: &WriterOptions,
     open: impl Open,
-    started: &Sender<Started>,
-    work: &Receiver<Work>,
-    spare: &Sender<Window>,
+    thread: &Thread,
 ) -> Result<WriteReport> {
     let mut created = Vec::new();
     let result = open(options.image.onto, &mut created)
-        .and_then(|devices| write_all(options, &devices, started, work, spare));
+        .and_then(|devices| write_all(options, &devices, thread));
     if result.is_err() {
         for path in created {
             // If this fails, the user sees the file and can delete it.
@@ -80,9 +108,7 @@ pub(super) fn run(
 fn write_all(
     options: &WriterOptions,
     devices: &[Arc<dyn Device>],
-    started: &Sender<Started>,
-    work: &Receiver<Work>,
-    spare: &Sender<Window>,
+    thread: &Thread,
 ) -> Result<WriteReport> {
     if options.image.onto == Onto::Resume {
         let text = "a writer cannot be resumed: its samples do not come again";
@@ -91,7 +117,7 @@ fn write_all(
     let lengths: Vec<u64> = devices.iter().map(|device| device.namespace().len_bytes()).collect();
     let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
     let lease = Lease::take(&media, options.image.lease)?;
-    let result = lease.explain(write_leased(options, media, &lease, started, work, spare));
+    let result = lease.explain(write_leased(options, media, &lease, thread));
     if result.is_err() && lease.check().is_ok() {
         for (device, len_bytes) in devices.iter().zip(lengths) {
             // Files become as long as they were. Nobody reads what is behind.
@@ -105,9 +131,7 @@ fn write_leased(
     options: &WriterOptions,
     media: Media,
     lease: &Lease,
-    started: &Sender<Started>,
-    work: &Receiver<Work>,
-    spare: &Sender<Window>,
+    thread: &Thread,
 ) -> Result<WriteReport> {
     if options.image.onto != Onto::Append {
         // Before what is there is discarded.
@@ -119,27 +143,15 @@ fn write_leased(
     let start = start_of(options, &state)?;
     let (first, columns) = (start.first_id, start.columns.clone());
     let (fields, types) = (start.fields.clone(), start.field_types.clone());
-    if started.send(start).is_err() {
-        return Err(discarded());
-    }
+    thread.start(start)?;
     // Nothing is written before the first window is full: a writer that ends before has changed nothing.
-    let mut next = work.recv().map_err(|_| discarded())?;
+    let next = thread.next()?;
     begin(&state)?;
     let mut chunks = ChunkStream::new(&state, lease, columns)?;
     chunks.set_fields(&fields, types);
-    let mut placer = Placer { options, first, next: first, windows: 0, sample_bytes: 0, chunks };
-    loop {
-        match next {
-            Work::Place(mut window) => {
-                placer.place(&window)?;
-                window.clear(options.window_bytes);
-                // The writer may have ended, and does not take it any more.
-                let _ = spare.send(window);
-            }
-            Work::Commit { classes } => return placer.commit(classes),
-        }
-        next = work.recv().map_err(|_| discarded())?;
-    }
+    let mut placer = Placer::new(options, options.image.seed, first, chunks);
+    let classes = placer.place_all(thread, next)?;
+    placer.commit(classes)
 }
 
 /// Looks at the image, and decides what is written.
@@ -174,6 +186,7 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
     let field_types = types_of(options, image.as_deref())?;
     check(state.journal.layout, &fields, &field_types, &columns)?;
     Ok(Started {
+        part: None,
         first_id: state.journal.part.first,
         whole: (state.journal.part.window > 0).then_some(state.journal.part),
         fields,
@@ -185,7 +198,7 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
 }
 
 /// Refuses names and types that no image can have, before the first sample.
-fn check(
+pub(in crate::import) fn check(
     layout: ImageLayout,
     fields: &[Vec<u8>],
     field_types: &FieldTypes,
@@ -238,8 +251,9 @@ fn begin(state: &ImportState) -> Result<()> {
 }
 
 /// Places the samples of windows in chunks.
-struct Placer<'a> {
+pub(super) struct Placer<'a> {
     options: &'a WriterOptions,
+    seed: u64,
     /// The first id, and the next one.
     first: u64,
     next: u64,
@@ -248,12 +262,46 @@ struct Placer<'a> {
     chunks: ChunkStream<'a>,
 }
 
-impl Placer<'_> {
+impl<'a> Placer<'a> {
+    /// Places samples from the id `first` on in `chunks`; `seed` is that of the first window.
+    pub(super) fn new(
+        options: &'a WriterOptions,
+        seed: u64,
+        first: u64,
+        chunks: ChunkStream<'a>,
+    ) -> Placer<'a> {
+        Placer { options, seed, first, next: first, windows: 0, sample_bytes: 0, chunks }
+    }
+
+    /// Places all windows, `next` first; returns the names of the classes.
+    ///
+    /// # Errors
+    /// Those of writing, or the writer was discarded.
+    pub(super) fn place_all(&mut self, thread: &Thread, mut next: Work) -> Result<Vec<Vec<u8>>> {
+        loop {
+            match next {
+                Work::Place(mut window) => {
+                    self.place(&window)?;
+                    window.clear(self.options.window_bytes);
+                    // The writer may have ended, and does not take it any more.
+                    let _ = thread.spare.send(window);
+                }
+                Work::Commit { classes } => return Ok(classes),
+            }
+            next = thread.next()?;
+        }
+    }
+
+    /// The chunks, and the bytes of all samples.
+    pub(super) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
+        (self.chunks, self.sample_bytes)
+    }
+
     fn place(&mut self, window: &Window) -> Result<()> {
         let count = window.len() as u64;
         match self.options.order {
             WriteOrder::Windows => {
-                let seed = self.options.image.seed.wrapping_add(self.windows);
+                let seed = self.seed.wrapping_add(self.windows);
                 let part = Part { first: self.next, count, seed, window: count };
                 self.chunks.begin_part(part)?;
                 let placement = Placement::new(part);

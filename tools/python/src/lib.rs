@@ -23,6 +23,7 @@ mod mixture;
 mod names;
 mod numpy;
 mod options;
+mod parts;
 mod peers;
 mod ranges;
 mod sample;
@@ -52,6 +53,8 @@ mod _dlfs {
     use super::loader::{Epoch, Loader, Sampler};
     #[pymodule_export]
     use super::mixture::Mixture;
+    #[pymodule_export]
+    use super::parts::WritePlan;
     #[pymodule_export]
     use super::ranges::SampleFile;
     #[pymodule_export]

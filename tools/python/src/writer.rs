@@ -8,6 +8,7 @@ use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::element::Element;
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
+use dlfs::import::many::PartWriter;
 use dlfs::import::{
     self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriteReport, WriterOptions,
 };
@@ -20,13 +21,14 @@ use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
 use crate::options::open_options;
+use crate::parts::{WritePlan, part_dict};
 use crate::watch::detached;
 
-/// Writes the samples of a program; `dlfs.Writer` is its Python half.
+/// Writes the samples of a program; `dlfs.Writer` and `dlfs.PartWriter` are its Python halves.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
 pub(crate) struct Writer {
     /// `None` once it is finished or discarded.
-    writer: Mutex<Option<import::Writer>>,
+    writer: Mutex<Option<Held>>,
     /// The keys of a sample that are fields, and their types; empty for one field without a name.
     fields: Vec<(Py<PyString>, Option<FieldType>)>,
     /// The keys of a sample that are columns.
@@ -37,10 +39,25 @@ pub(crate) struct Writer {
     catalog: Option<CatalogName>,
 }
 
+/// A writer of an image, or of a part of one.
+enum Held {
+    Image(import::Writer),
+    Part(PartWriter),
+}
+
+impl Held {
+    fn samples(&mut self) -> &mut import::Writer {
+        match self {
+            Held::Image(writer) => writer,
+            Held::Part(part) => part.samples(),
+        }
+    }
+}
+
 /// What is said of the image, beside its address and how to connect.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct How {
+pub(crate) struct How {
     fields: Vec<(String, Option<String>)>,
     columns: Vec<(String, String)>,
     append: bool,
@@ -57,6 +74,7 @@ struct How {
 
 #[pymethods]
 impl Writer {
+    /// A writer of the image at `address`; or, where that is a plan, of the part that `how` names.
     #[new]
     fn new(
         address: &Bound<'_, PyAny>,
@@ -64,6 +82,11 @@ impl Writer {
         connection: &Bound<'_, PyDict>,
     ) -> PyResult<Writer> {
         let py = address.py();
+        if let Ok(plan) = address.cast::<WritePlan>() {
+            let plan = plan.get();
+            let (held, image) = (Held::Part(plan.begin(how)?), plan.plan.image().to_vec());
+            return Writer::of(py, held, image, plan.connect.clone(), Onto::Empty, None);
+        }
         let how: How = how.extract()?;
         let image = addresses(address)?;
         let connect = open_options(connection)?.open.connect;
@@ -80,22 +103,7 @@ impl Writer {
                 _ => error,
             })
         })?;
-        let name = |name: &str| PyString::intern(py, name).unbind();
-        let types = made.field_types();
-        let fields =
-            made.fields().enumerate().map(|(at, field)| match std::str::from_utf8(field) {
-                Ok(field) => Ok((name(field), types.of(at).cloned())),
-                Err(_) => {
-                    let text =
-                        format!("the field {} of the image is not UTF-8", field.escape_ascii());
-                    Err(raise_invalid(py, text))
-                }
-            });
-        let fields = fields.collect::<PyResult<Vec<_>>>()?;
-        let columns = made.columns().iter().map(|column| (name(&column.name), column.clone()));
-        let columns = columns.collect();
-        let writer = Mutex::new(Some(made));
-        Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
+        Writer::of(py, Held::Image(made), image, connect, onto, catalog)
     }
 
     /// Writes a sample: a mapping of fields and columns, or the bytes of the only field. Returns its id.
@@ -130,7 +138,7 @@ impl Writer {
         };
         let written =
             py.detach(|| match &mut *self.writer.lock().unwrap_or_else(|e| e.into_inner()) {
-                Some(writer) => writer.write(&new).map(Some),
+                Some(held) => held.samples().write(&new).map(Some),
                 None => Ok(None),
             });
         match written {
@@ -142,7 +150,9 @@ impl Writer {
 
     /// Commits what was written, as one generation; returns a dict that says what it was.
     fn _finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let writer = py.detach(|| self.taken()).ok_or_else(ended)?;
+        let Held::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+            return Err(raise_invalid(py, "a part is committed by its plan".into()));
+        };
         let made_by = if self.onto == Onto::Append { "append" } else { "import" };
         let report = detached(py, |_| {
             let report = writer.finish()?;
@@ -156,6 +166,14 @@ impl Writer {
             Ok(report)
         })?;
         written(py, &report)
+    }
+
+    /// Writes what is left of a part; returns a dict that says what it is.
+    fn _finish_part<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Held::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
+            return Err(raise_invalid(py, "this is not a part of an image".into()));
+        };
+        part_dict(py, &detached(py, |_| part.finish())?)
     }
 
     /// Discards what was written; does nothing once the writer is finished.
@@ -239,12 +257,40 @@ enum Labelled<'py> {
 }
 
 impl Writer {
-    fn taken(&self) -> Option<import::Writer> {
+    fn of(
+        py: Python<'_>,
+        mut held: Held,
+        image: Vec<Address>,
+        connect: ConnectOptions,
+        onto: Onto,
+        catalog: Option<CatalogName>,
+    ) -> PyResult<Writer> {
+        let made = held.samples();
+        let name = |name: &str| PyString::intern(py, name).unbind();
+        let types = made.field_types();
+        let fields =
+            made.fields().enumerate().map(|(at, field)| match std::str::from_utf8(field) {
+                Ok(field) => Ok((name(field), types.of(at).cloned())),
+                Err(_) => {
+                    let text =
+                        format!("the field {} of the image is not UTF-8", field.escape_ascii());
+                    Err(raise_invalid(py, text))
+                }
+            });
+        let fields = fields.collect::<PyResult<Vec<_>>>()?;
+        let columns = made.columns().iter().map(|column| (name(&column.name), column.clone()));
+        let columns = columns.collect();
+        let writer = Mutex::new(Some(held));
+        Ok(Writer { writer, fields, columns, image, connect, onto, catalog })
+    }
+
+    fn taken(&self) -> Option<Held> {
         self.writer.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
     fn look<T>(&self, at: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
-        self.writer.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(at).ok_or_else(ended)
+        let mut held = self.writer.lock().unwrap_or_else(|e| e.into_inner());
+        held.as_mut().map(|held| at(held.samples())).ok_or_else(ended)
     }
 
     fn parts<'py>(&self, sample: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
@@ -313,7 +359,7 @@ impl Writer {
 }
 
 impl How {
-    fn options(&self, py: Python<'_>) -> PyResult<WriterOptions> {
+    pub(crate) fn options(&self, py: Python<'_>) -> PyResult<WriterOptions> {
         let invalid = |text: &str| Err(raise_invalid(py, text.into()));
         let onto = onto(py, self.append, self.overwrite)?;
         let order = match (self.shuffle, self.count) {

@@ -173,3 +173,11 @@ def test_map_style_data_sets_and_iterables_are_imported(tmp_path: Path) -> None:
         dlfs.import_(7, tmp_path / "failed")
     with pytest.raises(dlfs.InvalidArgument, match="no sample was written"):
         dlfs.import_(iter(()), tmp_path / "failed")
+
+
+def test_texts_of_a_table_become_values_of_a_column(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"x": [b"a", b"b"], "lang": ["de", "fr"]})
+    dlfs.import_(table, tmp_path / "image", columns={"lang": str})
+    dataset = dlfs.open(tmp_path / "image")
+    assert [dataset.values(id)["lang"] for id in range(2)] == ["de", "fr"]

@@ -6,7 +6,9 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use dlfs::dataset::cataloging::{self, Origin};
-use dlfs::import::many::{PartReport, PlanReport, commit_import, import_part, plan_import};
+use dlfs::import::many::{
+    PartReport, PlanReport, WritePlan, commit_import, import_part, plan_import,
+};
 use dlfs::import::{OnError, WriteReport};
 use dlfs::nvme::Address;
 use dlfs::{Error, ErrorKind};
@@ -68,6 +70,9 @@ pub(crate) struct CommitArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     plan: PathBuf,
+    /// The number of parts, where programs write them (dlfs.WritePlan): of each, the last complete attempt counts
+    #[arg(long, value_name = "K")]
+    parts: Option<u64>,
     /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
     #[arg(long, value_name = "NAME")]
     catalog: Option<DatasetName>,
@@ -165,7 +170,13 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
 fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
-    let (report, image) = commit_import(&args.plan, &connect, &mut progress)?;
+    let (report, image) = match args.parts {
+        None => commit_import(&args.plan, &connect, &mut progress)?,
+        Some(parts) => {
+            let plan = WritePlan::load(&args.plan)?;
+            (plan.commit_all(parts, &connect, &mut progress)?, plan.image().to_vec())
+        }
+    };
     drop(progress);
     cataloging::committed(&image, report.generation, &connect, "import");
     if let Some(name) = &args.catalog {

@@ -13,6 +13,7 @@ Contents:
   Mixture             several data sets as one sequence, in given proportions
   Batch               samples that were read together: views, numpy arrays, DLPack
   Writer              writes samples as a new image, or adds them to one
+  WritePlan           one image by many processes: each writes parts of it, and one commits them
   import_             imports files, arrays, tables, other libraries' data sets and iterables
   delete, purge       samples leave an image, and their space is freed
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
@@ -61,6 +62,7 @@ from ._errors import (
 from ._fields import FieldType
 from ._import import import_
 from ._mixture import Mixture, choose, repeat
+from ._parts import PartWriter, WritePlan, WrittenPart
 from ._writer import Writer, Written
 
 __all__ = [
@@ -83,14 +85,17 @@ __all__ = [
     "NoSpace",
     "NotFound",
     "OutOfMemory",
+    "PartWriter",
     "Refused",
     "Sample",
     "SampleFile",
     "Stale",
     "TimedOut",
     "Unsupported",
+    "WritePlan",
     "Writer",
     "Written",
+    "WrittenPart",
     "__commit__",
     "__version__",
     "choose",

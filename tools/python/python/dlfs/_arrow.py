@@ -30,7 +30,7 @@ def table_rows(source: Any) -> Rows | None:
         return _hugging_face(source)
     if package != "pyarrow":
         return None
-    kinds = {field.name: _kind(field.type) for field in source.schema}
+    kinds = {field.name: column_kind(field.type) for field in source.schema}
     if hasattr(source, "take") and hasattr(source, "num_rows"):
         return Rows(source.num_rows, kinds, {}, source.take, lambda: iter((source,)))
     if hasattr(source, "to_batches"):
@@ -44,7 +44,7 @@ def _hugging_face(source: Any) -> Rows | None:
     if not hasattr(source, "with_format") or not hasattr(source, "__len__"):
         return None  # an iterable of samples
     features = source.features
-    kinds = {name: _kind(feature_type(feature)) for name, feature in features.items()}
+    kinds = {name: column_kind(feature_type(feature)) for name, feature in features.items()}
     classes = {name: list(feature.names) for name, feature in features.items() if hasattr(feature, "names")}
     table = source.with_format("arrow")
     return Rows(len(source), kinds, classes, lambda ids: table[list(ids)], lambda: iter((table[:],)))
@@ -71,7 +71,7 @@ class _Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _kind(kind: Any) -> str | None:
+def column_kind(kind: Any) -> str | None:
     """The type of a field with values of an Arrow type; None: bytes; "?" and a name for what is neither."""
     import pyarrow.types as types
 
@@ -82,7 +82,7 @@ def _kind(kind: Any) -> str | None:
     if _is_bytes(kind) or _is_file(kind) or types.is_null(kind):
         return None
     if types.is_dictionary(kind):
-        return _kind(kind.value_type)
+        return column_kind(kind.value_type)
     if _is_number(kind):
         return _number(kind)
     if types.is_fixed_size_list(kind) and _is_number(kind.value_type):
@@ -172,6 +172,11 @@ def _plain(value: Any, kind: Any) -> Any:
         return found
     dtype = kind.value_type.to_pandas_dtype() if hasattr(kind, "value_type") else None
     return numpy.asarray(found, dtype)
+
+
+def text_of(value: Any) -> Any:
+    """A text for a column of texts, where the value is its bytes in a table."""
+    return bytes(value).decode() if isinstance(value, memoryview) else value
 
 
 def _no_take(ids: Sequence[int]) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy
 
-from ._arrow import Rows, table_rows
+from ._arrow import Rows, table_rows, text_of
 from ._dlfs import import_files as _import_files
 from ._writer import Type, Writer, Written
 
@@ -159,8 +159,9 @@ class _Taken:
             label = _plain(label) if self.classes is None else _class_of(int(label), self.classes)
         if isinstance(self.name, str):
             name = str(_plain(sample[self.name]))
-        keys = self.keys
-        out.write({key: sample[key] for key in keys if key in sample}, name=name, label=label)
+        keys, columns = self.keys, self.columns
+        taken = {key: text_of(sample[key]) if key in columns else sample[key] for key in keys if key in sample}
+        out.write(taken, name=name, label=label)
 
 
 def _ids_of(out: Writer, source: _Source) -> Iterator[int]:
