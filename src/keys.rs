@@ -48,6 +48,14 @@ pub fn tls_key_of(text_or_path: &str) -> Result<ConfiguredPsk> {
     key_of(text_or_path, TLS_PREFIX, MAKE_ONE_FOR_TLS)
 }
 
+/// The bytes of the key that an option gives for a job: in the form of a secret, so that the same programs make it.
+///
+/// # Errors
+/// As [`secret_of`].
+pub(crate) fn read_job_key(text_or_path: &str) -> Result<Zeroizing<Vec<u8>>> {
+    Ok(secret_of(text_or_path)?.bytes().clone())
+}
+
 /// Whether an option gives a key itself, which `ps` shows to everybody, and not the path of a file.
 pub fn is_key_text(text_or_path: &str) -> bool {
     text_or_path.starts_with(PREFIX) || text_or_path.starts_with(TLS_PREFIX)

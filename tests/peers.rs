@@ -4,6 +4,8 @@
 mod flips;
 #[path = "peers/idle.rs"]
 mod idle;
+#[path = "peers/keys.rs"]
+mod keys;
 #[path = "peers/slow.rs"]
 mod slow;
 #[path = "peers/spare.rs"]
@@ -27,7 +29,7 @@ use dlfs::nvme::sqe::cns;
 use dlfs::nvme::{Address, Cc, ConnectData, Nqn, Property, Sqe};
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Sharding, State};
 use dlfs::peers::rendezvous::Folder;
-use dlfs::peers::{Pass, PeerOptions, PeerStats, Serving, live_page_bytes};
+use dlfs::peers::{Pass, PeerKeys, PeerOptions, PeerStats, Serving, live_page_bytes};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
 use dlfs::reader::{Batch, ReaderOptions};
@@ -50,6 +52,8 @@ struct Origin {
     serving: Serving,
     /// The network between the nodes and the target, if a test disturbs it.
     wire: Option<Wire>,
+    /// How the nodes prove themselves to each other.
+    keys: Option<PeerKeys>,
 }
 
 impl Origin {
@@ -75,7 +79,29 @@ impl Origin {
         let nqn = NQN.parse().unwrap();
         let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();
         let (copier_bytes_per_s, serving, wire) = (None, Serving::ReadThrough, None);
-        Origin { temp, samples, target, copier_bytes_per_s, serving, wire }
+        Origin { temp, samples, target, copier_bytes_per_s, serving, wire, keys: None }
+    }
+
+    fn peer_options(&self, rank: u32, world_size: u32) -> PeerOptions {
+        PeerOptions {
+            round: "start".to_owned(),
+            rank,
+            world_size,
+            listen: "127.0.0.1:0".parse().unwrap(),
+            node: Some(format!("node {rank}")),
+            serving: self.serving,
+            keep_shares: false,
+            timeout: Duration::from_secs(30),
+            connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
+            keys: self.keys.clone(),
+        }
+    }
+
+    /// The image on a node that has joined with `options`.
+    fn try_join(&self, options: &PeerOptions, tier: &str) -> dlfs::Result<Image> {
+        let mut folder = Folder::new(self.rendezvous(), "start").unwrap();
+        let image = self.open_on(options.node.clone(), Some(tier));
+        image.with_peers(options, None, &mut folder)
     }
 
     /// Bytes of pages with samples.
@@ -171,17 +197,7 @@ fn join(
     tier: &str,
     (order, sharding): (OrderKind, Sharding),
 ) -> Node {
-    let options = PeerOptions {
-        round: "start".to_owned(),
-        rank,
-        world_size,
-        listen: "127.0.0.1:0".parse().unwrap(),
-        node: Some(format!("node {rank}")),
-        serving: origin.serving,
-        keep_shares: false,
-        timeout: Duration::from_secs(30),
-        connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
-    };
+    let options = origin.peer_options(rank, world_size);
     let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
     let image = origin.open_on(options.node.clone(), Some(tier));
     let run = LoaderOptions { sharding, ..run(rank, world_size, 0..1) };
@@ -646,6 +662,7 @@ fn a_plan_does_without_local_shares_and_with_its_own_policy() {
         keep_shares: false,
         timeout: Duration::from_secs(30),
         connect: ConnectOptions::default(),
+        keys: None,
     };
     let mut folder = Folder::new(origin.rendezvous(), "start").unwrap();
     let mut join = |origin: &Origin, sharding| {
@@ -683,6 +700,7 @@ fn tiers_that_two_nodes_share_count_once_or_are_refused() {
                 keep_shares: false,
                 timeout: Duration::from_secs(30),
                 connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
+                keys: None,
             };
             let mut folder = Folder::new(origin.rendezvous(), names[1]).unwrap();
             origin.open(Some(&tier)).with_peers(&options, None, &mut folder)

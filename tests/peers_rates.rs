@@ -52,6 +52,7 @@ fn crossed(network: u64) -> u64 {
             keep_shares: false,
             timeout: Duration::from_secs(30),
             connect: ConnectOptions::default(),
+            keys: None,
         };
         let order = OrderSpec { kind: OrderKind::Global, seed: 4 };
         let run = LoaderOptions { rank, world_size: 2, ..LoaderOptions::new(order, 16, 1) };

@@ -267,6 +267,7 @@ fn child_reads_as_a_rank() {
         keep_shares: false,
         timeout: Duration::from_secs(60),
         connect: ConnectOptions { hostnqn, ..ConnectOptions::default() },
+        keys: None,
     };
     let mut rendezvous = Folder::new(folder, start).unwrap();
     let spec = format!("file:{}:1G", folder.display()).parse().unwrap();

@@ -76,12 +76,18 @@ mod with_tls {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use dlfs::auth::{Derivation, IdentityVersion, Secret, TlsPsk};
+    use dlfs::cache::TierOptions;
+    use dlfs::dataset::{Image, OpenOptions};
+    use dlfs::import::{ImportOptions, import};
     use dlfs::nvme::{ConnectData, Sqe, Status, TcpAddress};
+    use dlfs::peers::rendezvous::Folder;
+    use dlfs::peers::{JobKey, PeerKeys, PeerOptions, Serving};
     use dlfs::qpair::Device as _;
     use dlfs::qpair::blocking::Blocking;
+    use dlfs::reader::{Batch, ReaderOptions};
     use dlfs::tcp::Digests;
     use dlfs::tls::{Keys, Session};
-    use dlfs::units::Lba;
+    use dlfs::units::{Lba, SampleId};
 
     use super::support::raw_host::{RawHost, Reply};
     use super::support::tls_tunnel;
@@ -400,5 +406,82 @@ mod with_tls {
         other.stream.read_exact(&mut alert).unwrap();
         assert_eq!((alert[0], alert[5]), (21, 2), "a fatal alert");
         assert_eq!(silent.receive(), Reply::Closed);
+    }
+
+    /// Two ranks of a job, each a node with a tier of its own.
+    #[test]
+    fn ranks_with_a_jobs_key_read_from_each_other_inside_tls() {
+        let temp = tempfile::tempdir().unwrap();
+        let source = temp.path().join("source");
+        std::fs::create_dir(&source).unwrap();
+        for number in 0..200_usize {
+            let bytes: Vec<u8> = (0..5_000).map(|at| pattern(at + number)).collect();
+            std::fs::write(source.join(format!("{number:03}")), bytes).unwrap();
+        }
+        let image = Address::from_path(temp.path().join("train.dlfs"));
+        let options = ImportOptions { chunk_size_bytes: 64 << 10, ..ImportOptions::default() };
+        let connect = ConnectOptions::default();
+        import(&[source], std::slice::from_ref(&image), &options, &connect, &mut ()).unwrap();
+        let keys = PeerKeys { key: JobKey::Drawn, tls: true };
+        let join = |rank| {
+            let tiers = vec!["ram:8M".parse().unwrap()];
+            let tiers =
+                TierOptions { tiers, node: Some(format!("tls {rank}")), ..Default::default() };
+            let open = OpenOptions { tiers, ..OpenOptions::default() };
+            let peers = PeerOptions {
+                round: "tls".to_owned(),
+                rank,
+                world_size: 2,
+                listen: "127.0.0.1:0".parse().unwrap(),
+                node: Some(format!("tls {rank}")),
+                serving: Serving::ReadThrough,
+                keep_shares: false,
+                timeout: Duration::from_secs(30),
+                connect: ConnectOptions {
+                    hostnqn: Some(host("rank")),
+                    ..ConnectOptions::default()
+                },
+                keys: Some(keys.clone()),
+            };
+            let image = Image::open(std::slice::from_ref(&image), &open).unwrap();
+            let mut folder = Folder::new(temp.path(), "tls").unwrap();
+            image.with_peers(&peers, None, &mut folder).unwrap()
+        };
+        let ranks: Vec<Image> = std::thread::scope(|scope| {
+            let joining: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+            joining.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let ids: Vec<SampleId> = (0..200).map(SampleId).collect();
+        for rank in &ranks {
+            let mut reader = rank.reader(ReaderOptions::default()).unwrap();
+            let mut batch = Batch::new();
+            reader.read_batch(&ids, &mut batch).unwrap();
+            for sample in batch.iter() {
+                assert!(
+                    sample
+                        .bytes
+                        .iter()
+                        .enumerate()
+                        .all(|(at, &byte)| { byte == pattern(at + sample.id.0 as usize) })
+                );
+            }
+            let peers = rank.peers().unwrap();
+            assert!(peers.stats().nodes.iter().any(|node| node.bytes > 0));
+            let commands = peers.served().unwrap().commands;
+            assert_eq!(commands.authentications, 0, "the keys of TLS prove enough");
+        }
+        // Neither in clear nor with another key.
+        let address = ranks[0].peers().unwrap().round().records()[0].addresses[0];
+        let Address::Tcp(address) = format!("nvme-tcp://{address}/{}", subnqn()).parse().unwrap()
+        else {
+            panic!("an address of TCP")
+        };
+        for tls_key in [None, Some(key(7, Hash::Sha256))] {
+            let options = ConnectOptions {
+                ctrl_loss_tmo: Duration::ZERO,
+                ..connect_options("rank", tls_key)
+            };
+            TcpNamespace::connect_all(&address, &options).map(drop).unwrap_err();
+        }
     }
 }

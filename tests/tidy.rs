@@ -52,7 +52,10 @@ const LAYERS: &[(&str, &str)] = &[
         "buf catalog checksum directory error format nvme process qpair random replace_file threads units",
     ),
     ("target", "auth buf error nvme process qpair random tcp threads tls units"),
-    ("peers", "buf directory error nvme order plan process qpair random target threads tier units"),
+    (
+        "peers",
+        "auth buf directory error keys nvme order plan process qpair random target threads tier units",
+    ),
     (
         "store",
         "buf cache checksum directory error format nvme order peers process qpair threads tier units",

@@ -31,6 +31,11 @@ impl Secret {
         encode(PREFIX, self.transform.map_or(0, Hash::id), &self.bytes)
     }
 
+    /// Its bytes, to derive others from.
+    pub(crate) fn bytes(&self) -> &Zeroizing<Vec<u8>> {
+        &self.bytes
+    }
+
     /// The hash that makes the key of it; `None`: it is the key itself.
     pub fn transform(&self) -> Option<Hash> {
         self.transform

@@ -323,6 +323,18 @@ pub const LOADING: &[SharedOption] = &[
         "The port on which rank 0 gathers the addresses of all ranks",
     ),
     row(
+        "job_key",
+        ["job-key", "job_key", "job_key"],
+        Open,
+        "The key by which the ranks of the job prove themselves to each other",
+    ),
+    row(
+        "peer_tls",
+        ["peer-tls", "peer_tls", "peer_tls"],
+        Off,
+        "Connect to peers inside TLS with the job's key",
+    ),
+    row(
         "store",
         ["store", "store", "store"],
         Open,

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chunk_map::{ChunkMap, live_page_bytes};
 use super::identity::{nguid_of, nqn_of};
+use super::job_key::{GROUPS, Hosts, JobKey, KeyMark, PeerKeys, RoundKeys};
 use super::links::{Links, Reached};
 use super::node::NodeIdentity;
 use super::pair::{PeersDevice, Shared};
@@ -19,14 +20,16 @@ use super::round::Round;
 use super::serving::Serving;
 use super::stats::{Counters, PeerStats};
 use super::view::View;
+use crate::auth::Hash;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
+use crate::keys::{generate_secret, generate_tls_key};
 use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
 use crate::process::Forked;
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
-use crate::target::{Target, TargetOptions, TargetStats};
+use crate::target::{HostKeys, Target, TargetOptions, TargetStats};
 use crate::units::Generation;
 
 /// How a rank joins its round.
@@ -49,8 +52,11 @@ pub struct PeerOptions {
     pub keep_shares: bool,
     /// How long to wait for all ranks.
     pub timeout: Duration,
-    /// How to connect to peers. This module sets queues, time-outs and paths.
+    /// How to connect to peers. This module sets queues, time-outs, paths and keys.
     pub connect: ConnectOptions,
+    /// How ranks prove themselves to each other; `None`: they do not, and whoever claims the name of a rank's host may
+    /// read what it serves.
+    pub keys: Option<PeerKeys>,
 }
 
 /// What a rank brings.
@@ -72,12 +78,15 @@ pub struct Served<'a> {
 }
 
 /// What another process of this rank needs in order to read through the peers that this one has joined.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     records: Vec<Record>,
     rank: u32,
     keep_shares: bool,
     serving: Serving,
+    /// What the user said of the job's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    job_key: Option<String>,
 }
 
 impl Pass {
@@ -100,6 +109,24 @@ impl Pass {
     /// The mode in which the round was joined.
     pub fn serving(&self) -> Serving {
         self.serving
+    }
+
+    /// The keys between the ranks, if they have any.
+    ///
+    /// # Errors
+    /// The key of the job cannot be read.
+    fn keys(&self) -> Result<Option<RoundKeys>> {
+        let own = &self.records[self.rank as usize];
+        let (Some(mark), Some(said)) = (&own.keys, &self.job_key) else { return Ok(None) };
+        let keys = PeerKeys { key: JobKey::of(said)?, tls: mark.tls() };
+        RoundKeys::new(&keys, self.records[0].keys.as_ref(), &own.round).map(Some)
+    }
+}
+
+/// Without the key of the job.
+impl std::fmt::Debug for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pass(rank {} of {})", self.rank, self.records.len())
     }
 }
 
@@ -133,14 +160,21 @@ impl Peers {
             let nguid = nguid_of(image, generation, number);
             Arc::new(View { cache: Arc::clone(cache), nguid })
         });
+        // Until the round is known, no other host has a reason to connect.
+        let (allow_hosts, host_keys) = match &options.keys {
+            Some(PeerKeys { tls, .. }) => (Vec::new(), nobody(&own_host, *tls)?),
+            None => (vec![own_host.clone()], Hosts::new()),
+        };
         let target_options = TargetOptions {
             listen: options.listen,
-            // Until the round is known, no other host has a reason to connect.
-            allow_hosts: vec![own_host.clone()],
+            allow_hosts,
+            host_keys,
+            dhchap_groups: GROUPS.to_vec(),
             max_memory_wait: Some(MAX_MEMORY_WAIT),
             ..TargetOptions::new(nqn.clone())
         };
-        let target = Target::bind(target_options, views.collect())?;
+        let mut target = Target::bind(target_options, views.collect())?;
+        let mark = |keys: &PeerKeys| KeyMark::new(keys, &options.round, options.rank);
         let node = NodeIdentity::new(options.node.as_deref());
         let mut process = [0; 8];
         draw(&mut process)?;
@@ -159,13 +193,19 @@ impl Peers {
             addresses: vec![target.local_addr()],
             tiers: served.tiers,
             room_pages: served.room_pages.clone(),
+            keys: options.keys.as_ref().map(mark).transpose()?,
         };
         let deadline = Instant::now() + options.timeout;
         let records = rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep)?;
         let PeerOptions { rank, keep_shares, serving, .. } = *options;
-        let pass = Pass { records, rank, keep_shares, serving };
+        let job_key = options.keys.as_ref().map(|keys| keys.key.said().to_owned());
+        let pass = Pass { records, rank, keep_shares, serving, job_key };
         let peers = Peers::through(served, pass, &options.connect)?;
-        target.set_allowed_hosts(hosts_of(&peers.round)?);
+        let hosts = hosts_of(&peers.round)?;
+        match peers.pass.keys()? {
+            Some(keys) => target.set_host_keys(keys.of_hosts(hosts, rank))?,
+            None => target.set_allowed_hosts(hosts),
+        }
         Ok(Peers { target: Some(target), ..peers })
     }
 
@@ -197,8 +237,9 @@ impl Peers {
         let holders = round.holders(&live_page_bytes(served.directory), pass.keep_shares)?;
         let lens = served.cache.iter().map(|cache| cache.namespace().len_bytes()).collect();
         let nqn = nqn_of(image, generation);
-        let links =
-            Links::new(reached(&round, pass.rank), (image, generation), lens, &nqn, connect);
+        let reached = reached(&round, pass.rank);
+        let keys = pass.keys()?;
+        let links = Links::new(reached, (image, generation), lens, &nqn, connect, keys);
         let shared = Arc::new(Shared {
             links: Arc::new(links),
             map: ChunkMap::new(served.directory, holders),
@@ -345,6 +386,15 @@ fn identity_of(directory: &Directory) -> (ImageId, Generation) {
     (ImageId(directory.uuid().0), directory.generation())
 }
 
+/// Keys that nobody has, for the time until those of the round are known.
+fn nobody(host: &Nqn, tls: bool) -> Result<Hosts> {
+    let keys = match tls {
+        true => HostKeys { tls_keys: vec![generate_tls_key(Hash::Sha256)?], ..HostKeys::default() },
+        false => HostKeys { secrets: vec![generate_secret(None)?], ..HostKeys::default() },
+    };
+    Ok(Hosts::from([(host.clone(), keys)]))
+}
+
 fn hosts_of(round: &Round) -> Result<Vec<Nqn>> {
     let nqn = |text: &String| {
         Nqn::new(text.clone()).map_err(|error| {
@@ -364,11 +414,12 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     let local = round.nodes()[usize::from(own)].ranks.iter().position(|&other| other == rank);
     let of_node = |(index, node): (u16, &super::round::Node)| {
         let ranks = node.ranks.iter().map(|&rank| &round.records()[rank as usize]);
-        let serving: Vec<SocketAddr> =
-            ranks.filter_map(|record| record.addresses.first().copied()).collect();
-        let address = (index != own && !serving.is_empty())
+        let serving: Vec<(SocketAddr, u32)> = ranks
+            .filter_map(|record| record.addresses.first().map(|&address| (address, record.rank)))
+            .collect();
+        let reached = (index != own && !serving.is_empty())
             .then(|| serving[local.unwrap_or(0) % serving.len()]);
-        Reached { host: node.host.clone(), address }
+        Reached { host: node.host.clone(), address: reached }
     };
     (0..).zip(round.nodes()).map(of_node).collect()
 }

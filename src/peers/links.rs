@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::identity::nguid_of;
+use super::job_key::{RoundKeys, without_keys};
 use super::presence::Presence;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::order::ImageId;
 use crate::process::Forked;
 use crate::qpair::readiness::Registry;
-use crate::qpair::{self, ConnectOptions, Device, PairScope, QueuePair};
+use crate::qpair::{self, ConnectOptions, Device, PairScope, QueuePair, hostnqn};
 use crate::threads::{self, Fate};
 use crate::units::Generation;
 
@@ -30,12 +31,15 @@ pub(super) struct Links {
     /// Bytes of each origin namespace, in their order: a peer serves as many, of the same size.
     lens_bytes: Vec<u64>,
     connect: ConnectOptions,
+    /// What this process proves itself with, if the job has a key.
+    keys: Option<RoundKeys>,
 }
 
 /// The link from this process to one node.
 struct Peer {
     host: String,
-    address: Option<Address>,
+    /// Where it serves, and which of its ranks does.
+    address: Option<(Address, u32)>,
     /// Its namespaces, once it is connected. A forked child connects anew.
     devices: Forked<Mutex<Option<Namespaces>>>,
     /// A forked child finds out anew: no thread of the parent connects for it.
@@ -51,8 +55,8 @@ pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 pub(super) struct Reached {
     /// Its name, for messages.
     pub(super) host: String,
-    /// Where it listens; `None` for this node, and for one that serves nothing.
-    pub(super) address: Option<SocketAddr>,
+    /// Where it listens, and which of its ranks does; `None` for this node, and for one that serves nothing.
+    pub(super) address: Option<(SocketAddr, u32)>,
 }
 
 /// The slot in which a requested queue pair arrives.
@@ -70,16 +74,18 @@ impl Links {
         lens_bytes: Vec<u64>,
         nqn: &Nqn,
         connect: &ConnectOptions,
+        keys: Option<RoundKeys>,
     ) -> Links {
         let peer = |node: Reached| Peer {
             host: node.host,
-            address: node.address.map(|address| {
-                Address::Tcp(TcpAddress {
+            address: node.address.map(|(address, rank)| {
+                let address = TcpAddress {
                     traddr: address.ip().to_string(),
                     trsvcid: address.port(),
                     subnqn: nqn.clone(),
                     nsid: None,
-                })
+                };
+                (Address::Tcp(address), rank)
             }),
             devices: Forked::new(Mutex::default()),
             presence: Forked::new(Presence::default()),
@@ -95,10 +101,10 @@ impl Links {
             ctrl_loss_tmo: Duration::ZERO,
             paths: Vec::new(),
             writable: false,
-            ..connect.clone()
+            ..without_keys(connect)
         };
         let peers = nodes.into_iter().map(peer).collect();
-        Links { peers, image, generation, lens_bytes, connect }
+        Links { peers, image, generation, lens_bytes, connect, keys }
     }
 
     /// Whether `node` can be asked now. If it is away, a thread connects to it again when it is time.
@@ -220,9 +226,16 @@ impl Links {
 
     /// Connects to a peer, and checks that it serves what this process would serve.
     fn open(&self, peer: &Peer) -> Result<Namespaces> {
-        let address = peer.address.clone().into_iter().collect::<Vec<_>>();
-        let found: Vec<_> =
-            qpair::open_all(&address, &self.connect)?.into_iter().flatten().collect();
+        let Some((address, rank)) = &peer.address else {
+            let error = Error::new(ErrorKind::Disconnected, "it serves nothing");
+            return Err(error.target(peer.host.clone()));
+        };
+        let connect = match &self.keys {
+            Some(keys) => &keys.connect(&self.connect, &hostnqn(&self.connect), *rank),
+            None => &self.connect,
+        };
+        let address = std::slice::from_ref(address);
+        let found: Vec<_> = qpair::open_all(address, connect)?.into_iter().flatten().collect();
         if found.len() != self.lens_bytes.len() {
             let message =
                 format!("it serves {} namespaces, not {}", found.len(), self.lens_bytes.len());

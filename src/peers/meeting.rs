@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::job_key::{PeerKeys, without_keys};
 use super::join::{PeerOptions, address_towards};
 use super::launcher::Launched;
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
@@ -46,6 +47,8 @@ pub struct JoinOptions {
     pub serving: Serving,
     /// How long to wait for all ranks.
     pub timeout: Duration,
+    /// How ranks prove themselves to each other; `None`: they do not.
+    pub keys: Option<PeerKeys>,
 }
 
 /// All that a rank needs to know in order to join.
@@ -66,6 +69,7 @@ pub struct Meeting {
     node: Option<String>,
     timeout: Duration,
     place: Place,
+    keys: Option<PeerKeys>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +126,7 @@ impl JoinOptions {
             node: None,
             serving: Serving::default(),
             timeout: DEFAULT_TIMEOUT,
+            keys: None,
         }
     }
 
@@ -191,8 +196,19 @@ impl JoinOptions {
             }
         };
         let (is_named, node, timeout) = (self.round.is_some(), self.node.clone(), self.timeout);
-        let serving = self.serving;
-        Ok(Meeting { rank, world_size, round, is_named, listen, serving, node, timeout, place })
+        let (serving, keys) = (self.serving, self.keys.clone());
+        Ok(Meeting {
+            rank,
+            world_size,
+            round,
+            is_named,
+            listen,
+            serving,
+            node,
+            timeout,
+            place,
+            keys,
+        })
     }
 
     /// As [`JoinOptions::meeting`], with the launcher's variables of this process.
@@ -219,8 +235,8 @@ impl JoinOptions {
 }
 
 impl Meeting {
-    /// The options of [`Peers::join`](super::Peers::join). Peers do not authenticate: the keys for the data set's
-    /// targets stay out of their connections.
+    /// The options of [`Peers::join`](super::Peers::join). The keys for the data set's targets stay out of the
+    /// connections between peers, which have keys of their own, made of the job's.
     pub fn peer_options(&self, connect: &ConnectOptions) -> PeerOptions {
         PeerOptions {
             round: self.round.clone(),
@@ -232,6 +248,7 @@ impl Meeting {
             keep_shares: false,
             timeout: self.timeout,
             connect: without_keys(connect),
+            keys: self.keys.clone(),
         }
     }
 
@@ -259,14 +276,17 @@ impl Meeting {
         round: &str,
         connect: &ConnectOptions,
     ) -> Result<Option<Box<dyn Rendezvous>>> {
+        let keys = self.keys.as_ref();
         Ok(Some(match &self.place {
             Place::Object => return Ok(None),
             Place::Folder(folder) => Box::new(Folder::new(folder, round)?),
             Place::RankZero(_, port) if self.rank == 0 => {
-                Box::new(Blocks::host(SocketAddr::new(self.listen.ip(), *port), self.world_size)?)
+                let listen = SocketAddr::new(self.listen.ip(), *port);
+                Box::new(Blocks::host(listen, self.world_size, keys)?)
             }
             Place::RankZero(host, port) => {
-                Box::new(Blocks::guest(host, *port, self.world_size, &without_keys(connect)))
+                let connect = without_keys(connect);
+                Box::new(Blocks::guest(host, *port, self.world_size, &connect, keys))
             }
         }))
     }
@@ -280,16 +300,6 @@ impl Meeting {
     /// How long to wait for all ranks.
     pub fn timeout(&self) -> Duration {
         self.timeout
-    }
-}
-
-fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
-    ConnectOptions {
-        dhchap_secret: None,
-        dhchap_ctrl_secret: None,
-        concat: false,
-        tls_key: None,
-        ..connect.clone()
     }
 }
 

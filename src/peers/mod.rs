@@ -17,11 +17,14 @@
 //! its own ranks read most often, and others ask it for that. It says itself what is not there (yet), and the
 //! reader then goes to the origin.
 //!
+//! Ranks that have a key of the job ([`JobKey`]) prove themselves to each other, or connect inside TLS.
+//!
 //! Read `launcher.rs` (the launcher's variables), `meeting.rs` (what a user says), `record.rs`, `round.rs`,
 //! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (who can be asked).
 
 mod chunk_map;
 mod identity;
+mod job_key;
 mod join;
 mod launcher;
 mod links;
@@ -38,6 +41,7 @@ mod stats;
 mod view;
 
 pub use chunk_map::{ChunkMap, Span, live_page_bytes};
+pub use job_key::{JobKey, KeyMark, PeerKeys};
 pub use join::{Pass, PeerOptions, Peers, Served, address_towards};
 pub use launcher::Launched;
 pub use meeting::{JoinOptions, Means, Meeting};

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::job_key::KeyMark;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::ImageId;
 use crate::units::Generation;
@@ -39,6 +40,9 @@ pub struct Record {
     pub tiers: u64,
     /// Pages that each of the tiers holds, fastest first: the quotas less what the indexes take.
     pub room_pages: Vec<u64>,
+    /// How it proves itself to its peers; `None`: it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<KeyMark>,
 }
 
 impl Record {
@@ -95,6 +99,7 @@ pub(super) mod tests {
             addresses: vec![SocketAddr::from(([10, 0, 0, 1], 4421))],
             tiers: 0,
             room_pages: vec![4 << 18, 16 << 18],
+            keys: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::job_key::KeyMark;
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{ChunkHolders, Member};
@@ -128,12 +129,14 @@ fn check_tiers(records: &[Record]) -> Result<()> {
 }
 
 fn check_alike(mine: &Record, other: &Record) -> Result<()> {
-    let differing: [(&str, String, String); 5] = [
+    let key_of = |record: &Record| KeyMark::describe(record.keys.as_ref());
+    let differing: [(&str, String, String); 6] = [
         ("the world size", mine.world_size.to_string(), other.world_size.to_string()),
         ("dlfs", mine.version.clone(), other.version.clone()),
         ("image", mine.image.to_string(), other.image.to_string()),
         ("generation", mine.generation.to_string(), other.generation.to_string()),
         ("order", format!("{:016x}", mine.order), format!("{:016x}", other.order)),
+        (JOB_KEY, key_of(mine), key_of(other)),
     ];
     let Some((what, mine_is, other_is)) = differing.into_iter().find(|(_, a, b)| a != b) else {
         return Ok(());
@@ -146,11 +149,15 @@ fn check_alike(mine: &Record, other: &Record) -> Result<()> {
         "order" => {
             "start all ranks with the same order, seed, batch size, sharding and mode of peers"
         }
+        JOB_KEY => "give all ranks the same --job-key (job_key in Python and C)",
         "generation" => "the image changed while ranks started: start all of them again",
         _ => "start all ranks of a job alike",
     };
     Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint))
 }
+
+/// What differs between ranks with different keys.
+const JOB_KEY: &str = "job key";
 
 #[cfg(test)]
 mod tests {

@@ -156,6 +156,7 @@ impl Job {
             keep_shares: false,
             timeout: Duration::from_secs(60),
             connect: ConnectOptions { hostnqn: Some(hostnqn), ..ConnectOptions::default() },
+            keys: None,
         };
         let mut folder = Folder::new(origin.temp.path(), &self.round).unwrap();
         let store = StoreOptions {

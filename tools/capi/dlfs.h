@@ -741,6 +741,13 @@ typedef struct {
     uint64_t epoch_size;
     // Weighted: 1: no sample comes twice in an epoch.
     uint32_t without_replacement;
+    // 1: Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a
+    // key authenticate, and data are sent in clear.
+    uint32_t peer_tls;
+    // The key by which the ranks of the job prove themselves to each other, the same for all: the path of a
+    // key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get it where
+    // they meet. NULL: whoever claims the name of a rank's host may read its tiers.
+    const char *job_key;
 } dlfs_sequence_options;
 
 // Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::Rendezvous;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
+use crate::peers::job_key::{GROUPS, MeetingKeys, PeerKeys};
 use crate::peers::record::Record;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::mem::MemNamespace;
@@ -35,17 +36,21 @@ enum Side {
 }
 
 impl Blocks {
-    /// The side of rank 0, which listens on `listen`.
+    /// The side of rank 0, which listens on `listen`. With `keys` that the rendezvous need not carry, only ranks that
+    /// have them can write and read records.
     ///
     /// # Errors
     /// `Busy`: the port is taken; the message names it. Those of [`Target::bind`].
-    pub fn host(listen: SocketAddr, world_size: u32) -> Result<Blocks> {
+    pub fn host(listen: SocketAddr, world_size: u32, keys: Option<&PeerKeys>) -> Result<Blocks> {
+        let keys = keys.and_then(MeetingKeys::new);
         let memory = MemNamespace::new(len_bytes(world_size), BLOCK_BYTES as u32)?;
         let options = TargetOptions {
             listen,
             writable: true,
             // No rank knows the others yet. What they write is a record, and is checked as one.
-            allow_any_host: true,
+            allow_any_host: keys.is_none(),
+            host_keys: keys.as_ref().map(MeetingKeys::hosts).unwrap_or_default(),
+            dhchap_groups: GROUPS.to_vec(),
             buffer_bytes: 8 << 20,
             ..TargetOptions::new(nqn())
         };
@@ -59,13 +64,24 @@ impl Blocks {
         Ok(Blocks { place, world_size, own: Vec::new(), side })
     }
 
-    /// The side of every other rank: rank 0 listens at `host` and `port`, or will.
-    pub fn guest(host: &str, port: u16, world_size: u32, connect: &ConnectOptions) -> Blocks {
+    /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys`
+    /// are those of rank 0.
+    pub fn guest(
+        host: &str,
+        port: u16,
+        world_size: u32,
+        connect: &ConnectOptions,
+        keys: Option<&PeerKeys>,
+    ) -> Blocks {
         let address = TcpAddress {
             traddr: host.to_owned(),
             trsvcid: port,
             subnqn: nqn(),
             nsid: Some(Nsid(1)),
+        };
+        let connect = match keys.and_then(MeetingKeys::new) {
+            Some(keys) => keys.connect(connect),
+            None => connect.clone(),
         };
         let connect = Box::new(ConnectOptions {
             nr_io_queues: 1,
@@ -75,7 +91,7 @@ impl Blocks {
             io_timeout: ATTEMPT,
             paths: Vec::new(),
             writable: true,
-            ..connect.clone()
+            ..connect
         });
         let side = Side::Guest { address: Address::Tcp(address), connect, connection: None };
         let place = format!("rank 0's port {host}:{port}");
@@ -147,7 +163,7 @@ impl Rendezvous for Blocks {
                 }
                 let text = format!("rank 0 is missing: {} does not answer", self.place);
                 let hint = "look at rank 0's output; MASTER_ADDR, or the list's first entry, is its address, \
-                            and all ranks need the same --rendezvous-port";
+                            and all ranks need the same --rendezvous-port and --job-key";
                 Err(Error::new(ErrorKind::TimedOut, text).source(error).hint(hint))
             }
         }
@@ -249,13 +265,13 @@ mod tests {
     #[test]
     fn ranks_find_each_other_on_a_port_of_rank_0_and_it_waits_for_the_last_reader() {
         const RANKS: u32 = 8;
-        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), RANKS).unwrap();
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), RANKS, None).unwrap();
         let port = port_of(&host);
         let connect = ConnectOptions::default();
         let gathered: Vec<Vec<Record>> = std::thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| join(host, &record(0, RANKS), soon()).unwrap())];
             for rank in 1..RANKS {
-                let guest = Blocks::guest("127.0.0.1", port, RANKS, &connect);
+                let guest = Blocks::guest("127.0.0.1", port, RANKS, &connect, None);
                 threads
                     .push(scope.spawn(move || join(guest, &record(rank, RANKS), soon()).unwrap()));
             }
@@ -263,7 +279,7 @@ mod tests {
         });
         assert!(gathered.iter().all(|all| *all == gathered[0] && all.len() == RANKS as usize));
         // The port is free again: a later round uses it.
-        drop(Blocks::host(([127, 0, 0, 1], port).into(), RANKS).unwrap());
+        drop(Blocks::host(([127, 0, 0, 1], port).into(), RANKS, None).unwrap());
     }
 
     #[test]
@@ -273,13 +289,13 @@ mod tests {
         drop(free);
         let connect = ConnectOptions::default();
         std::thread::scope(|scope| {
-            let guest = Blocks::guest("127.0.0.1", port, 2, &connect);
+            let guest = Blocks::guest("127.0.0.1", port, 2, &connect, None);
             let waiting = scope.spawn(|| join(guest, &record(1, 2), soon()).unwrap());
             std::thread::sleep(Duration::from_millis(300));
-            let host = Blocks::host(([127, 0, 0, 1], port).into(), 2).unwrap();
+            let host = Blocks::host(([127, 0, 0, 1], port).into(), 2, None).unwrap();
             assert_eq!(join(host, &record(0, 2), soon()).unwrap(), waiting.join().unwrap());
         });
-        let alone = Blocks::guest("127.0.0.1", port, 2, &connect);
+        let alone = Blocks::guest("127.0.0.1", port, 2, &connect, None);
         let error =
             join(alone, &record(1, 2), Instant::now() + Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -288,10 +304,10 @@ mod tests {
 
     #[test]
     fn leftovers_give_way_and_a_second_process_of_a_rank_is_named() {
-        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3).unwrap();
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3, None).unwrap();
         let port = port_of(&host);
         let connect = ConnectOptions::default();
-        let guest = || Blocks::guest("127.0.0.1", port, 3, &connect);
+        let guest = || Blocks::guest("127.0.0.1", port, 3, &connect, None);
         let write = |own: &Record| {
             let mut blocks = guest();
             blocks.set(own.rank, &own.to_bytes().unwrap()).unwrap();
@@ -312,16 +328,16 @@ mod tests {
 
     #[test]
     fn a_port_that_is_taken_and_another_world_size_are_named() {
-        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3).unwrap();
+        let host = Blocks::host("127.0.0.1:0".parse().unwrap(), 3, None).unwrap();
         let port = port_of(&host);
-        let taken = Blocks::host(([127, 0, 0, 1], port).into(), 3).err().unwrap();
+        let taken = Blocks::host(([127, 0, 0, 1], port).into(), 3, None).err().unwrap();
         assert_eq!(taken.kind(), ErrorKind::Busy);
         let report = taken.report();
         assert!(
             report.contains(&port.to_string()) && report.contains("--rendezvous-port"),
             "{report}"
         );
-        let other = Blocks::guest("127.0.0.1", port, 4, &ConnectOptions::default());
+        let other = Blocks::guest("127.0.0.1", port, 4, &ConnectOptions::default(), None);
         let error = join(other, &record(1, 4), soon()).unwrap_err().to_string();
         assert!(error.contains("rank 0 has world size 3, and this rank has 4"), "{error}");
     }

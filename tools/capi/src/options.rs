@@ -352,6 +352,13 @@ pub struct SequenceOptions {
     pub epoch_size: u64,
     /// Weighted: 1: no sample comes twice in an epoch.
     pub without_replacement: u32,
+    /// 1: Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a
+    /// key authenticate, and data are sent in clear.
+    pub peer_tls: u32,
+    /// The key by which the ranks of the job prove themselves to each other, the same for all: the path of a
+    /// key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get it where
+    /// they meet. NULL: whoever claims the name of a rank's host may read its tiers.
+    pub job_key: *const c_char,
 }
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {

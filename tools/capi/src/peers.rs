@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use dlfs::dataset::Dataset;
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Meeting, Peers, Record, Serving};
+use dlfs::peers::{
+    JobKey, JoinOptions, MAX_RECORD_BYTES, Means, Meeting, PeerKeys, Peers, Record, Serving,
+};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::store::StoreOptions;
 use dlfs::{Error, ErrorKind};
@@ -16,7 +18,7 @@ use crate::error::{DLFS_E_BUSY, Failure};
 use crate::mount::Mount;
 use crate::options::{
     DLFS_PEER_COPIES, DLFS_PEER_PLAN, DLFS_PEER_READ_THROUGH, DLFS_PEER_RECORD, SequenceOptions,
-    unknown,
+    flag, unknown,
 };
 use crate::structs::utf8;
 
@@ -173,6 +175,12 @@ impl SequenceOptions {
                 join.rendezvous_port = Some(port.map_err(wrong)?);
             }
             join.serving = serving;
+            let tls = flag(self.peer_tls, "peer_tls")?;
+            join.keys = match self.job_key.is_null() {
+                false => Some(PeerKeys { key: JobKey::of(utf8(self.job_key, "job_key")?)?, tls }),
+                true if tls => return Err(Failure::invalid("peer_tls needs job_key")),
+                true => None,
+            };
             if self.peer_timeout_ms != 0 {
                 join.timeout = Duration::from_millis(self.peer_timeout_ms.into());
             }

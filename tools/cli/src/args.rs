@@ -150,6 +150,16 @@ pub(crate) struct ConnectionArgs {
     tls_compat: bool,
 }
 
+/// Warns if an option contains a key itself.
+pub(crate) fn warn_of_key_text(option: &str, text: &str) {
+    if is_key_text(text) {
+        crate::log::say(&format!(
+            "warning: {option} contains the key, which `ps` shows to every user of this machine: give the path of a \
+             file with mode 0600"
+        ));
+    }
+}
+
 impl ConnectionArgs {
     /// The library's options for these arguments.
     ///
@@ -163,12 +173,7 @@ impl ConnectionArgs {
             ("--tls-key", &self.tls_key),
         ];
         for (option, text) in given {
-            if text.as_deref().is_some_and(is_key_text) {
-                crate::log::say(&format!(
-                    "warning: {option} contains the key, which `ps` shows to every user of this machine: give \
-                     the path of a file with mode 0600"
-                ));
-            }
+            text.iter().for_each(|text| warn_of_key_text(option, text));
         }
         let tls_file = self.tls_key.as_ref().filter(|given| !is_key_text(given));
         Ok(ConnectOptions {

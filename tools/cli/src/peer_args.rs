@@ -9,11 +9,12 @@ use clap::builder::PossibleValuesParser;
 use dlfs::ErrorKind;
 use dlfs::dataset::Image;
 use dlfs::peers::rendezvous::{DEFAULT_TIMEOUT, Rendezvous};
-use dlfs::peers::{JoinOptions, Means, Meeting, PeerStats, Serving};
+use dlfs::peers::{JobKey, JoinOptions, Means, Meeting, PeerKeys, PeerStats, Serving};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::store::StoreOptions;
 
+use crate::args::warn_of_key_text;
 use crate::exit::Failure;
 use crate::help::{loading, opening};
 use crate::text;
@@ -51,6 +52,19 @@ pub(crate) struct PeerArgs {
     #[arg(long, value_name = "PORT", requires = "peers", value_parser = clap::value_parser!(u16).range(1..))]
     #[arg(help = loading("rendezvous_port", " [default: MASTER_PORT + 1, or the list's first port + 1]"))]
     rendezvous_port: Option<u16>,
+    #[arg(long, value_name = "FILE|KEY|rendezvous", requires = "peers")]
+    #[arg(help = loading(
+        "job_key",
+        ", the same for all: the path of a key file with mode 0600, the key itself, which `ps` shows to everybody, or \
+         rendezvous: rank 0 draws one, and the others get it where they meet; `dlfs key gen` makes keys"
+    ))]
+    job_key: Option<String>,
+    #[arg(long, requires = "job_key")]
+    #[arg(help = loading(
+        "peer_tls",
+        ", which needs a build with TLS; otherwise they authenticate, and data are sent in clear"
+    ))]
+    peer_tls: bool,
     #[arg(long, value_name = "NAME", requires = "peers")]
     #[arg(help = opening("node", ": ranks of one node share their tiers [default: the machine's identity]"))]
     node: Option<String>,
@@ -84,6 +98,16 @@ impl PeerArgs {
         Ok(self.peer_mode.as_deref().map_or(Ok(Serving::default()), str::parse)?)
     }
 
+    /// How ranks prove themselves to each other.
+    ///
+    /// # Errors
+    /// The key cannot be read.
+    fn keys(&self) -> Result<Option<PeerKeys>, Failure> {
+        let Some(text) = &self.job_key else { return Ok(None) };
+        warn_of_key_text("--job-key", text);
+        Ok(Some(PeerKeys { key: JobKey::of(text)?, tls: self.peer_tls }))
+    }
+
     /// Where the ranks meet and which of them this is, if `--peers` is given. `place` is what the command line
     /// says of rank and world size.
     ///
@@ -99,6 +123,7 @@ impl PeerArgs {
             node: self.node.clone(),
             serving: self.serving()?,
             timeout: self.peer_timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+            keys: self.keys()?,
             ..JoinOptions::new(Means::of(means)?)
         };
         let meeting = options.meeting_here().map_err(|error| match error.kind() {

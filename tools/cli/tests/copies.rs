@@ -31,6 +31,7 @@ fn join(dir: &TestDir, image: &str, rank: u32, tier: &str) -> Image {
         keep_shares: false,
         timeout: Duration::from_secs(60),
         connect: ConnectOptions::default(),
+        keys: None,
     };
     let mut folder = Folder::new(&dir.path("rendezvous"), "start").unwrap();
     opened.with_peers(&peers, None, &mut folder).unwrap()

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -89,10 +90,13 @@ fn ranks_meet_at_rank_0_or_by_a_list_of_addresses() {
     let images = [dir.arg("0.dlfs"), dir.arg("1.dlfs")].join(",");
     run(&["import", &dir.arg("source"), &images, "--chunk-size", "64K"]).code(0);
     let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let key = dir.arg("key");
+    fs::write(&key, run(&["key", "gen"]).code(0).stdout).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     let meet_at = port().to_string();
     read_together((0..RANKS).map(|nth| {
         let mut command = rank_with(&images, nth, "auto", "ram:64M", "auto");
-        command.args(["--rendezvous-port", &meet_at, "--order", "grouped"]);
+        command.args(["--rendezvous-port", &meet_at, "--order", "grouped", "--job-key", &key]);
         command
     }));
     let list: Vec<String> = (0..RANKS).map(|_| format!("127.0.0.1:{}", port())).collect();
@@ -102,6 +106,7 @@ fn ranks_meet_at_rank_0_or_by_a_list_of_addresses() {
         read_together((0..RANKS).map(|nth| {
             let mut command = rank_with(&images, nth, "list", "ram:64M", &peers);
             command.args(["--rendezvous-port", &meet_at, "--order", "grouped"]);
+            command.args(["--job-key", "rendezvous"]);
             // No launcher: the command line says which rank it is.
             command.env_remove("RANK").env_remove("WORLD_SIZE").env_remove("MASTER_ADDR");
             command.args(["--rank", &nth.to_string(), "--world-size", &RANKS.to_string()]);

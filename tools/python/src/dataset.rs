@@ -513,8 +513,8 @@ impl Dataset {
     /// tiers of all their nodes, and serve their own. Waits until all ranks have joined; a second call
     /// does nothing. Returns (rank, world size).
     ///
-    /// `peers` and the options round, peer_mode, peer_address, rendezvous_port and peer_timeout are
-    /// those of dlfs.Loader, which joins by itself; rank and world_size: as the launcher says, if not given.
+    /// `peers` and the options round, peer_mode, peer_address, rendezvous_port, peer_timeout, job_key and peer_tls
+    /// are those of dlfs.Loader, which joins by itself; rank and world_size: as the launcher says, if not given.
     ///
     /// Raises TimedOut if ranks are missing, and names them; InvalidArgument if a rank is there twice or
     /// differs, or if the data set has no tiers; Busy if a port is taken.

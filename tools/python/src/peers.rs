@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, Watch};
 use dlfs::peers::rendezvous::Rendezvous;
-use dlfs::peers::{JoinOptions, Means, Meeting, Record};
+use dlfs::peers::{JobKey, JoinOptions, Means, Meeting, PeerKeys, Record};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
@@ -19,8 +20,16 @@ use crate::options::{about, at_least_one, given_or, seconds};
 use crate::watch::Signals;
 
 /// The keywords that say how to join peers.
-pub(crate) const KEYWORDS: [&str; 6] =
-    ["peers", "round", "peer_mode", "peer_address", "rendezvous_port", "peer_timeout"];
+pub(crate) const KEYWORDS: [&str; 8] = [
+    "peers",
+    "round",
+    "peer_mode",
+    "peer_address",
+    "rendezvous_port",
+    "peer_timeout",
+    "job_key",
+    "peer_tls",
+];
 
 /// What dlfs._peers makes of `peers`: a text or an object, and rank and world size if the object knows them.
 type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
@@ -101,6 +110,15 @@ impl Join {
         if let Some(timeout) = given.get_item("peer_timeout")?.filter(|given| !given.is_none()) {
             options.timeout = about("peer_timeout", &timeout, seconds("peer_timeout", &timeout))?;
         }
+        let tls = given_or(given, "peer_tls", false)?;
+        options.keys = match given_or::<Option<PathBuf>>(given, "job_key", None)? {
+            Some(key) => {
+                let key = JobKey::of(&key.to_string_lossy()).map_err(|error| raise(py, &error))?;
+                Some(PeerKeys { key, tls })
+            }
+            None if tls => return Err(raise_invalid(py, "peer_tls needs job_key".into())),
+            None => None,
+        };
         Ok(Some(Join { options, object }))
     }
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -214,6 +216,34 @@ def joined_by(image, meets, opened=None, **options):
     for thread in threads:
         thread.join()
     return found, sets
+
+
+def lengths_read_in(dataset):
+    return [len(sample) for batch in dlfs.Loader(dataset, 8) for sample in batch], dataset.stats()["peers"]
+
+
+@pytest.mark.parametrize("kind", ["file", "rendezvous"])
+def test_ranks_and_their_workers_prove_themselves_with_a_key_of_the_job(striped, tmp_path, kind):
+    key = tmp_path / "key"
+    key.write_text(command("key", "gen"))
+    key.chmod(0o600)
+    given = {"job_key": key if kind == "file" else "rendezvous", "round": kind}
+    found, sets = joined_by(striped, [Plain()] * 2, **given)
+    assert found == [(0, 2), (1, 2)]
+    here, peers = lengths_read_in(sets[0])
+    assert peers["bytes"] > 0 and sorted(here) == sorted(len(sets[1][id]) for id in range(NUM))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        there, peers = pool.submit(lengths_read_in, sets[1]).result()
+    assert there == here and peers["bytes"] > 0, "a worker reads through the peers, too"
+    for ds in sets:
+        ds.close(peer_timeout=0)
+
+    with dlfs.open(striped, tiers=["ram:8M"], node="alone") as ds:
+        with pytest.raises(dlfs.InvalidArgument, match="peer_tls needs job_key"):
+            ds.join_peers(Plain(), rank=0, world_size=1, peer_tls=True, peer_address="127.0.0.1")
+        key.chmod(0o644)
+        with pytest.raises(dlfs.Refused, match="others may read the key file"):
+            ds.join_peers(Plain(), rank=0, world_size=1, job_key=key, peer_address="127.0.0.1")
 
 
 class Plain:

@@ -76,6 +76,11 @@ int main(int argc, char **argv) {
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "nothing names this start");
     options.peers = "auto";
     FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "MASTER_ADDR");
+    options.peer_tls = 1;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "peer_tls needs job_key");
+    options.peer_tls = 0, options.job_key = "DHHC-1:00:short:";
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "not usable");
+    options.job_key = strcmp(how, "folder") ? "rendezvous" : NULL;
     dlfs_fs *bare;
     CHECK(dlfs_mount(address, NULL, &bare) == 0);
     options.round = "bare", options.peers = folder;

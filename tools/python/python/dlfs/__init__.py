@@ -198,6 +198,8 @@ def open(
     peer_address: str | None = None,
     rendezvous_port: int | None = None,
     peer_timeout: float | None = None,
+    job_key: str | os.PathLike[str] | None = None,
+    peer_tls: bool | None = None,
 ) -> Dataset:
     """Opens the data set at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; a list of these, or a string with commas, for a striped image.
@@ -243,7 +245,7 @@ def open(
                      a sample is then a mapping of these. None: a mapping of all
     peers            where the ranks find each other, in order to share the tiers of all nodes of the job, with the
                      options of Dataset.join_peers: rank, world_size, round, peer_mode, peer_address,
-                     rendezvous_port and peer_timeout. Waits until all ranks have joined. A loader that is to take
+                     rendezvous_port, peer_timeout, job_key and peer_tls. Waits until all ranks have joined. A loader that is to take
                      its rank and world size from them names `peers`, too
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
@@ -289,6 +291,8 @@ def open(
         "peer_address": peer_address,
         "rendezvous_port": rendezvous_port,
         "peer_timeout": peer_timeout,
+        "job_key": job_key,
+        "peer_tls": peer_tls,
     }
     joining = {name: value for name, value in joining.items() if value is not None}
     if joining and peers is None:
@@ -386,6 +390,10 @@ class Loader(_Loader):
                      is reached, any port
     rendezvous_port  the port on which rank 0 gathers the addresses of all ranks. None: MASTER_PORT + 1
     peer_timeout     how long to wait for all ranks, in seconds
+    job_key          the key by which the ranks of the job prove themselves to each other, the same for all: the path of
+                     a key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get
+                     it where they meet. None: whoever claims the name of a rank's host may read its tiers
+    peer_tls         connect to peers inside TLS with the job's key; needs a build with TLS
     store            where this rank keeps its share of the samples, in order "partial" or "local": "ram:SIZE" or
                      "file:FOLDER:SIZE", a size that the ranks of a node share in equal parts. The share is read
                      from the data set once, by stage() or before the first
@@ -446,6 +454,8 @@ class Loader(_Loader):
         peer_address: str | None = None,
         rendezvous_port: int | None = None,
         peer_timeout: float = 60.0,
+        job_key: str | os.PathLike[str] | None = None,
+        peer_tls: bool = False,
         store: str | None = None,
         blocking_exchange: bool = False,
         restart_shares: bool = False,
@@ -461,11 +471,14 @@ class Loader(_Loader):
                     "peer_address": peer_address,
                     "rendezvous_port": rendezvous_port,
                     "peer_timeout": peer_timeout,
+                    "job_key": job_key,
+                    "peer_tls": peer_tls,
                 }
                 given = {name: value for name, value in joining.items() if value is not None}
                 _peerless(dataset).join_peers(peers, **given)
                 peers, round, peer_mode = None, None, "read-through"
                 peer_address, rendezvous_port, peer_timeout = None, None, 60.0
+                job_key, peer_tls = None, False
             rank, world_size = place
         if rank is None and world_size == 1 and peers is None:
             _warn_of_launcher()
@@ -509,6 +522,8 @@ class Loader(_Loader):
             peer_address=peer_address,
             rendezvous_port=rendezvous_port,
             peer_timeout=peer_timeout,
+            job_key=job_key,
+            peer_tls=peer_tls,
             store=store,
             blocking_exchange=blocking_exchange,
             restart_shares=restart_shares,

@@ -405,6 +405,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         peer_address: str | None = None,
         rendezvous_port: int | None = None,
         peer_timeout: float = 60.0,
+        job_key: str | os.PathLike[str] | None = None,
+        peer_tls: bool = False,
         store: str | None = None,
         blocking_exchange: bool = False,
         restart_shares: bool = False,
@@ -450,6 +452,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             peer_address=(peer_address, None),
             rendezvous_port=(rendezvous_port, None),
             peer_timeout=(peer_timeout, 60.0),
+            job_key=(job_key, None),
+            peer_tls=(peer_tls, False),
         )
         self._options = {**options, "batch_size": batch_size, "order": order}
         self._given = (rank, world_size)
