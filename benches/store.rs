@@ -145,6 +145,7 @@ impl Job<'_> {
             keep_shares: false,
             timeout: Duration::from_secs(60),
             connect: ConnectOptions::default(),
+            keys: None,
         };
         let order = OrderSpec { kind: OrderKind::Partial { q, world_size: RANKS }, seed: 7 };
         let run =

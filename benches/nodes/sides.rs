@@ -160,6 +160,7 @@ pub(crate) fn peer_options((rank, world_size): (u32, u32), listen: SocketAddr) -
         keep_shares: false,
         timeout: Duration::from_secs(60),
         connect: ConnectOptions::default(),
+        keys: None,
     }
 }
 
