@@ -20,6 +20,7 @@ Contents:
   Sample              one sample of several fields: a mapping of names to views, or to arrays of fields with types
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
+  dlfs.ray            a sink and a source for Ray Data
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
   Error               the base of all errors; its subclasses also derive from similar built-in exceptions
 
