@@ -1,10 +1,11 @@
 //! What authentication costs, and whether its verdicts take a time that tells something.
 //!
-//! `cargo bench --bench auth`. *Constant time*: a controller judges responses that are wrong in their first byte and ones
-//! that are wrong in their last, in random turns; Welch's t of the two lists of times says whether they can be told
-//! apart (as dudect does: Reparaz, Balasch, Verbauwhede, "Dude, is my code constant time?", DATE 2017). The slowest
-//! hundredth, which the machine has interrupted, does not count. *Connect*: one connect after the other to a target on
-//! loopback, without keys, with each group, and in both directions, in turn; beside it the exponentiations alone.
+//! `cargo bench --bench auth`. *Constant time*: a controller judges responses that are wrong in their first byte and
+//! ones that are wrong in their last, in random turns; Welch's t of the two lists of times says whether they can be
+//! told apart (as dudect does: Reparaz, Balasch, Verbauwhede, "Dude, is my code constant time?", DATE 2017). The
+//! slowest hundredth, which the machine has interrupted, does not count. *Connect*: one connect after the other to a
+//! target on loopback, without keys, with each group, and in both directions, in turn; beside it the exponentiations
+//! alone.
 
 #[path = "../tests/support/random.rs"]
 #[allow(dead_code, unreachable_pub)] // a module of tests, of which this uses a part
