@@ -207,7 +207,7 @@ fn child_does_what_it_is_told() {
     match words[0] {
         "part" => drop(part(plan, words[2].parse().unwrap()).unwrap()),
         "commit" => drop(commit(plan).unwrap()),
-        "write" | "end" | "late" => written::child(&words),
+        "write" | "end" | "late" | "peak" => written::child(&words),
         _ => {
             let folder = Path::new(words[2]);
             let image = (0..PARTS).map(|part| folder.join(format!("killed{part}")));

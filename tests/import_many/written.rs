@@ -12,7 +12,7 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::directory::Directory;
 use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::format::{FieldTypes, Uuid};
+use dlfs::format::{FieldTypes, Pack, Uuid};
 use dlfs::import::many::{PartPlace, PartWriter, WritePlan, WrittenPart, commit_import};
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteReport, WriterOptions};
 use dlfs::nvme::Address;
@@ -329,6 +329,13 @@ pub(super) fn child(words: &[&str]) {
     match words[0] {
         "write" => drop(write(&plan, number).unwrap()),
         "end" => drop(commit(&plan, number).unwrap()),
+        "peak" => {
+            let began = Instant::now();
+            let report = commit(&plan, number).unwrap();
+            let (took, bytes) = (began.elapsed().as_secs_f64(), peak_bytes());
+            let text = format!("{} {took:.1} {bytes}", report.samples);
+            fs::write(Path::new(words[1]).with_extension("peak"), text).unwrap();
+        }
         _ => {
             let (mut out, content) = (begin(&plan, number).unwrap(), vec![0xaa; 30_000]);
             let fields = [Some(&content[..])];
@@ -341,6 +348,50 @@ pub(super) fn child(words: &[&str]) {
             };
             assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
         }
+    }
+}
+
+/// The most memory that this process had.
+fn peak_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// `DLFS_TEST_SAMPLES=100000000` writes as many: it takes minutes, and 3 GB where temporary files are.
+#[test]
+fn the_commit_of_many_small_samples_takes_little_memory_for_each() {
+    const PARTS: u64 = 50;
+    let count: u64 = std::env::var("DLFS_TEST_SAMPLES")
+        .map_or(200_000, |count| count.parse().expect("a number"));
+    let dir = tempfile::tempdir().unwrap();
+    let (pack, chunk_size_bytes) = (Pack::Tight, 64 << 10);
+    let image = ImportOptions { pack, chunk_size_bytes, ..ImportOptions::default() };
+    let options = WriterOptions { image, ..WriterOptions::default() };
+    let plan = plan_at(&paths(dir.path()), options, &[]).unwrap();
+    let file = dir.path().join("write.plan");
+    plan.save(&file).unwrap();
+    // The last chunk of each part is small, and its header shorter than those before.
+    let each = count / PARTS;
+    for key in 0..PARTS {
+        let mut out = begin(&plan, key).unwrap();
+        for _ in 0..each {
+            let fields = [Some(&[7; 16][..])];
+            out.write(&NewSample { fields: &fields, ..Default::default() }).unwrap();
+        }
+        out.finish().unwrap();
+    }
+    run_killed(&format!("peak|{}|{PARTS}", file.display()), None);
+    let text = fs::read_to_string(file.with_extension("peak")).unwrap();
+    println!("samples, seconds of the commit, bytes of memory at most: {text}");
+    let numbers: Vec<f64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+    assert_eq!(numbers[0] as u64, each * PARTS);
+    assert!(numbers[2] < 256e6 + 40.0 * numbers[0], "{text}");
+    let directory = directory(opened(&paths(dir.path())));
+    for nth in [0, each * PARTS / 2, each * PARTS - 1] {
+        let name = format!("{:05}-{:09}", nth / each, nth % each).into_bytes();
+        assert_eq!(directory.name(SampleId(nth)).unwrap().as_ref(), Some(&name));
+        assert_eq!(directory.lookup(&name).unwrap(), Some(SampleId(nth)));
     }
 }
 

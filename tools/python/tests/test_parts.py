@@ -48,6 +48,9 @@ def test_processes_write_parts_and_one_commits_them(tmp_path: Path) -> None:
     written = again.commit(5)
     assert (written.samples, written.generation, written.image) == (260, 1, plan.image)
     assert plan.commit(5) == written
+    command = [sys.executable, "-m", "dlfs", "import", "commit", tmp_path / "write.plan", "--json"]
+    assert '"samples":260' in subprocess.run([*command, "--parts", "5"], check=True, capture_output=True, text=True).stdout
+    assert "--parts" in subprocess.run(command, check=False, capture_output=True, text=True).stderr
     dataset = dlfs.open(lanes(tmp_path))
     in_order = [(part, number) for part in range(5) for number in range(50 + part)]
     assert [dataset[id] for id in range(260)] == [content(*each) for each in in_order]
@@ -138,10 +141,12 @@ class Ids:
         import torch.utils.data
 
         worker = torch.utils.data.get_worker_info()
+        with dlfs.Writer(f"{self.plan.addresses[0]}.{worker.id}") as out:
+            out.write(f"of worker {worker.id}")
         yield write(self.plan, worker.id, 40).data
 
 
-def test_workers_of_a_data_loader_write_parts_and_writers_of_their_own(tmp_path: Path) -> None:
+def test_workers_of_a_data_loader_write_parts_and_images_of_their_own(tmp_path: Path) -> None:
     torch_data = pytest.importorskip("torch.utils.data")
 
     class Dataset(Ids, torch_data.IterableDataset):  # type: ignore[misc]
@@ -152,6 +157,8 @@ def test_workers_of_a_data_loader_write_parts_and_writers_of_their_own(tmp_path:
     assert len(list(loader)) == 2
     assert plan.commit(2).samples == 80
     assert dlfs.open(lanes(tmp_path))["1/39"] == content(1, 39)
+    for worker in range(2):
+        assert dlfs.open(tmp_path / f"lane0.{worker}")[0] == f"of worker {worker}".encode()
 
 
 def test_a_second_process_waits_for_a_namespace_that_is_free(tmp_path: Path) -> None:

@@ -222,10 +222,14 @@ impl Merge {
                 .hint("something else has written there: plan again, and write it again")
         };
         let (mut cell, mut sum, mut len) = (part.first_cell, PartSum::default(), BLOCK_BYTES);
+        let end = layout.offset_of(part.record_cell)?;
         for _ in 0..part.chunks {
             let offset = layout.offset_of(cell)?;
             let first_slot = self.builder.next_slot();
-            let mut bytes = channel.read(part.namespace, offset, len)?;
+            // Behind the record there may be nothing to read.
+            let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+            let mut bytes =
+                channel.read(part.namespace, offset, len.min(there).max(BLOCK_BYTES))?;
             let head = ChunkHead::parse(&bytes)
                 .and_then(|head| {
                     let before = if head.layout.uuid == draft.uuid { &draft } else { layout };
@@ -233,7 +237,7 @@ impl Merge {
                 })
                 .map_err(|error| wrong(format!("is damaged: {error}")))?;
             sum.add(&head);
-            let padded = head.data_start() as usize; // a quarter of a chunk at most
+            let padded = (head.data_start() as usize).min(there); // a quarter of a chunk at most
             if bytes.len() < padded {
                 bytes = channel.read(part.namespace, offset, padded)?;
             }
