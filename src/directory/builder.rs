@@ -28,8 +28,8 @@ use crate::units::{Generation, SampleId, Slot};
 /// and copies chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All of them fill the same
 /// columns, so a rebuilt directory equals the imported one byte for byte.
 ///
-/// Memory while building: about 9 bytes a new sample and what its name adds, and at the end 16 more, or 8 from 17 million
-/// samples on. Where
+/// Memory while building: about 9 bytes a new sample and what its name adds, and at the end 16 more, or 8 from
+/// 17 million samples on. Where
 /// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
 /// the names at the end ([`without_names`](Self::without_names)): for the samples of the last part alone, since
 /// those of a part are put in order when the next one begins.

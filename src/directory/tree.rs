@@ -77,8 +77,8 @@ impl Tree {
         leaves.into_tree()
     }
 
-    /// A tree of many entries, whose ids are below `num_samples`, without all of them in memory before it: pass by pass,
-    /// keys ascending. `all` gives each entry to its argument, in the order of ids, whenever it is called.
+    /// A tree of many entries, whose ids are below `num_samples`, without all of them in memory before it: pass
+    /// by pass, keys ascending. `all` gives each entry to its argument, in the order of ids, whenever it is called.
     ///
     /// # Errors
     /// Those of `all`.

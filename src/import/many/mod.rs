@@ -28,8 +28,6 @@ mod planning;
 mod written;
 
 pub use committing::commit_import;
-pub(super) use part::open_planned;
 pub use part::{PartReport, import_part};
 pub use planning::{PlanReport, plan_import};
-pub(super) use written::{Lane, PartRecord};
 pub use written::{PartPlace, PartWriter, WritePlan, WrittenPart};

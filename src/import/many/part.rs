@@ -89,10 +89,7 @@ pub fn import_part(
 }
 
 /// Opens namespaces of a plan, which prepared them.
-pub(in crate::import) fn open_planned(
-    image: &[Address],
-    connect: &ConnectOptions,
-) -> Result<Media> {
+pub(super) fn open_planned(image: &[Address], connect: &ConnectOptions) -> Result<Media> {
     let mut created = Vec::new();
     let devices = open_for_import(image, Onto::Resume, connect, &mut created)?;
     if let Some(missing) = created.first() {

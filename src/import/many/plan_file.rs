@@ -18,7 +18,6 @@ use crate::format::field_type::FieldType;
 use crate::format::{CellRange, FieldTypes, FormatError, Part, Placement};
 use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::journal::{JOURNAL_BYTES, Journal};
-use crate::import::many::written::WritePlan;
 use crate::import::options::ColumnsFrom;
 use crate::import::plan::{ChunkLayout, Rows};
 use crate::import::sources::{Index, Source, SourceKind};
@@ -77,7 +76,7 @@ impl PlanFile {
         let Some(rest) = bytes.strip_prefix(&MAGIC).filter(|rest| rest.len() >= ID_BYTES) else {
             let text = "this is not the plan of an import";
             let error = Error::new(ErrorKind::InvalidArgument, text).path(path);
-            return Err(match WritePlan::is_one(&bytes) {
+            return Err(match bytes.starts_with(&WRITTEN_MAGIC) {
                 true => error.hint("programs write its parts: commit them with --parts K"),
                 false => error,
             });
@@ -338,5 +337,7 @@ pub(super) fn wrong(what: &'static str) -> FormatError {
 
 const WHAT: &str = "plan of an import";
 const MAGIC: [u8; 8] = *b"DLFSPLAN";
+/// The plan of parts that programs write begins with this.
+pub(super) const WRITTEN_MAGIC: [u8; 8] = *b"DLFSWPLN";
 const VERSION: u64 = 1;
 const ID_BYTES: usize = 16;

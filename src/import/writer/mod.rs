@@ -14,11 +14,9 @@
 //! - Memory does not grow with the bytes that are written: two windows, and a few chunks. It grows with the number
 //!   of samples, by fingerprints of their names and by what the directory needs at the end.
 //!
-//! Read this file first, then `window.rs`, and `placing.rs` for the thread. `part.rs` is the thread of a writer of
-//! one part of an image: see [`many`](crate::import::many).
+//! Read this file first, then `window.rs`, and `placing.rs` for the thread.
 
 mod options;
-mod part;
 mod placing;
 mod window;
 
@@ -31,13 +29,12 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use xxhash_rust::xxh3::xxh3_128;
 
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
-pub(super) use placing::check;
+pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::format::columns::ColumnSpec;
 use crate::format::meta::check_label;
 use crate::format::{FieldTypes, Placement, fields};
-use crate::import::many::{WritePlan, WrittenPart};
-use crate::import::writer::placing::{Started, Work};
+use crate::import::writer::placing::Work;
 use crate::import::writer::window::{NewRow, Window};
 use crate::nvme::Address;
 use crate::process::Forked;
@@ -88,8 +85,8 @@ struct PlacingThread {
 enum Written {
     /// A generation.
     Image(WriteReport),
-    /// A part of one.
-    Part(WrittenPart),
+    /// A part of one, of which its thread says more.
+    Part,
 }
 
 impl Writer {
@@ -119,20 +116,15 @@ impl Writer {
         Writer::start_image(options, move |_, _| Ok(devices))
     }
 
-    /// Begins to write part number `key` of `plan` onto one of its namespaces.
+    /// Begins to write a part of an image that others commit; `place` is the work of its thread.
     ///
     /// # Errors
-    /// `Busy`: another attempt is writing there. `InvalidArgument`: the namespace is not prepared for this plan.
-    pub(super) fn part(
-        plan: &WritePlan,
-        key: u64,
-        namespace: u16,
-        connect: &ConnectOptions,
+    /// Those of `place`, until it has started.
+    pub(super) fn start_part(
+        options: &WriterOptions,
+        place: impl FnOnce(&Thread) -> Result<()> + Send + 'static,
     ) -> Result<Writer> {
-        let (plan, connect, options) = (plan.clone(), connect.clone(), plan.options().clone());
-        Writer::start(&options, move |thread| {
-            part::run(&plan, key, namespace, &connect, &thread).map(Written::Part)
-        })
+        Writer::start(options, move |thread| place(&thread).map(|()| Written::Part))
     }
 
     fn start_image(options: WriterOptions, open: impl placing::Open) -> Result<Writer> {
@@ -143,14 +135,14 @@ impl Writer {
 
     fn start(
         options: &WriterOptions,
-        place: impl FnOnce(placing::Thread) -> Result<Written> + Send + 'static,
+        place: impl FnOnce(Thread) -> Result<Written> + Send + 'static,
     ) -> Result<Writer> {
         let (window_bytes, order) = (options.window_bytes.max(1), options.order);
         let given_fields = options.fields.clone();
         let (tell, told) = bounded(1);
         let (work, to_do) = bounded(0);
         let (give_back, spare) = unbounded();
-        let thread = placing::Thread { started: tell, work: to_do, spare: give_back };
+        let thread = Thread { started: tell, work: to_do, spare: give_back };
         let place = move || place(thread);
         let handle = std::thread::Builder::new()
             .name(NAME.into())
@@ -282,7 +274,7 @@ impl Writer {
         }
         match self.end()? {
             Written::Image(report) => Ok(report),
-            Written::Part(_) => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
+            Written::Part => Err(Error::new(ErrorKind::Internal, "a part is no generation")),
         }
     }
 
@@ -290,9 +282,9 @@ impl Writer {
     ///
     /// # Errors
     /// Those of writing: the part is not there.
-    pub(super) fn finish_part(mut self) -> Result<WrittenPart> {
+    pub(super) fn finish_part(mut self) -> Result<()> {
         match self.end()? {
-            Written::Part(part) => Ok(part),
+            Written::Part => Ok(()),
             Written::Image(_) => Err(Error::new(ErrorKind::Internal, "a generation is no part")),
         }
     }

@@ -34,7 +34,7 @@ impl<F> Open for F where
 }
 
 /// What the thread does next.
-pub(super) enum Work {
+pub(in crate::import) enum Work {
     /// Writes the samples of a window.
     Place(Window),
     /// Commits, with these names of classes; a part has those of its plan.
@@ -42,7 +42,7 @@ pub(super) enum Work {
 }
 
 /// The thread's ends of the channels to its writer.
-pub(super) struct Thread {
+pub(in crate::import) struct Thread {
     /// Takes what the writer must know, once.
     pub(super) started: Sender<Started>,
     /// What to do next. It ends when the writer is discarded.
@@ -56,7 +56,7 @@ impl Thread {
     ///
     /// # Errors
     /// It was discarded.
-    pub(super) fn start(&self, started: Started) -> Result<()> {
+    pub(in crate::import) fn start(&self, started: Started) -> Result<()> {
         self.started.send(started).map_err(|_| discarded())
     }
 
@@ -64,26 +64,26 @@ impl Thread {
     ///
     /// # Errors
     /// The writer was discarded.
-    pub(super) fn next(&self) -> Result<Work> {
+    pub(in crate::import) fn next(&self) -> Result<Work> {
         self.work.recv().map_err(|_| discarded())
     }
 }
 
 /// What the writer must know of the image.
 #[derive(Debug)]
-pub(super) struct Started {
+pub(in crate::import) struct Started {
     /// The part that is written, if it is one that others commit.
-    pub(super) part: Option<u64>,
+    pub(in crate::import) part: Option<u64>,
     /// The generation that is appended to.
-    pub(super) image: Option<Arc<Directory>>,
+    pub(in crate::import) image: Option<Arc<Directory>>,
     /// Samples before the first one.
-    pub(super) first_id: u64,
+    pub(in crate::import) first_id: u64,
     /// With [`WriteOrder::Whole`]: the part that all samples form.
-    pub(super) whole: Option<Part>,
-    pub(super) fields: Vec<Vec<u8>>,
-    pub(super) field_types: FieldTypes,
-    pub(super) columns: Vec<ColumnSpec>,
-    pub(super) classes: Vec<Vec<u8>>,
+    pub(in crate::import) whole: Option<Part>,
+    pub(in crate::import) fields: Vec<Vec<u8>>,
+    pub(in crate::import) field_types: FieldTypes,
+    pub(in crate::import) columns: Vec<ColumnSpec>,
+    pub(in crate::import) classes: Vec<Vec<u8>>,
 }
 
 /// Runs until the commit, a failure, or the end of `work`. What is not committed is discarded: files that were
@@ -251,7 +251,7 @@ fn begin(state: &ImportState) -> Result<()> {
 }
 
 /// Places the samples of windows in chunks.
-pub(super) struct Placer<'a> {
+pub(in crate::import) struct Placer<'a> {
     options: &'a WriterOptions,
     seed: u64,
     /// The first id, and the next one.
@@ -264,7 +264,7 @@ pub(super) struct Placer<'a> {
 
 impl<'a> Placer<'a> {
     /// Places samples from the id `first` on in `chunks`; `seed` is that of the first window.
-    pub(super) fn new(
+    pub(in crate::import) fn new(
         options: &'a WriterOptions,
         seed: u64,
         first: u64,
@@ -277,7 +277,11 @@ impl<'a> Placer<'a> {
     ///
     /// # Errors
     /// Those of writing, or the writer was discarded.
-    pub(super) fn place_all(&mut self, thread: &Thread, mut next: Work) -> Result<Vec<Vec<u8>>> {
+    pub(in crate::import) fn place_all(
+        &mut self,
+        thread: &Thread,
+        mut next: Work,
+    ) -> Result<Vec<Vec<u8>>> {
         loop {
             match next {
                 Work::Place(mut window) => {
@@ -293,7 +297,7 @@ impl<'a> Placer<'a> {
     }
 
     /// The chunks, and the bytes of all samples.
-    pub(super) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
+    pub(in crate::import) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
         (self.chunks, self.sample_bytes)
     }
 

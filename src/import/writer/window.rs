@@ -8,7 +8,7 @@ use crate::units::SampleId;
 
 /// Samples in the order in which they were written, one behind the other: name and record of each.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(in crate::import) struct Window {
     bytes: Vec<u8>,
     rows: Vec<Row>,
     values: ColumnTable,

@@ -142,7 +142,7 @@ impl WritePlan {
     fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<PartRecord>)> {
         let (mut lanes, mut found) = (Vec::new(), Vec::new());
         for namespace in 0..channel.media().len() {
-            let lane = Lane::read(self, namespace, channel)?;
+            let lane = Lane::read(self.id(), self.journal(), namespace, channel)?;
             found.extend(lane.records(&self.journal().layout, channel)?);
             lanes.push(lane);
         }

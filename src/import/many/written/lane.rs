@@ -7,7 +7,6 @@ use crate::format::ImageLayout;
 use crate::format::checksum::crc32c;
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::many::mark::{MARK_BYTES, MARK_OFFSET};
-use crate::import::many::written::WritePlan;
 use crate::import::media::Channel;
 use crate::{Error, ErrorKind, Result};
 
@@ -79,28 +78,28 @@ const _: () = assert!(size_of::<RawRecord>() == MARK_BYTES);
 
 /// How far the parts on a namespace are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::import) struct Lane {
-    pub(in crate::import) plan: [u8; 16],
-    pub(in crate::import) namespace: u16,
+pub(super) struct Lane {
+    pub(super) plan: [u8; 16],
+    pub(super) namespace: u16,
     /// 0: there is none.
-    pub(in crate::import) last_record: u64,
-    pub(in crate::import) end_cell: u64,
+    pub(super) last_record: u64,
+    pub(super) end_cell: u64,
 }
 
 /// A part that is complete, as its record has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::import) struct PartRecord {
-    pub(in crate::import) plan: [u8; 16],
-    pub(in crate::import) key: u64,
-    pub(in crate::import) namespace: u16,
-    pub(in crate::import) time_ns: u64,
-    pub(in crate::import) previous: u64,
-    pub(in crate::import) first_cell: u64,
-    pub(in crate::import) record_cell: u64,
-    pub(in crate::import) chunks: u64,
-    pub(in crate::import) samples: u64,
-    pub(in crate::import) sample_bytes: u64,
-    pub(in crate::import) digest: u64,
+pub(super) struct PartRecord {
+    pub(super) plan: [u8; 16],
+    pub(super) key: u64,
+    pub(super) namespace: u16,
+    pub(super) time_ns: u64,
+    pub(super) previous: u64,
+    pub(super) first_cell: u64,
+    pub(super) record_cell: u64,
+    pub(super) chunks: u64,
+    pub(super) samples: u64,
+    pub(super) sample_bytes: u64,
+    pub(super) digest: u64,
 }
 
 impl Lane {
@@ -108,35 +107,37 @@ impl Lane {
     ///
     /// # Errors
     /// As [`read`](Self::read). `InvalidArgument`: the plan is committed, or its commit has begun to be visible.
-    pub(in crate::import) fn read_open(
-        plan: &WritePlan,
+    pub(super) fn read_open(
+        plan: [u8; 16],
+        journal: &Journal,
         namespace: u16,
         channel: &mut Channel,
     ) -> Result<Lane> {
         let newest = channel.superblocks(namespace)?.newest().copied();
-        if newest.is_some_and(|newest| newest.layout.uuid == plan.uuid()) {
+        if newest.is_some_and(|newest| newest.layout.uuid == journal.layout.uuid) {
             let address = channel.media().devices()[usize::from(namespace)].namespace().address;
             let text = "the plan is committed already";
             return Err(Error::new(ErrorKind::InvalidArgument, text)
                 .target(address)
                 .hint("read the image"));
         }
-        Lane::read(plan, namespace, channel)
+        Lane::read(plan, journal, namespace, channel)
     }
 
-    /// The mark of a namespace that is prepared for `plan`.
+    /// The mark of a namespace that is prepared for the plan with this id and journal.
     ///
     /// # Errors
     /// `InvalidArgument`: it is not. Those of reading.
-    pub(in crate::import) fn read(
-        plan: &WritePlan,
+    pub(super) fn read(
+        plan: [u8; 16],
+        journal: &Journal,
         namespace: u16,
         channel: &mut Channel,
     ) -> Result<Lane> {
-        let journal = Journal::parse(&channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?).ok();
-        let is_planned = journal == Some(Journal { namespace, ..*plan.journal() });
+        let found = Journal::parse(&channel.read(namespace, JOURNAL_OFFSET, JOURNAL_BYTES)?).ok();
+        let is_planned = found == Some(Journal { namespace, ..*journal });
         let lane = Lane::parse(&channel.read(namespace, MARK_OFFSET, MARK_BYTES)?);
-        let is_own = |lane: &Lane| (lane.plan, lane.namespace) == (plan.id(), namespace);
+        let is_own = |lane: &Lane| (lane.plan, lane.namespace) == (plan, namespace);
         lane.filter(|lane| is_planned && is_own(lane)).ok_or_else(|| {
             let address = channel.media().devices()[usize::from(namespace)].namespace().address;
             let text = "this namespace is not prepared for this plan";
@@ -160,7 +161,7 @@ impl Lane {
     ///
     /// # Errors
     /// Those of writing.
-    pub(in crate::import) fn append(
+    pub(super) fn append(
         self,
         record: &PartRecord,
         layout: &ImageLayout,

@@ -19,14 +19,15 @@
 //!   rewritten before does not matter: the new one follows from what the record covers.
 //! - The commit holds the leases of all namespaces.
 //!
-//! Read `plan.rs` first, then `lane.rs`, [`the writer's thread`](crate::import::Writer) in `writer/part.rs`, and
-//! `commit.rs`.
+//! Read `plan.rs` first, then `lane.rs`, `part.rs`, `placing.rs` for the thread of a writer, and `commit.rs`.
 
+mod check;
 mod commit;
 mod lane;
 mod part;
+mod placing;
 mod plan;
 
-pub(in crate::import) use lane::{Lane, PartRecord};
+use lane::{Lane, PartRecord};
 pub use part::{PartPlace, PartWriter, WrittenPart};
 pub use plan::WritePlan;

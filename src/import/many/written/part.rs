@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::import::many::written::{PartRecord, WritePlan};
+use crossbeam::channel::{Receiver, bounded};
+
+use crate::import::many::written::{PartRecord, WritePlan, placing};
 use crate::import::writer::{NewSample, Writer};
 use crate::qpair::ConnectOptions;
 use crate::{Error, ErrorKind, Result};
@@ -20,7 +22,11 @@ pub enum PartPlace {
 
 /// Writes the samples of one part. Dropping it without [`finish`](Self::finish) discards them.
 #[derive(Debug)]
-pub struct PartWriter(Writer);
+pub struct PartWriter {
+    writer: Writer,
+    /// Gets the part from the thread, once it is complete.
+    complete: Receiver<PartRecord>,
+}
 
 impl PartWriter {
     /// Begins to write part number `key` of `plan`.
@@ -39,17 +45,34 @@ impl PartWriter {
         let mut busy = None;
         for step in 0..tries {
             let namespace = (key % count + step) % count;
-            match Writer::part(plan, key, namespace as u16, connect) {
+            match PartWriter::begin_on(plan, key, namespace as u16, connect) {
                 Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
-                begun => return begun.map(PartWriter),
+                begun => return begun,
             }
         }
         Err(busy.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a plan has namespaces")))
     }
 
+    fn begin_on(
+        plan: &WritePlan,
+        key: u64,
+        namespace: u16,
+        connect: &ConnectOptions,
+    ) -> Result<PartWriter> {
+        let (plan, connect, options) = (plan.clone(), connect.clone(), plan.options().clone());
+        let (tell, complete) = bounded(1);
+        let writer = Writer::start_part(&options, move |thread| {
+            let record = placing::run(&plan, key, namespace, &connect, thread)?;
+            // Whoever has dropped the writer does not ask.
+            let _ = tell.send(record);
+            Ok(())
+        })?;
+        Ok(PartWriter { writer, complete })
+    }
+
     /// The writer, to which samples are written. Its ids count those of this part.
     pub fn samples(&mut self) -> &mut Writer {
-        &mut self.0
+        &mut self.writer
     }
 
     /// As [`Writer::write`]; returns how many samples of the part were before.
@@ -57,7 +80,7 @@ impl PartWriter {
     /// # Errors
     /// As [`Writer::write`].
     pub fn write(&mut self, sample: &NewSample<'_>) -> Result<u64> {
-        self.0.write(sample).map(|id| id.0)
+        self.writer.write(sample).map(|id| id.0)
     }
 
     /// Writes what is left, and makes the part durable. It may have no samples.
@@ -65,13 +88,15 @@ impl PartWriter {
     /// # Errors
     /// Those of writing: the part is not there.
     pub fn finish(self) -> Result<WrittenPart> {
-        self.0.finish_part()
+        self.writer.finish_part()?;
+        let ended = |_| Error::new(ErrorKind::Internal, "a part that is complete says which it is");
+        self.complete.try_recv().map(WrittenPart).map_err(ended)
     }
 }
 
 /// A part that is complete: what an engine hands to whoever commits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct WrittenPart(pub(in crate::import) PartRecord);
+pub struct WrittenPart(pub(super) PartRecord);
 
 impl WrittenPart {
     /// The number of the part.

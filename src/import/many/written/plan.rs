@@ -14,7 +14,8 @@ use crate::import::device::open_for_import;
 use crate::import::journal::{JOURNAL_BYTES, Journal};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{
-    put_columns, put_list, put_types, take_columns, take_list, take_types, text, wrong,
+    WRITTEN_MAGIC as MAGIC, put_columns, put_list, put_types, take_columns, take_list, take_types,
+    text, wrong,
 };
 use crate::import::many::planning::addresses;
 use crate::import::many::written::Lane;
@@ -28,8 +29,8 @@ use crate::qpair::{ConnectOptions, Device};
 use crate::replace_file::replace_file;
 use crate::{Error, ErrorKind, Result};
 
-/// What all writers of one image agree on: where it lies, and what its samples are like. It takes a few hundred bytes,
-/// goes to all of them, and is not changed by what they do.
+/// What all writers of one image agree on: where it lies, and what its samples are like. It takes a few thousand
+/// bytes, goes to all of them, and is not changed by what they do.
 #[derive(Debug, Clone)]
 pub struct WritePlan {
     id: [u8; 16],
@@ -46,8 +47,8 @@ impl WritePlan {
     /// Labels that are names need `classes`: a class has one number in all parts.
     ///
     /// # Errors
-    /// Those of [`Writer::create`](crate::import::Writer::create). `InvalidArgument`: an append, or all samples shuffled
-    /// together.
+    /// Those of [`Writer::create`](crate::import::Writer::create). `InvalidArgument`: an append, or all samples
+    /// shuffled together.
     pub fn create(
         image: &[Address],
         options: &WriterOptions,
@@ -126,16 +127,16 @@ impl WritePlan {
         &self.classes
     }
 
-    pub(in crate::import) fn id(&self) -> [u8; 16] {
+    pub(super) fn id(&self) -> [u8; 16] {
         self.id
     }
 
     /// The layout of chunks that have no place yet: they are of another image, which nobody opens or rebuilds.
-    pub(in crate::import) fn draft_layout(&self) -> ImageLayout {
+    pub(super) fn draft_layout(&self) -> ImageLayout {
         ImageLayout { uuid: Uuid(self.id), ..self.journal.layout }
     }
 
-    pub(in crate::import) fn journal(&self) -> &Journal {
+    pub(super) fn journal(&self) -> &Journal {
         &self.journal
     }
 
@@ -154,11 +155,6 @@ impl WritePlan {
     pub fn load(path: &Path) -> Result<WritePlan> {
         let bytes = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
         WritePlan::from_bytes(&bytes).map_err(|error| error.path(path))
-    }
-
-    /// Whether `bytes` begin as a plan of written parts does.
-    pub(in crate::import) fn is_one(bytes: &[u8]) -> bool {
-        bytes.starts_with(&MAGIC)
     }
 
     /// As bytes, to be sent to the writers.
@@ -237,7 +233,6 @@ impl WritePlan {
     }
 }
 
-const MAGIC: [u8; 8] = *b"DLFSWPLN";
 const VERSION: u64 = 1;
 const HASH_BYTES: usize = 16;
 const MAX_WINDOW_BYTES: u64 = 1 << 40;

@@ -7,11 +7,12 @@ use crate::format::{CellRange, Part};
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
-use crate::import::many::{Lane, PartRecord, WritePlan, WrittenPart, open_planned};
+use crate::import::many::part::open_planned;
+use crate::import::many::written::check::check_part;
+use crate::import::many::written::{Lane, PartRecord, WritePlan};
 use crate::import::media::Media;
 use crate::import::prepare::{self, ImportState};
-use crate::import::read_back::check_part;
-use crate::import::writer::placing::{Placer, Started, Thread};
+use crate::import::writer::{Placer, Started, Thread};
 use crate::qpair::ConnectOptions;
 use crate::{Error, Result};
 
@@ -23,7 +24,7 @@ pub(super) fn run(
     namespace: u16,
     connect: &ConnectOptions,
     thread: &Thread,
-) -> Result<WrittenPart> {
+) -> Result<PartRecord> {
     let address = &plan.image()[usize::from(namespace)];
     let media = open_planned(std::slice::from_ref(address), connect)?;
     let lease = Lease::take(&media, plan.options().image.lease)?;
@@ -38,9 +39,9 @@ fn write(
     media: &Media,
     lease: &Lease,
     thread: &Thread,
-) -> Result<WrittenPart> {
+) -> Result<PartRecord> {
     let (options, layout) = (plan.options(), plan.journal().layout);
-    let lane = Lane::read_open(plan, namespace, &mut media.channel())?;
+    let lane = Lane::read_open(plan.id(), plan.journal(), namespace, &mut media.channel())?;
     thread.start(Started {
         part: Some(key),
         image: None,
@@ -92,7 +93,7 @@ fn write(
     }
     lease.check()?;
     lane.append(&record, &layout, &mut channel)?;
-    Ok(WrittenPart(record))
+    Ok(record)
 }
 
 /// A record takes less than a cell.
