@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, OnError, Options as Open, Query, Sampler};
 use dlfs::nvme::Address;
@@ -79,9 +79,11 @@ pub(crate) fn long(places: &Places, options: &Options) {
     std::fs::write(plain.join("long.bin"), bytes).expect("room for the file");
     let image = places.imported(&plain, "long.dlfs");
     let mount = Mount::dlfs(places, &image.to_string_lossy(), "long-mount");
+    let kept = kept_in_tier(places, &plain, len);
     let mut sides = Sides::default();
     for round in 0..=options.number("rounds") {
         sides.add(round, "ext4", in_sequence(&plain));
+        sides.add(round, "--passthrough, tier", in_sequence(&kept.folder));
         drop_pages(&mount.folder);
         sides.add(round, "mount, dropped", in_sequence(&mount.folder));
         sides.add(round, "mount, kept", in_sequence(&mount.folder));
@@ -92,9 +94,33 @@ pub(crate) fn long(places: &Places, options: &Options) {
         sides.add(round, "--passthrough, first", in_sequence(&mount.folder));
         sides.add(round, "--passthrough, again", in_sequence(&mount.folder));
     }
-    for side in ["mount, dropped", "mount, kept", "--passthrough, first", "--passthrough, again"] {
+    for side in [
+        "mount, dropped",
+        "mount, kept",
+        "--passthrough, tier",
+        "--passthrough, first",
+        "--passthrough, again",
+    ] {
         let what = ("MB/s", Some(0.7));
         compared("128 KiB in sequence", (side, sides.of(side)), ("ext4", sides.of("ext4")), what);
+    }
+}
+
+/// The plain folder, mounted with a tier that has all of its file of this length.
+fn kept_in_tier(places: &Places, plain: &Path, len: u64) -> Mount {
+    let tier = format!("file:{}:{}", places.folder("long-tier").display(), 2 * len);
+    let options = ["--passthrough", "0", "--tier", &tier];
+    let mount = Mount::dlfs_with(places, &plain.to_string_lossy(), "long-folder", &options);
+    in_sequence(&mount.folder);
+    let (path, mut value) = (mount.folder.join("long.bin"), [0; 32]);
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        let read = rustix::fs::getxattr(&path, "user.dlfs.kept", &mut value).expect("an attribute");
+        if value[..read] == *len.to_string().as_bytes() {
+            return mount;
+        }
+        assert!(Instant::now() < until, "the tier does not have the file");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
