@@ -1,5 +1,4 @@
-//! Files that the kernel reads by itself (FUSE passthrough): each from a file that has its bytes, as fast as those of
-//! any other file system.
+//! Files that the kernel reads by itself (FUSE passthrough): each from a file that has its bytes.
 //!
 //! That is the tier's own file, where a tier keeps the whole file as one, or memory that the file was read into, whole
 //! and verified, when it was opened. The memory stays while there is room, for the next open.
