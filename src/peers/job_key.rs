@@ -259,7 +259,7 @@ fn host_of_all() -> Nqn {
 }
 
 /// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's cannot. And
-/// with ffdhe2048 each node would compute 2.7 ms for each other node (benches/auth.rs), all in the first seconds, within
+/// with ffdhe2048 each node would compute 2.7 ms for each other node (benches/auth.rs), all in the first seconds, in
 /// the 2 % of a core that a target spends on hosts which have not proved themselves yet: 8 s for 64 nodes.
 pub(super) const GROUPS: [Group; 1] = [Group::Null];
 
