@@ -23,6 +23,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Lba, Nsid, SampleId};
 use support::contract;
+use support::fork::in_child;
 use support::random::Random;
 
 /// Files of all kinds of lengths in two class folders and none, in the order of ids.
@@ -209,6 +210,21 @@ sys.stdin.read()";
         Ok(()) => Some(child),
         Err(_) => child.wait().ok().and(None),
     }
+}
+
+#[test]
+fn a_folder_with_a_relative_path_is_read_wherever_the_program_goes_afterwards() {
+    let (folder, files) = tree();
+    let (name, bytes) = files.last().unwrap();
+    assert!(in_child(|| {
+        std::env::set_current_dir(folder.path().parent().unwrap()).unwrap();
+        let image = open_image(Path::new(folder.path().file_name().unwrap()));
+        std::env::set_current_dir("/").unwrap();
+        let mut batch = Batch::new();
+        let id = image.lookup(name.as_bytes()).unwrap();
+        image.reader(ReaderOptions::default()).unwrap().read_batch(&[id], &mut batch).unwrap();
+        batch.bytes(0)[..] == bytes[..]
+    }));
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 use super::readiness::Registry;
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::process::Forked;
 use crate::units::Lba;
 use files::Files;
@@ -71,10 +71,12 @@ impl FolderNamespace {
     /// # Errors
     /// `NotFound`, `Refused`: as the operating system says. `Unsupported`: a file of 4 GiB or more.
     pub fn open(path: impl AsRef<Path>) -> Result<FolderNamespace> {
-        let root = path.as_ref().to_owned();
-        let listing = Listing::of(&root)?;
+        let path = path.as_ref();
+        let listing = Listing::of(path)?;
+        // The program may change its working folder.
+        let root = std::path::absolute(path).map_err(|error| Error::from(error).path(path))?;
         let namespace = Namespace {
-            address: root.display().to_string(),
+            address: path.display().to_string(),
             block_len_bytes: BLOCK_LEN_BYTES,
             num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
             max_transfer_bytes: MAX_TRANSFER_BYTES,
