@@ -9,10 +9,11 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use dlfs::dataset::{Ahead, Dataset, OnError, Options, OrderFile, Query};
+use dlfs::dataset::{Ahead, Dataset, OnError, Options, OrderFile, Query, Sampler};
 use dlfs::directory::Directory;
 use dlfs::format::Pack;
 use dlfs::posix::{FIRST, File, FileTree, Folder, Node, PathError, ROOT};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::units::{Generation, SampleId};
 use images::{Image, Sample, sample};
 use proptest::prelude::*;
@@ -271,6 +272,30 @@ fn samples_along_an_order_are_read_ahead_through_epochs() {
     }
     let stats = ahead.stats();
     assert_eq!((stats.hits, stats.hits + stats.misses), (found, dataset.len()));
+}
+
+#[test]
+fn a_program_that_follows_its_order_finds_every_sample_read_ahead() {
+    let source = plain_folder::PlainFolder::new(&[]);
+    let dataset = dataset_of(&source);
+    for kind in [r#""global""#, r#""grouped", "lanes": 8, "group": 4"#] {
+        let file =
+            format!(r#"{{"order": {{"kind": {kind}, "seed": 5}}, "batch": 7, "window": 9000}}"#);
+        let order = OrderFile::parse(&file).unwrap();
+        let options = LoaderOptions::new(order.order, 7, 2);
+        let mut sampler = Sampler::new(&dataset, options).unwrap();
+        let ahead =
+            Ahead::start(&dataset, &order, 40, |batch, i| Some(batch.bytes(i).to_vec())).unwrap();
+        let mut ids = Vec::new();
+        while sampler.next(&mut ids).unwrap().is_some() {
+            for &id in &ids {
+                let read = dataset.read(Query::Ids(&[id]), OnError::Raise, &mut ()).unwrap();
+                assert_eq!(ahead.take(id).as_deref(), Some(read.batch.bytes(0)), "{kind}: {id}");
+            }
+        }
+        let stats = ahead.stats();
+        assert_eq!((stats.hits, stats.misses, stats.unused), (2 * dataset.len(), 0, 0), "{kind}");
+    }
 }
 
 #[test]
