@@ -154,7 +154,8 @@ class Datasource(ray.data.Datasource):  # type: ignore[misc]
 
     A row has a column for each field ("data" where samples have one field without a name), and `id`; `label` and `name`
     where asked for, and the typed columns. Fields with types are numbers, tensors, or lists where the first dimension is
-    free; others are bytes. Where samples of a batch lack a field, its arrays are flat lists. bfloat16 becomes float32. Every read task has a run of samples that lie one behind the other, and verifies them.
+    free; others are bytes. Where samples of a batch lack a field, its arrays are flat lists. bfloat16 becomes float32.
+    Every read task has a run of samples that lie one behind the other, and verifies them.
 
     address     as for dlfs.open
     fields      the fields to read. None: all of them
