@@ -88,7 +88,7 @@ impl Tree {
         all: impl Fn(&mut dyn FnMut(u32, u32)) -> Result<(), FormatError>,
     ) -> Result<Tree, FormatError> {
         let passes = num_samples.div_ceil(entries_at_once).next_power_of_two();
-        let pass_of = |key: u32| (u64::from(key) * passes >> 32) as usize;
+        let pass_of = |key: u32| ((u64::from(key) * passes) >> 32) as usize;
         let mut counts = vec![0_usize; passes as usize];
         all(&mut |key, _| counts[pass_of(key)] += 1)?;
         let mut leaves = Leaves::new(counts.iter().sum(), id_width(num_samples));

@@ -45,7 +45,7 @@ enum Collected {
     /// The directory of the generation that is committed at the end.
     Directory(Box<DirectoryBuilder>),
     /// A part that others commit.
-    Part(PartSum),
+    Part(Box<PartSum>),
 }
 
 /// The bytes of a sample: how many, and what writes them.
@@ -96,7 +96,7 @@ impl<'a> ChunkStream<'a> {
         columns: Vec<ColumnSpec>,
         space: Space,
     ) -> ChunkStream<'a> {
-        ChunkStream::onto(state, lease, columns, space, Collected::Part(PartSum::default()))
+        ChunkStream::onto(state, lease, columns, space, Collected::Part(Box::default()))
     }
 
     fn onto(
@@ -372,7 +372,7 @@ impl<'a> ChunkStream<'a> {
         self.finish_chunk()?;
         self.drain()?;
         match self.collected {
-            Collected::Part(sum) => Ok((sum, self.space)),
+            Collected::Part(sum) => Ok((*sum, self.space)),
             Collected::Directory(_) => {
                 Err(Error::new(ErrorKind::Internal, "an image is committed, not ended"))
             }
