@@ -160,7 +160,7 @@ impl Peers {
             let nguid = nguid_of(image, generation, number);
             Arc::new(View { cache: Arc::clone(cache), nguid })
         });
-        // Until the round is known, no other host has a reason to connect.
+        // Until the round is known, nobody is let in. Ranks that know it earlier wait.
         let (allow_hosts, host_keys) = match &options.keys {
             Some(PeerKeys { tls, .. }) => (Vec::new(), nobody(&own_host, *tls)?),
             None => (vec![own_host.clone()], Hosts::new()),
@@ -171,6 +171,7 @@ impl Peers {
             host_keys,
             dhchap_groups: GROUPS.to_vec(),
             max_memory_wait: Some(MAX_MEMORY_WAIT),
+            hold: true,
             ..TargetOptions::new(nqn.clone())
         };
         let mut target = Target::bind(target_options, views.collect())?;

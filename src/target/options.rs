@@ -81,6 +81,12 @@ pub struct TargetOptions {
     /// How long reads may wait for memory before they end with *Deallocated or Unwritten Logical Block*, for
     /// hosts that can read elsewhere; `None`: until there is memory.
     pub max_memory_wait: Option<Duration>,
+    /// Whether connections wait until [`Target::set_allowed_hosts`] or [`Target::set_host_keys`] has said whose they
+    /// may be: for a target that must listen before it knows its hosts, which may be faster than it.
+    ///
+    /// [`Target::set_allowed_hosts`]: super::Target::set_allowed_hosts
+    /// [`Target::set_host_keys`]: super::Target::set_host_keys
+    pub hold: bool,
 }
 
 /// What a host proves itself with, and what the target proves itself to that host with.
@@ -159,6 +165,7 @@ impl TargetOptions {
             connect_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
             max_memory_wait: None,
+            hold: false,
         }
     }
 }

@@ -255,6 +255,10 @@ impl Poller {
     }
 
     fn accept(&mut self, now: Instant) {
+        if self.backend.subsystem.is_held() {
+            self.next_tick = self.next_tick.min(now + HELD_TICK);
+            return self.pause_accepting(true);
+        }
         for _ in 0..ACCEPTS_PER_ITERATION {
             let Some(listener) = &self.listener else { return };
             let (stream, peer) = match listener.accept() {
@@ -778,5 +782,7 @@ const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// The same while nothing is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
+/// How often it is checked whether connections that wait for their hosts to be known may go on.
+const HELD_TICK: Duration = Duration::from_millis(5);
 /// How long a stopped poller waits for its devices.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

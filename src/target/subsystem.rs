@@ -35,6 +35,8 @@ pub(super) struct Subsystem {
     allowed: RwLock<Vec<Nqn>>,
     /// The keys of hosts; those of the options, or what has replaced them.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
+    /// Whether connections wait until one of both is replaced.
+    held: AtomicBool,
     pub(super) exponentiations: Exponentiations,
     /// Keys of TLS that authentications have generated.
     pub(super) generated: GeneratedKeys,
@@ -152,6 +154,7 @@ impl Subsystem {
         Subsystem {
             allowed: RwLock::new(options.allow_hosts.clone()),
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
+            held: AtomicBool::new(options.hold),
             options,
             devices,
             max_transfer_bytes,
@@ -212,11 +215,18 @@ impl Subsystem {
     /// Replaces the hosts that may connect without keys. What is connected stays.
     pub(super) fn set_allowed(&self, hosts: Vec<Nqn>) {
         *self.allowed.write() = hosts;
+        self.held.store(false, Ordering::Release);
     }
 
     /// Replaces the keys of all hosts. What is connected stays; the next Connect needs the new ones.
     pub(super) fn set_keys(&self, keys: BTreeMap<Nqn, HostKeys>) {
         *self.keys.write() = shared_keys(keys);
+        self.held.store(false, Ordering::Release);
+    }
+
+    /// Whether connections wait: see [`TargetOptions::hold`].
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
     }
 
     /// Whether some host has a key of TLS.

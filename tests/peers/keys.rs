@@ -1,6 +1,7 @@
 //! Ranks that prove to each other that they belong to one job.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,10 @@ use dlfs::keys::generate_secret;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
 use dlfs::peers::rendezvous::{Blocks, Rendezvous};
 use dlfs::peers::{JobKey, Pass, PeerKeys};
+use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions};
+use dlfs::target::{Target, TargetOptions};
+use dlfs::units::Nsid;
 
 use super::{Node, Origin, hostnqn, nodes, read_all};
 
@@ -115,6 +119,24 @@ fn a_rank_with_another_key_is_named_by_all() {
         let report = error.report();
         assert!(report.contains("has job key") && report.contains("--job-key"), "{report}");
     }
+}
+
+/// A rank may have all records, and connect, before another rank has them.
+#[test]
+fn hosts_that_come_before_the_target_knows_them_wait() {
+    let device = Arc::new(MemNamespace::new(1 << 20, 4096).unwrap());
+    let subnqn = Nqn::new("nqn.2026-11.io.dlfs:held").unwrap();
+    let options = TargetOptions { hold: true, ..TargetOptions::new(subnqn) };
+    let target = Target::bind(options, vec![device]).unwrap();
+    let address = [target.address(Nsid(1))];
+    let connect = ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() };
+    thread::scope(|scope| {
+        let connecting = scope.spawn(|| qpair::open_all(&address, &connect).map(drop));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!connecting.is_finished() && target.stats().accepted == 0);
+        target.set_allowed_hosts(vec![hostnqn()]);
+        connecting.join().unwrap().unwrap();
+    });
 }
 
 #[test]
