@@ -64,8 +64,7 @@ impl Blocks {
         Ok(Blocks { place, world_size, own: Vec::new(), side })
     }
 
-    /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys`
-    /// are those of rank 0.
+    /// The side of every other rank: rank 0 listens at `host` and `port`, or will. `keys` are those of rank 0.
     pub fn guest(
         host: &str,
         port: u16,
