@@ -358,11 +358,11 @@ fn peak_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// `DLFS_TEST_SAMPLES=100000000` writes as many: it takes minutes, and 3 GB where temporary files are.
+/// `DLFS_WRITTEN_SAMPLES=100000000` writes as many: it takes minutes, and 3 GB where temporary files are.
 #[test]
 fn the_commit_of_many_small_samples_takes_little_memory_for_each() {
     const PARTS: u64 = 50;
-    let count: u64 = std::env::var("DLFS_TEST_SAMPLES")
+    let count: u64 = std::env::var("DLFS_WRITTEN_SAMPLES")
         .map_or(200_000, |count| count.parse().expect("a number"));
     let dir = tempfile::tempdir().unwrap();
     let (pack, chunk_size_bytes) = (Pack::Tight, 64 << 10);
