@@ -46,14 +46,10 @@ fn main() {
             ("python", "python3"),
             ("side", ""),
             ("folder", ""),
-            ("list", ""),
-            ("order", "global"),
         ],
     );
-    match options.text("side") {
-        "files" => return reads::side(&options),
-        "list" => return reads::list_in_order(&options),
-        _ => {}
+    if options.text("side") == "files" {
+        return reads::side(&options);
     }
     println!("{}", support::machine());
     let places = places::Places::new(options.text("at"));

@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::{Dataset, OnError, Options as Open, Query, Sampler};
+use dlfs::dataset::{Dataset, OnError, Options as Open, Query};
 use dlfs::nvme::Address;
-use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::permutation::{Key, Permutation};
-use dlfs::prefetch::LoaderOptions;
 use rustix::fs::{Advice, fadvise};
 
 use crate::places::{Mount, Places, is_installed, preloaded};
@@ -162,40 +160,11 @@ impl Files {
 
 /// The side that [`Files`] starts.
 pub(crate) fn side(options: &Options) {
-    let (folder, listed) = (PathBuf::from(options.text("folder")), options.text("list"));
-    let listed = match listed {
-        "" => None,
-        file => Some(std::fs::read_to_string(file).expect("a list of files")),
-    };
-    let listed = listed.map(|text| text.lines().map(|name| folder.join(name)).collect::<Vec<_>>());
+    let folder = PathBuf::from(options.text("folder"));
     println!("ready");
     for round in std::io::stdin().lines() {
         let round = round.expect("text").parse().expect("a number");
-        let rate = match &listed {
-            Some(files) => one_by_one(files.iter()),
-            None => open_read_close(&folder, round),
-        };
-        println!("{rate}");
-    }
-}
-
-/// Prints the names of the samples of the data set `--folder` in the order of a training.
-pub(crate) fn list_in_order(options: &Options) {
-    let address: Address = options.text("folder").parse().expect("an address");
-    let dataset = Dataset::open(&[address], &Open::default(), &mut ()).expect("it opens");
-    dataset.load_names(&mut ()).expect("names");
-    let kind = match options.text("order") {
-        "grouped" => OrderKind::Grouped { lanes: 8, group: 4 },
-        _ => OrderKind::Global,
-    };
-    let order = LoaderOptions::new(OrderSpec { kind, seed: 7 }, 64, 1);
-    let mut sampler = Sampler::new(&dataset, order).expect("an order");
-    let mut ids = Vec::new();
-    while sampler.next(&mut ids).expect("a batch").is_some() {
-        for id in &ids {
-            let name = dataset.directory().name(*id).expect("names").expect("it has one");
-            println!("{}", String::from_utf8_lossy(&name));
-        }
+        println!("{}", open_read_close(&folder, round));
     }
 }
 
@@ -205,17 +174,12 @@ fn open_read_close(folder: &Path, round: u64) -> f64 {
     list(folder, &mut files);
     files.sort_unstable();
     let order: Vec<usize> = order(files.len(), round).collect();
-    one_by_one(order.into_iter().map(|nth| &files[nth]))
-}
-
-/// Opens, reads and closes files; files a second.
-fn one_by_one<'a>(files: impl ExactSizeIterator<Item = &'a PathBuf>) -> f64 {
-    let (mut buffer, count) = (vec![0; 64 << 10], files.len());
+    let mut buffer = vec![0; 64 << 10];
     let began = Instant::now();
-    for path in files {
-        assert!(read_file(path, &mut buffer) > 0);
+    for nth in order {
+        assert!(read_file(&files[nth], &mut buffer) > 0);
     }
-    count as f64 / began.elapsed().as_secs_f64()
+    files.len() as f64 / began.elapsed().as_secs_f64()
 }
 
 /// Reads each file 128 KiB at a time; MB a second.

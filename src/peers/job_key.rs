@@ -258,9 +258,9 @@ fn host_of_all() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rank").expect("it is short and has no control characters")
 }
 
-/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's cannot. And
-/// with ffdhe2048 each node would compute 2.7 ms for each other node (benches/auth.rs), all in the first seconds, in
-/// the 2 % of a core that a target spends on hosts which have not proved themselves yet: 8 s for 64 nodes.
+/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's cannot.
+/// And all nodes connect to each other when a job starts, while a target spends 2 % of a core on the exponentiations
+/// of hosts that have not proved themselves yet: with a group, many nodes would wait for seconds.
 pub(super) const GROUPS: [Group; 1] = [Group::Null];
 
 /// The pseudorandom key of HKDF, from which keys are expanded.
