@@ -262,6 +262,22 @@ def test_any_stop_with_any_workers_goes_on_as_a_model_does(few, monkeypatch):
     in_process(few, CASES, monkeypatch)
 
 
+@pytest.mark.parametrize("order", ["grouped", "global", "sequential"])
+@pytest.mark.parametrize("left", [2, 3, 4])
+def test_a_last_round_with_fewer_samples_than_workers_goes_on_after_one_of_them(few, order, left):
+    alone = dlfs.torch.DataLoader(dlfs.torch.IterableDataset(few, 1, order, seed=3, transform=ids_of))
+    had = [ids for ids, _ in itertools.islice(alone, len(few) - left)]
+    of_five = dlfs.torch.DataLoader(
+        dlfs.torch.IterableDataset(few, 12, order, seed=3, transform=ids_of), num_workers=5
+    )
+    of_five.load_state_dict(alone.state_dict())
+    had += [next(iter(of_five))[0]]
+    last = dlfs.torch.DataLoader(dlfs.torch.IterableDataset(few, 3, order, seed=3, transform=ids_of))
+    last.load_state_dict(through_json(of_five.state_dict()))
+    had += [ids for ids, _ in last]
+    assert sorted(itertools.chain(*had)) == sorted(int(id) for id in few.ids)
+
+
 def test_so_do_those_that_read(ds, monkeypatch):
     in_process(ds, READ, monkeypatch)
 

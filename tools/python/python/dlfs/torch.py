@@ -779,10 +779,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The samples of the round after `state`: what all ranks get from each worker, rank after rank."""
         ids, pieces = self.dataset.ids, []
         for worker in range(round.workers):
-            each = [
-                self._ids_of(state, round, worker, rank).next() for rank in range(round.world_size)
-            ]
-            lists = [drawn[0] if drawn else [] for drawn in each]
+            each = [self._ids_of(state, round, worker, rank) for rank in range(round.world_size)]
+            # Who has nothing left in the last round would draw from the next epoch.
+            drawn = [one.next() if one.has_batches_left else None for one in each]
+            lists = [batch[0] if batch else [] for batch in drawn]
             turns = itertools.zip_longest(*lists)
             pieces.append([int(ids[at]) for turn in turns for at in turn if at is not None])
         return pieces
