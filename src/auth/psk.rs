@@ -36,7 +36,8 @@ pub enum Derivation {
     /// As the specification says, with TLS 1.3's HkdfLabel.
     #[default]
     Specification,
-    /// As in libnvme before July 2025: without the lengths of label and context.
+    /// As in libnvme before July 2025: without the lengths of label and context, and with that of the key
+    /// little-endian.
     Compatible,
 }
 
@@ -271,12 +272,12 @@ impl Derivation {
     fn expand(self, hash: Hash, key: &[u8], label: &str, context: &[u8]) -> Option<Digest> {
         let zeros = [0; 64];
         let prk = hash.hmac(&zeros[..hash.len_bytes()], &[key]);
-        let len = (hash.len_bytes() as u16).to_be_bytes();
+        let len = hash.len_bytes() as u16;
         let label_len = [(TLS_LABEL.len() + label.len()) as u8];
         let context_len = [u8::try_from(context.len()).ok()?];
-        let (label_len, context_len) = match self {
-            Derivation::Specification => (&label_len[..], &context_len[..]),
-            Derivation::Compatible => (&[][..], &[][..]),
+        let (len, label_len, context_len) = match self {
+            Derivation::Specification => (len.to_be_bytes(), &label_len[..], &context_len[..]),
+            Derivation::Compatible => (len.to_le_bytes(), &[][..], &[][..]),
         };
         let label = label.as_bytes();
         let parts = [&len, label_len, TLS_LABEL, label, context_len, context, &[1]];
@@ -362,16 +363,31 @@ mod tests {
         }
     }
 
+    /// The expected values are from libnvme's tests of its compatible functions.
     #[test]
-    fn keys_that_libnvme_derived_before_july_2025_differ() {
-        let text = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-        let configured: ConfiguredPsk = text.parse().unwrap();
-        let (host, subsystem) = (Nqn::new("h").unwrap(), Nqn::new("s").unwrap());
-        let key = |derivation| {
-            let psk = configured.tls_psk(IdentityVersion::V1, derivation, &host, &subsystem);
-            psk.unwrap().key().to_vec()
-        };
-        assert_ne!(key(Derivation::Specification), key(Derivation::Compatible));
+    fn identities_of_keys_derived_before_july_2025_are_those_of_libnvme() {
+        let cases = [
+            (
+                "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
+                "NVMe1R01 nqn.psk-test-host nqn.psk-test-subsys 66GuqV08TsAGII39teWUfwQwizjv06Jy8jOcX3NAAzM=",
+            ),
+            (
+                "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:",
+                "NVMe1R02 nqn.psk-test-host nqn.psk-test-subsys \
+                 RsKmYJ3nAn1ApjjMloJFbAkLPivONDAX/xW327YBUsn2eGShXSjCZvBaOxscLqmz",
+            ),
+        ];
+        let host = Nqn::new("nqn.psk-test-host").unwrap();
+        let subsystem = Nqn::new("nqn.psk-test-subsys").unwrap();
+        for (text, identity) in cases {
+            let configured: ConfiguredPsk = text.parse().unwrap();
+            let of = |derivation| {
+                configured.tls_psk(IdentityVersion::V1, derivation, &host, &subsystem).unwrap()
+            };
+            let psk = of(Derivation::Compatible);
+            assert_eq!(psk.identity().as_str(), identity);
+            assert_ne!(psk.key(), of(Derivation::Specification).key());
+        }
     }
 
     #[test]
