@@ -1,7 +1,7 @@
 //! The controller's side of an authentication.
 
 use super::group::{Exponentiation, Power};
-use super::host::sc_c;
+use super::host::{NEW_TLS_PSK, sc_c};
 use super::response::{Transcript, generated_psk, session_key};
 use super::{
     Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness, Secret,
@@ -129,7 +129,17 @@ impl Controller {
                 State::AwaitingReply(chosen),
                 Message::Reply { response, cvalid, sequence, challenge, dh, .. },
             ) => {
-                let sequence = cvalid.then_some(sequence);
+                // A challenge without a number is one for the key of TLS.
+                let is_as_agreed = match (cvalid, sequence) {
+                    (true, 0) => chosen.sc_c != 0,
+                    (true, _) => true,
+                    (false, _) => chosen.sc_c == 0,
+                };
+                if !is_as_agreed {
+                    let reason = "the host's challenge does not fit what was agreed";
+                    return self.fail(chosen.tid, Explanation::IncorrectPayload, reason);
+                }
+                let sequence = Some(sequence).filter(|number| cvalid && *number != 0);
                 self.take_reply(chosen, Answer { response, challenge, sequence }, &dh)
             }
             (State::AwaitingSuccess2 { .. }, Message::Success2 { .. }) => Next::Authenticated,
@@ -184,15 +194,17 @@ impl Controller {
             return self.fail(tid, Explanation::ProtocolNotUsable, reason);
         }
         let is_as_required = match terms.concatenation {
-            Concatenation::Optional => wanted <= 1,
+            Concatenation::Optional => wanted == 0 || wanted == NEW_TLS_PSK,
             required => wanted == sc_c(required),
         };
         if !is_as_required {
             let reason = "host and controller disagree on secure channel concatenation";
             return self.fail(tid, Explanation::ConcatenationMismatch, reason);
         }
-        let Some(hash) = terms.hashes.iter().copied().find(|hash| hashes.contains(&hash.id()))
-        else {
+        // No cipher suite of TLS has SHA-512.
+        let may_be =
+            |hash: &Hash| hashes.contains(&hash.id()) && (wanted == 0 || *hash != Hash::Sha512);
+        let Some(hash) = terms.hashes.iter().copied().find(may_be) else {
             return self.fail(tid, Explanation::HashNotUsable, "the host offers no allowed hash");
         };
         let fits = |group: &Group| {
@@ -281,7 +293,7 @@ impl Controller {
             }
         };
         self.psk = session_key
-            .filter(|_| sc_c == 1)
+            .filter(|_| sc_c == NEW_TLS_PSK)
             .map(|key| (generated_psk(hash, key, c1, &answer.challenge), hash));
         self.state = State::SendingSuccess1 { tid, is_mutual: response.is_some() };
         Next::Send(Message::Success1 { tid, hl: hash.len_bytes() as u8, response }.encode())

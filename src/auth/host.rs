@@ -244,13 +244,14 @@ impl Host {
             .as_ref()
             .map(|secret| transcript.of_controller(&secret.key(subnqn), &c2, self.own.sequence));
         let is_mutual = expected.is_some();
+        let concatenates = *concatenation == Concatenation::Required;
         self.psk = session_key
-            .filter(|_| *concatenation == Concatenation::Required)
+            .filter(|_| concatenates)
             .map(|key| (generated_psk(hash, key, &chosen.challenge, &c2), hash));
         let reply = Message::Reply {
             tid: self.tid,
             response: response.as_ref().to_vec(),
-            cvalid: is_mutual,
+            cvalid: is_mutual || concatenates,
             sequence: if is_mutual { self.own.sequence } else { 0 },
             challenge: c2,
             dh,
@@ -284,9 +285,12 @@ impl Host {
     }
 }
 
+/// Secure channel concatenation with a new key of TLS (NEWTLSPSK).
+pub(super) const NEW_TLS_PSK: u8 = 2;
+
 pub(super) fn sc_c(concatenation: Concatenation) -> u8 {
     match concatenation {
         Concatenation::No | Concatenation::Optional => 0,
-        Concatenation::Required => 1,
+        Concatenation::Required => NEW_TLS_PSK,
     }
 }

@@ -25,7 +25,7 @@ pub enum Message {
     Negotiate {
         /// Transaction identifier.
         tid: u16,
-        /// Secure channel concatenation: 0 none, 1 with a new TLS key.
+        /// Secure channel concatenation: 0 none, 2 with a new TLS key.
         sc_c: u8,
         /// Identifiers of hashes; empty if DH-HMAC-CHAP is not among the protocols.
         hashes: Vec<u8>,
@@ -53,9 +53,9 @@ pub enum Message {
         tid: u16,
         /// R1.
         response: Vec<u8>,
-        /// Whether the controller is to answer `challenge`.
+        /// Whether `challenge` is meant.
         cvalid: bool,
-        /// Sequence number of `challenge`.
+        /// Sequence number of `challenge`; 0: the controller does not answer it, and it serves the key of TLS alone.
         sequence: u32,
         /// C2, as long as `response`.
         challenge: Vec<u8>,
@@ -403,7 +403,7 @@ mod tests {
         let fill = |len: usize, at: u8| (0..len).map(|i| at ^ i as u8).collect::<Vec<u8>>();
         let (tid, explanation) = (0xA1B2, Explanation::HashNotUsable);
         vec![
-            Message::Negotiate { tid, sc_c: 1, hashes: vec![3, 1], groups: vec![2, 0, 1] },
+            Message::Negotiate { tid, sc_c: 2, hashes: vec![3, 1], groups: vec![2, 0, 1] },
             Message::Challenge {
                 tid,
                 hash: 2,

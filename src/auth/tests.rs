@@ -237,14 +237,67 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     assert!(a.generated_psk().is_none() && b.generated_psk().is_none());
     let (concatenation, groups) = (Concatenation::Required, Group::ALL.to_vec());
     let host = HostTerms { concatenation, groups, ..host };
-    let controller = ControllerTerms { concatenation, ..controller };
-    let (ends, a, b) = between(rng, host.clone(), controller.clone());
+    // The hash that the controller prefers is one that no cipher suite has.
+    let hashes = vec![Hash::Sha512, Hash::Sha384, Hash::Sha256];
+    let controller = ControllerTerms { hashes, concatenation, ..controller };
+    let one_way = HostTerms { ctrl_secret: None, ..host.clone() };
+    for host in [host, one_way] {
+        let (ends, a, b) = between(rng, host.clone(), controller.clone());
+        assert_eq!(ends, Ends::both(Ok(())));
+        let (psk, hash) = a.generated_psk().unwrap();
+        assert_eq!(psk.as_ref(), b.generated_psk().unwrap().0.as_ref());
+        assert_eq!((psk.as_ref().len(), hash), (48, Hash::Sha384));
+        let (_, c, _) = between(rng, host, controller.clone());
+        assert_ne!(psk.as_ref(), c.generated_psk().unwrap().0.as_ref());
+    }
+}
+
+/// The numbers of NVM Express Base Specification 2.2, 8.3.5.5: Linux's host and target expect them.
+#[test]
+fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
+    let rng = &mut Rng(9);
+    let (host, controller) = terms(rng, false);
+    let (concatenation, groups) = (Concatenation::Required, vec![Group::Ffdhe2048]);
+    let host = HostTerms { concatenation, groups, ..host };
+    let controller = ControllerTerms { concatenation: Concatenation::Optional, ..controller };
+    let host = Host::new(host, &rng.randomness(), 7);
+    let mut sent = Vec::new();
+    let controller = Controller::new(controller, &rng.randomness());
+    let (ends, ..) = run(host, controller, |_, message| sent.push(message.clone()));
     assert_eq!(ends, Ends::both(Ok(())));
-    let (psk, hash) = a.generated_psk().unwrap();
-    assert_eq!(psk.as_ref(), b.generated_psk().unwrap().0.as_ref());
-    assert_eq!(psk.as_ref().len(), hash.len_bytes());
-    let (_, c, _) = between(rng, host, controller);
-    assert_ne!(psk.as_ref(), c.generated_psk().unwrap().0.as_ref());
+    assert_eq!(sent[0][6], 2, "SC_C: a new key of TLS");
+    let Message::Reply { cvalid, sequence, challenge, .. } = Message::decode(&sent[2]).unwrap()
+    else {
+        panic!("the third message answers the challenge")
+    };
+    assert_eq!((cvalid, sequence), (true, 0));
+    assert!(challenge.iter().any(|byte| *byte != 0));
+}
+
+/// Otherwise whoever is in between could have the controller prove nothing, or keep a challenge out of the key.
+#[test]
+fn a_challenge_that_was_not_agreed_on_is_refused() {
+    let rng = &mut Rng(10);
+    let (host, controller) = terms(rng, true);
+    let numberless = |message: &mut Vec<u8>| message[12..16].fill(0);
+    let invalid = |message: &mut Vec<u8>| message[8] = 0;
+    let groups = vec![Group::Ffdhe2048];
+    let with_key = HostTerms { concatenation: Concatenation::Required, groups, ..host.clone() };
+    let cases: [(HostTerms, &dyn Fn(&mut Vec<u8>)); 2] =
+        [(host, &numberless), (with_key, &invalid)];
+    for (host, damage) in cases {
+        let controller =
+            ControllerTerms { concatenation: Concatenation::Optional, ..controller.clone() };
+        let host = Host::new(host, &rng.randomness(), 7);
+        let (ends, ..) =
+            run(host, Controller::new(controller, &rng.randomness()), |number, message| {
+                if number == 2 {
+                    damage(message);
+                }
+            });
+        let Some(Err(Failed::Here(explanation, _))) = ends.controller else { panic!("{ends:?}") };
+        assert_eq!(explanation, Explanation::IncorrectPayload);
+    }
 }
 
 /// A man in the middle who sends the controller's own challenge back to have it answered.

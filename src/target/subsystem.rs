@@ -17,7 +17,7 @@ use super::options::{Access, HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
 use super::warnings::{WarningKind, Warnings, Who};
-use crate::auth::{Concatenation, ControllerTerms, Hash, IdentityParts, Origin, TlsPsk};
+use crate::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 use crate::qpair::{Device, Namespace};
@@ -242,16 +242,12 @@ impl Subsystem {
         keys: &HostKeys,
         concatenation: Concatenation,
     ) -> ControllerTerms {
-        let mut hashes = self.options.dhchap_hashes.clone();
-        if concatenation == Concatenation::Required {
-            hashes.retain(|hash| *hash != Hash::Sha512); // no cipher suite has it
-        }
         ControllerTerms {
             hostnqn: host.clone(),
             subnqn: self.options.nqn.clone(),
             secrets: keys.secrets.clone(),
             ctrl_secret: keys.ctrl_secret.clone(),
-            hashes,
+            hashes: self.options.dhchap_hashes.clone(),
             groups: self.options.dhchap_groups.clone(),
             concatenation,
         }
