@@ -153,7 +153,15 @@ impl Link {
             Some(secured) => secured,
             None => self.secured.insert(Box::new(Secured::new(psk)?)),
         };
-        if secured.handshake(&self.socket, is_ready, &mut self.receives)? {
+        let result = secured.handshake(&self.socket, is_ready, &mut self.receives);
+        let explain = |error| match error {
+            // Linux's target sends no alert.
+            LinkError::Closed | LinkError::Os(Errno::CONNRESET) => {
+                Failure::from(error).hint(CLOSED_IN_HANDSHAKE)
+            }
+            _ => error.into(),
+        };
+        if result.map_err(explain)? {
             channel.handle_secured(now);
             return self.send(now, channel);
         }
@@ -333,6 +341,9 @@ fn errno(error: std::io::Error) -> Errno {
 /// The hint when the two sides have no common key of TLS.
 const TLS_KEYS: &str = "check that the target has this key for this host's NQN and the subsystem's NQN; a key that \
     libnvme before July 2025 has installed there needs --tls-compat";
+/// The hint when a target ends the handshake without saying why.
+const CLOSED_IN_HANDSHAKE: &str = "it may not have this key for this host's NQN and the subsystem's NQN, or no place \
+    for another host: see its log; a key that libnvme before July 2025 has installed there needs --tls-compat";
 /// The hint when a target does not speak TLS.
 const NOT_TLS: &str = "the target has no TLS key for any host, or no NVMe/TCP target listens there";
 
