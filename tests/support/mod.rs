@@ -7,6 +7,7 @@ pub mod disk;
 pub mod faults;
 pub mod fork;
 pub mod hostile_target;
+pub mod linux_target;
 #[cfg(feature = "spdk")]
 pub mod nvmf_tgt;
 pub mod origin;
