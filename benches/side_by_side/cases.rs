@@ -24,6 +24,8 @@ pub(crate) enum How {
     SpdkPerf { len: usize, depth: usize, to: To },
     /// iperf3, both sides.
     Iperf3 { len: usize },
+    /// `openssl speed` of TLS_AES_128_GCM_SHA256's cipher, on records of the most plaintext.
+    OpensslSpeed,
 }
 
 /// What a case reads from.
@@ -37,6 +39,8 @@ pub(crate) enum To {
     Snapshot,
     /// Our target with a region of memory, served by this many pollers.
     Region { pollers: usize },
+    /// The same inside TLS, by one poller.
+    Secured,
     /// Our target with a data set in memory.
     Served(Data),
     /// A raw sender.
@@ -53,6 +57,13 @@ pub(crate) fn all() -> Vec<Case> {
     }
     let ours = To::Region { pollers: 1 };
     cases.push(host("raw-128k-32-digests", "128k", ours, &read(131_072, 32, &["--digests"])));
+    for (name, family, len, depth) in
+        [("4k-128", "4k-128", 4096, 128), ("128k-32", "128k", 131_072, 32)]
+    {
+        let arguments = read(len, depth, &["--tls"]);
+        cases.push(host(&format!("tls-{name}"), family, To::Secured, &arguments));
+    }
+    cases.push(Case { how: How::OpensslSpeed, ..case("openssl-speed", "128k") });
     let stream = To::Raw { len: 131_072, depth: 32, ping_pong: false };
     cases.push(host(
         "stream-128k",

@@ -118,6 +118,26 @@ pub(crate) fn iperf3(len: usize, ms: u64) -> Result<Slice, String> {
     Ok(Slice { done, wall_s, host_cpu_s, target_cpu_s: Some(target), allocations: 0 })
 }
 
+// OpenSSL
+
+/// How fast one processor encrypts with the cipher of TLS_AES_128_GCM_SHA256.
+pub(crate) fn openssl_speed() -> Result<Slice, String> {
+    let output = Command::new("taskset")
+        .args(["-c", &cpu(HOST_CPU), "openssl", "speed", "-elapsed", "-mr", "-seconds", "1"])
+        .args(["-bytes", "16384", "-evp", "aes-128-gcm"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("taskset: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // +F:NUMBER:NAME:BYTES PER SECOND
+    let rate = text.lines().find_map(|line| line.strip_prefix("+F:")?.rsplit(':').next());
+    let rate: f64 = rate.and_then(|rate| rate.parse().ok()).ok_or_else(|| {
+        format!("openssl speed failed: {}", String::from_utf8_lossy(&output.stderr))
+    })?;
+    let done = Done { ops: (rate / 16384.0) as u64, bytes: rate as u64, batches: 0 };
+    Ok(Slice { done, wall_s: 1.0, host_cpu_s: 1.0, target_cpu_s: None, allocations: 0 })
+}
+
 // SPDK
 
 /// SPDK's target with a region of memory, and its `spdk_nvme_perf`. The target spins, so it is

@@ -28,7 +28,7 @@ use crate::stats::Random;
 use crate::support::files::{list, read_file};
 use crate::support::raw::{Messages, RandomOffsets, receive};
 use crate::support::{self, Options, Stopwatch};
-use crate::targets::loaded;
+use crate::targets::{loaded, tls};
 
 /// Runs the side given by `--side`.
 pub(crate) fn run(side: &str, options: &Options) {
@@ -109,6 +109,13 @@ fn read_blocks(options: &Options) {
         data_digest: options.is_set("digests"),
         direct: Direct::On,
         ..ConnectOptions::default()
+    };
+    let connect = match options.is_set("tls") {
+        true => {
+            let (hostnqn, key) = tls();
+            ConnectOptions { hostnqn: Some(hostnqn), tls_key: Some(key), ..connect }
+        }
+        false => connect,
     };
     let address = options.text("address").parse().expect("an address of a target of this bench");
     let device = open(&address, &connect).expect("what this bench has started or made");

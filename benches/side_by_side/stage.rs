@@ -47,10 +47,13 @@ impl Stage<'_> {
     pub(crate) fn prepare(&mut self, case: &Case) -> Result<(), String> {
         match &case.how {
             How::Host { arguments, to, keep } => {
-                self.address(*to)?;
                 if arguments.iter().any(|word| word == "--without-checksums") && !UNVERIFIED {
                     return Err("this build has no --features unverified".into());
                 }
+                if *to == To::Secured && !TLS {
+                    return Err("this build has no --features tls".into());
+                }
+                self.address(*to)?;
                 if *keep {
                     self.keep(case, arguments, *to)?;
                 }
@@ -66,6 +69,7 @@ impl Stage<'_> {
                 self.address(*to)?;
             }
             How::Iperf3 { .. } => external::find("iperf3").map(drop)?,
+            How::OpensslSpeed => external::find("openssl").map(drop)?,
         }
         Ok(())
     }
@@ -93,6 +97,7 @@ impl Stage<'_> {
                 spdk.perf(&address, *len, *depth, other)
             }
             How::Iperf3 { len } => external::iperf3(*len, slice_ms),
+            How::OpensslSpeed => external::openssl_speed(),
         }
     }
 
@@ -181,6 +186,9 @@ impl Stage<'_> {
                     .map(str::to_owned)
                     .to_vec()
             }
+            To::Secured => ["--side", "target", "--region", &region.to_string(), "--tls"]
+                .map(str::to_owned)
+                .to_vec(),
             To::Served(data) => {
                 ["--side", "target", "--image", &path(data)].map(str::to_owned).into()
             }
@@ -210,4 +218,5 @@ impl Stage<'_> {
     }
 }
 
+const TLS: bool = cfg!(feature = "tls");
 const UNVERIFIED: bool = cfg!(feature = "unverified");

@@ -5,10 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use dlfs::auth::{ConfiguredPsk, Hash};
+use dlfs::nvme::Nqn;
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::target::{Target, TargetOptions};
+use dlfs::target::{HostKeys, Target, TargetOptions};
 use dlfs::units::Nsid;
 
 use crate::support::raw::{Messages, send_forever};
@@ -64,16 +66,28 @@ pub(crate) fn loaded(path: &Path) -> MemNamespace {
 
 fn serve(device: MemNamespace, options: &Options) {
     let nqn = "nqn.2026-11.io.dlfs:side-by-side".parse().expect("a valid name");
-    let options = TargetOptions {
+    let secured = options.is_set("tls");
+    let mut options = TargetOptions {
         num_pollers: options.number("pollers") as usize,
         busy_poll: options.is_set("busy-poll"),
         ..TargetOptions::new(nqn)
     };
+    if secured {
+        let (hostnqn, key) = tls();
+        let keys = HostKeys { tls_keys: vec![key], ..HostKeys::default() };
+        options.host_keys.insert(hostnqn, keys);
+    }
     let target = Target::bind(options, vec![Arc::new(device.read_only())]).expect("a free port");
     println!("{}", target.address(Nsid(1)));
     loop {
         std::thread::park();
     }
+}
+
+/// Who connects inside TLS, and its key, for TLS_AES_128_GCM_SHA256.
+pub(crate) fn tls() -> (Nqn, ConfiguredPsk) {
+    let hostnqn = "nqn.2026-11.io.dlfs:side-by-side-host".parse().expect("a valid name");
+    (hostnqn, ConfiguredPsk::generate(&[24; 64], Hash::Sha256))
 }
 
 /// The processor of targets and senders, as an index into those that the bench may use.
