@@ -1,7 +1,9 @@
 //! Finite-field Diffie-Hellman in the groups of RFC 7919, with generator 2.
 
 use std::fmt;
+use std::sync::OnceLock;
 
+use crypto_bigint::ctutils::{CtAssign as _, CtEq as _};
 use crypto_bigint::modular::{FixedMontyForm, FixedMontyParams};
 use crypto_bigint::{Odd, U384, U2048, U3072, Uint};
 use zeroize::{Zeroize, Zeroizing};
@@ -83,6 +85,15 @@ impl Exponent {
     pub(super) fn new(bytes: [u8; EXPONENT_LEN_BYTES]) -> Exponent {
         Exponent(Zeroizing::new(bytes))
     }
+
+    /// A column of its bits: see [`Comb`].
+    fn column(&self, column: usize) -> u8 {
+        let bit = |row: usize| {
+            let at = row * COLUMNS + column;
+            (self.0[EXPONENT_LEN_BYTES - 1 - at / 8] >> (at % 8) & 1) << row
+        };
+        (0..TEETH).fold(0, |index, row| index | bit(row))
+    }
 }
 
 /// An exponentiation to compute, which takes milliseconds.
@@ -118,15 +129,13 @@ impl Exponentiation {
 
     /// Computes it, in a time that does not depend on the exponent.
     pub fn compute(self) -> Power {
+        static COMB2048: OnceLock<Comb<{ U2048::LIMBS }>> = OnceLock::new();
+        static COMB3072: OnceLock<Comb<{ U3072::LIMBS }>> = OnceLock::new();
         let Exponentiation { group, base, exponent } = &self;
-        let base = match base {
-            Base::Generator => &[2],
-            Base::Peer(value) => &value[..],
-        };
         Power(match group {
             Group::Null => unreachable!("nothing is computed without a group"),
-            Group::Ffdhe2048 => power(&FFDHE2048, base, exponent),
-            Group::Ffdhe3072 => power(&FFDHE3072, base, exponent),
+            Group::Ffdhe2048 => power(&FFDHE2048, &COMB2048, base, exponent),
+            Group::Ffdhe3072 => power(&FFDHE3072, &COMB3072, base, exponent),
         })
     }
 }
@@ -148,19 +157,70 @@ impl fmt::Debug for Power {
 
 fn power<const LIMBS: usize>(
     params: &FixedMontyParams<LIMBS>,
-    base: &[u8],
+    comb: &OnceLock<Comb<LIMBS>>,
+    base: &Base,
     exponent: &Exponent,
 ) -> Zeroizing<Vec<u8>> {
-    let mut padded = vec![0; Uint::<LIMBS>::BYTES];
-    let start = padded.len() - base.len();
-    padded[start..].copy_from_slice(base);
-    let base = FixedMontyForm::new(&Uint::from_be_slice(&padded), params);
-    let mut exponent = U384::from_be_slice(&*exponent.0);
-    let mut power = base.pow(&exponent).retrieve();
-    let bytes = Zeroizing::new(power.to_be_bytes().as_ref().to_vec());
-    exponent.zeroize();
+    let mut power = match base {
+        Base::Generator => comb.get_or_init(|| Comb::new(params)).power(params, exponent),
+        Base::Peer(value) => {
+            let base = FixedMontyForm::new(&Uint::from_be_slice(value), params);
+            let mut exponent = U384::from_be_slice(&*exponent.0);
+            let power = base.pow(&exponent);
+            exponent.zeroize();
+            power
+        }
+    };
+    let mut number = power.retrieve();
+    let bytes = Zeroizing::new(number.to_be_bytes().as_ref().to_vec());
     power.zeroize();
+    number.zeroize();
     bytes
+}
+
+/// Powers of the generator, with which its own exponentiations take less than half of the multiplications: the
+/// exponent's bits are a matrix with a row for each tooth, and one column is taken at a time (Lim and Lee, CRYPTO
+/// 1994). Entry i is the product of g^(2^(COLUMNS j)) for the bits j of i, in Montgomery form.
+struct Comb<const LIMBS: usize>([Uint<LIMBS>; 1 << TEETH]);
+
+const TEETH: usize = 4;
+const COLUMNS: usize = EXPONENT_LEN_BYTES * 8 / TEETH;
+
+impl<const LIMBS: usize> Comb<LIMBS> {
+    fn new(params: &FixedMontyParams<LIMBS>) -> Comb<LIMBS> {
+        let mut powers = [FixedMontyForm::new(&Uint::ONE, params); 1 << TEETH];
+        let mut tooth = FixedMontyForm::new(&Uint::from(2_u8), params);
+        for row in 0..TEETH {
+            let (known, new) = powers.split_at_mut(1 << row);
+            for (new, known) in new.iter_mut().zip(known) {
+                *new = *known * tooth;
+            }
+            (0..COLUMNS).for_each(|_| tooth = tooth.square());
+        }
+        Comb(powers.map(|power| power.to_montgomery()))
+    }
+
+    /// The generator's power, in a time that does not depend on the exponent.
+    fn power(
+        &self,
+        params: &FixedMontyParams<LIMBS>,
+        exponent: &Exponent,
+    ) -> FixedMontyForm<LIMBS> {
+        let mut power = self.entry(params, exponent.column(COLUMNS - 1));
+        for column in (0..COLUMNS - 1).rev() {
+            power = power.square() * self.entry(params, exponent.column(column));
+        }
+        power
+    }
+
+    /// An entry, found by looking at all.
+    fn entry(&self, params: &FixedMontyParams<LIMBS>, index: u8) -> FixedMontyForm<LIMBS> {
+        let mut found = self.0[0];
+        for (other, entry) in (1_u8..).zip(&self.0[1..]) {
+            found.ct_assign(entry, other.ct_eq(&index));
+        }
+        FixedMontyForm::from_montgomery(found, params)
+    }
 }
 
 static FFDHE2048: FixedMontyParams<{ U2048::LIMBS }> =
@@ -223,6 +283,25 @@ mod tests {
         let mut expected = vec![0; 256];
         expected[255 - 12] = 16; // 2^100
         assert_eq!(*power.0, expected);
+    }
+
+    /// `pow` of the crate, which takes every base, is another implementation.
+    #[test]
+    fn a_power_of_the_generator_is_that_of_the_general_way() {
+        for group in [Group::Ffdhe2048, Group::Ffdhe3072] {
+            let mut generator = vec![0; group.len_bytes()];
+            *generator.last_mut().unwrap() = 2;
+            let patterns =
+                [[0xFF; EXPONENT_LEN_BYTES], [0x80; EXPONENT_LEN_BYTES], [1; EXPONENT_LEN_BYTES]];
+            let more =
+                (0..8).map(|at| std::array::from_fn(|i| (i * 37 + at * 101 + i * i * at) as u8));
+            for bytes in patterns.into_iter().chain(more) {
+                let exponent = Exponent::new(bytes);
+                let by_comb = Exponentiation::public(group, &exponent).compute();
+                let in_general = Exponentiation::shared(group, &generator, &exponent).compute();
+                assert_eq!(by_comb.0, in_general.0, "{group}, {bytes:?}");
+            }
+        }
     }
 
     #[test]
