@@ -16,8 +16,10 @@ use zeroize::Zeroizing;
 use crate::auth::{ConfiguredPsk, Hash, KeyError, Secret};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::Nqn;
+use crate::qpair::ConnectOptions;
 use crate::random;
 use crate::target::{Access, HostKeys};
+use crate::tls::keyring;
 use crate::units::Nsid;
 
 /// A new DH-HMAC-CHAP secret from the operating system's random numbers.
@@ -47,6 +49,23 @@ pub fn secret_of(text_or_path: &str) -> Result<Secret> {
 pub fn tls_key_of(text_or_path: &str) -> Result<ConfiguredPsk> {
     key_of(text_or_path, TLS_PREFIX, MAKE_ONE_FOR_TLS)
 }
+
+/// Sets where the key of TLS comes from: as [`tls_key_of`], or, with the text `keyring`, from the kernel's keyring
+/// `.nvme`.
+///
+/// # Errors
+/// As [`tls_key_of`].
+pub fn set_tls_key(options: &mut ConnectOptions, text: &str) -> Result<()> {
+    if text == KEYRING {
+        options.tls_keyring = Some(keyring::NVME.to_owned());
+    } else {
+        options.tls_key = Some(tls_key_of(text)?);
+    }
+    Ok(())
+}
+
+/// Says that the key is in the kernel's keyring.
+pub const KEYRING: &str = "keyring";
 
 /// The bytes of the key that an option gives for a job: in the form of a secret, so that the same programs make it.
 ///

@@ -89,6 +89,7 @@ mod with_tls {
     use dlfs::tls::{Keys, Session};
     use dlfs::units::{Lba, SampleId};
 
+    use super::support::keyring::Keyring;
     use super::support::raw_host::{RawHost, Reply};
     use super::support::tls_tunnel;
     use super::*;
@@ -303,6 +304,42 @@ mod with_tls {
         let (kind, text) = refusal(&anybody, &concat_options("carol", true, false));
         assert_eq!(kind, ErrorKind::Refused, "{text}");
         assert!(text.contains("although it must"), "{text}");
+    }
+
+    /// As on a machine where nvme-cli has put keys into the kernel's keyring.
+    #[test]
+    fn a_key_in_the_kernels_keyring_connects_its_host_and_its_subsystem_alone() {
+        let target = serve(|_| {});
+        let name = format!("dlfs-test-{}", std::process::id());
+        let options = |of: &str| ConnectOptions {
+            tls_keyring: Some(name.clone()),
+            ..connect_options(of, None)
+        };
+        let (kind, text) = refusal(&target, &options("alice"));
+        assert_eq!(kind, ErrorKind::NotFound, "{text}");
+        assert!(text.contains(&name) && text.contains("--tls-key FILE"), "{text}");
+        let Some(keyring) = Keyring::make(&name) else { return };
+        for (of, subnqn) in [("alice", subnqn()), ("alice", Nqn::discovery()), ("bob", subnqn())] {
+            let psk = psk(of, &subnqn, &key(1, Hash::Sha256));
+            keyring.put(psk.identity().as_str(), psk.key());
+        }
+        keyring.put("NVMe1R01 no identity", &[1; 32]);
+        let namespace = connect(&target, &options("alice")).unwrap();
+        assert!(namespace.namespace().engine.starts_with("tcp (TLS"));
+        reads_the_pattern(&namespace);
+        let address = target.local_addr();
+        let found = dlfs::qpair::tcp::discover("127.0.0.1", address.port(), &options("alice"));
+        assert_eq!(found.unwrap().len(), 2);
+        // The key with SHA-384 goes first, as with Linux; a wrong one does not let in.
+        let wrong = psk("alice", &subnqn(), &key(9, Hash::Sha384));
+        keyring.put(wrong.identity().as_str(), wrong.key());
+        let (kind, text) = refusal(&target, &options("alice"));
+        assert_eq!(kind, ErrorKind::Refused, "{text}");
+        let (kind, text) = refusal(&target, &options("mallory"));
+        assert_eq!(kind, ErrorKind::NotFound, "{text}");
+        assert!(text.contains("mallory"), "{text}");
+        let both = ConnectOptions { tls_key: Some(key(1, Hash::Sha256)), ..options("alice") };
+        assert_eq!(refusal(&target, &both).0, ErrorKind::InvalidArgument);
     }
 
     struct Only(TlsPsk);

@@ -60,7 +60,7 @@ const LAYERS: &[(&str, &str)] = &[
         "store",
         "buf cache checksum directory error format nvme order peers process qpair threads tier units",
     ),
-    ("keys", "auth error nvme random target units"),
+    ("keys", "auth error nvme qpair random target tls units"),
     (
         "dataset",
         "buf cache catalog directory error format nvme order peers plan posix prefetch process qpair reader \
@@ -92,8 +92,9 @@ const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
 
 /// Where `unsafe` may be written.
 const UNSAFE_HOMES: &str = "src/buf/ src/process/id.rs src/process/at_fork.rs src/process/ours.rs src/spdk/ \
-     src/qpair/uring src/tls/openssl.rs vendor/spdk-sys/ tools/capi/ tools/preload/ \
-     tools/python/src/ffi.rs tools/bench/src/engine/uring.rs tests/support/counting_alloc.rs tests/support/fork.rs";
+     src/qpair/uring src/tls/openssl.rs src/tls/keyring.rs vendor/spdk-sys/ tools/capi/ tools/preload/ \
+     tools/python/src/ffi.rs tools/bench/src/engine/uring.rs tests/support/counting_alloc.rs \
+     tests/support/fork.rs tests/support/keyring.rs";
 
 const MAX_LINES: usize = 900;
 const MAX_COLUMNS: usize = 120;

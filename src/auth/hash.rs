@@ -81,7 +81,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    fn new(value: &[u8]) -> Digest {
+    pub(super) fn new(value: &[u8]) -> Digest {
         let mut bytes = [0; 64];
         bytes[..value.len()].copy_from_slice(value);
         Digest { bytes, len: value.len() }

@@ -207,6 +207,20 @@ impl TlsPsk {
         TlsPsk::derive(psk.as_ref(), hash, origin, version, derivation, hostnqn, subnqn)
     }
 
+    /// A key that was derived elsewhere and is kept with its identity.
+    ///
+    /// # Errors
+    /// `None`: it is no identity of NVMe/TCP, or the key is not as long as its hash.
+    pub fn stored(identity: &str, key: &[u8]) -> Option<TlsPsk> {
+        let hash = IdentityParts::parse(identity)?.hash;
+        let fits = key.len() == hash.len_bytes();
+        fits.then(|| TlsPsk {
+            identity: Identity(identity.to_owned()),
+            key: Digest::new(key),
+            hash,
+        })
+    }
+
     fn derive(
         retained: &[u8],
         hash: Hash,

@@ -79,8 +79,8 @@ pub const OPENING: &[SharedOption] = &[
         "tls_key",
         ["tls-key", "tls_key", "tls_key"],
         Open,
-        "The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, or the \
-         key itself",
+        "The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, the \
+         key itself, or `keyring` for the kernel's keyring .nvme",
     ),
     row(
         "tls_compat",

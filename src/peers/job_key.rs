@@ -221,6 +221,7 @@ pub(super) fn without_keys(connect: &ConnectOptions) -> ConnectOptions {
         dhchap_ctrl_secret: None,
         concat: false,
         tls_key: None,
+        tls_keyring: None,
         ..connect.clone()
     }
 }

@@ -156,6 +156,13 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
                 .target(address.to_string())
                 .hint("give the address of the namespace: dlfs catalog show prints it"))
         }
+        Address::Spdk(_) if options.tls_keyring.is_some() => {
+            use crate::error::{Error, ErrorKind};
+            let message = "SPDK does not take the key of TLS from the kernel's keyring";
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .target(address.to_string())
+                .hint("give a key file, or leave out spdk:"))
+        }
         #[cfg(feature = "spdk")]
         Address::Spdk(address) => {
             Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))

@@ -34,6 +34,9 @@ pub struct ConnectOptions {
     /// The key with which each connection establishes TLS 1.3 before anything else; `None`: plain TCP. Needs a
     /// build with the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
     pub tls_key: Option<ConfiguredPsk>,
+    /// The keyring of the kernel that has the key of TLS instead, such as [`crate::tls::keyring::NVME`], where
+    /// nvme-cli puts keys. Not together with `tls_key` or `concat`, and not for `spdk:` addresses.
+    pub tls_keyring: Option<String>,
     /// How keys of TLS are derived: [`Derivation::Compatible`] for targets whose key was installed by a libnvme
     /// before July 2025.
     pub tls_derivation: Derivation,
@@ -143,6 +146,7 @@ impl Default for ConnectOptions {
             dhchap_ctrl_secret: None,
             concat: false,
             tls_key: None,
+            tls_keyring: None,
             tls_derivation: Derivation::Specification,
             nr_io_queues: 16,
             queue_size: 128,

@@ -20,6 +20,7 @@
 
 #[cfg(not(feature = "tls"))]
 mod absent;
+pub mod keyring;
 #[cfg(feature = "tls")]
 mod openssl;
 

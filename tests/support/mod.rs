@@ -7,6 +7,8 @@ pub mod disk;
 pub mod faults;
 pub mod fork;
 pub mod hostile_target;
+#[cfg(feature = "tls")]
+pub mod keyring;
 pub mod linux_target;
 #[cfg(feature = "spdk")]
 pub mod nvmf_tgt;

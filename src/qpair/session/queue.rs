@@ -14,6 +14,7 @@ use super::connect::Event;
 use super::{
     Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
 };
+use crate::auth::TlsPsk;
 use crate::error::ErrorKind;
 use crate::nvme::{Cqe, Sgl, Sqe, TcpAddress};
 use crate::qpair::{Fence, Io, IoError, IoOp, Namespace};
@@ -26,6 +27,8 @@ pub struct Portal {
     pub address: TcpAddress,
     /// The socket address that it resolves to.
     pub socket: SocketAddr,
+    /// The key of TLS for the subsystem, if the kernel's keyring had it.
+    pub psk: Option<TlsPsk>,
 }
 
 impl fmt::Display for Portal {

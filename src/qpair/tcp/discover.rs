@@ -38,7 +38,12 @@ pub fn discover(
     for address in sockets {
         let digests = Digests { header: options.hdr_digest, data: options.data_digest };
         let (subnqn, host) = (Nqn::discovery(), HostIdentity::new(options));
-        let (psk, psk_v0) = super::psks(options, &host.nqn, &subnqn);
+        let kept = super::keyring_psk(options, &host.nqn, &subnqn)
+            .map_err(|error| error.target(name.clone()))?;
+        let (psk, psk_v0) = match kept {
+            Some(psk) => (Some(psk), None),
+            None => super::psks(options, &host.nqn, &subnqn),
+        };
         let terms = Terms {
             subnqn,
             goal: Goal::Discovery,

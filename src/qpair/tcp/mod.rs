@@ -37,12 +37,13 @@ use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
-use super::session::{Goal, Identified, JoinInfo, Portal, Terms};
+use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::auth::{IdentityVersion, TlsPsk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::tcp::Digests;
+use crate::tls::keyring::{self, KeyringError};
 use crate::tls::{self, TlsError};
 use crate::units::{Nsid, deadline};
 
@@ -86,7 +87,10 @@ impl remote::Portal for Portal {
 /// The parameters of a connection to a portal.
 fn terms(remote: &Remote<Tcp>, portal: &Portal) -> Terms {
     let options = &remote.options;
-    let (psk, psk_v0) = psks(options, &remote.host.nqn, &portal.address.subnqn);
+    let (psk, psk_v0) = match &portal.psk {
+        Some(psk) => (Some(psk.clone()), None),
+        None => psks(options, &remote.host.nqn, &portal.address.subnqn),
+    };
     // Inside TLS, digests could find nothing more: only those that are required are asked for.
     let prefers = options.prefer_digests && psk.is_none() && !options.concat;
     Terms {
@@ -116,6 +120,22 @@ fn psks(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> (Option<TlsPsk
     (of(IdentityVersion::V1), of(IdentityVersion::V0))
 }
 
+/// The key that the kernel's keyring has for this host and subsystem, if it is to come from there.
+fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<Option<TlsPsk>> {
+    let Some(keyring) = &options.tls_keyring else { return Ok(None) };
+    keyring::find(keyring, hostnqn, subnqn).map(Some).map_err(|error| {
+        let kind = match error {
+            KeyringError::NoKeyring(_) | KeyringError::NoKey { .. } => ErrorKind::NotFound,
+            KeyringError::Unreadable { .. } => ErrorKind::Refused,
+        };
+        Error::new(kind, error.to_string()).hint(KEYRING)
+    })
+}
+
+/// The hint when the kernel's keyring has no key.
+const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
+    is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
+
 /// Refuses options of TLS that contradict each other, and TLS in a build without it, before anything is sent.
 fn check_tls(options: &ConnectOptions) -> Result<()> {
     let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -125,7 +145,13 @@ fn check_tls(options: &ConnectOptions) -> Result<()> {
     if options.concat && options.tls_key.is_some() {
         return invalid("give concat or tls_key: either generates the key of TLS or names it");
     }
-    if (options.tls_key.is_none() && !options.concat) || tls::IS_SUPPORTED {
+    if options.tls_keyring.is_some() && (options.concat || options.tls_key.is_some()) {
+        return invalid(
+            "give tls_keyring, tls_key or concat: each says alone where the key of TLS comes from",
+        );
+    }
+    let is_plain = options.tls_key.is_none() && options.tls_keyring.is_none() && !options.concat;
+    if is_plain || tls::IS_SUPPORTED {
         return Ok(());
     }
     let error = Error::new(ErrorKind::Unsupported, TlsError::Unsupported.to_string());
@@ -328,11 +354,16 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     }
     let mut portals = Vec::new();
     let mut first_error = None;
+    let host = HostIdentity::new(options);
     for address in addresses {
+        let psk = keyring_psk(options, &host.nqn, &address.subnqn)
+            .map_err(|error| error.target(address.to_string()))?;
         match resolve(&address.traddr, address.trsvcid, options.connect_timeout) {
-            Ok(sockets) => portals.extend(
-                sockets.into_iter().map(|socket| Portal { address: address.clone(), socket }),
-            ),
+            Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| Portal {
+                address: address.clone(),
+                socket,
+                psk: psk.clone(),
+            })),
             Err(error) => {
                 first_error.get_or_insert(error.target(address.to_string()));
             }

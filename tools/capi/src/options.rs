@@ -9,7 +9,7 @@ use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, ViewSource, Watch};
 use dlfs::directory::Directory;
-use dlfs::keys::{secret_of, tls_key_of};
+use dlfs::keys::{secret_of, set_tls_key};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
@@ -215,7 +215,8 @@ pub struct MountOptions {
     /// not share tiers in memory; or NULL.
     pub node: *const c_char,
     /// The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
-    /// or the key itself; NULL: plain TCP. Needs a build with TLS.
+    /// the key itself, or "keyring" for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
+    /// TLS.
     pub tls_key: *const c_char,
     /// 1: derive TLS keys as libnvme before July 2025 did.
     pub tls_compat: u32,
@@ -424,7 +425,7 @@ impl MountOptions {
                 connect.dhchap_ctrl_secret = Some(secret_of(given)?);
             }
             if !self.tls_key.is_null() {
-                connect.tls_key = Some(tls_key_of(utf8(self.tls_key, "tls_key")?)?);
+                set_tls_key(connect, utf8(self.tls_key, "tls_key")?)?;
             }
             connect.concat = flag(self.concat, "concat")?;
             if flag(self.tls_compat, "tls_compat")? {

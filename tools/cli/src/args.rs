@@ -11,7 +11,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use dlfs::auth::Derivation;
-use dlfs::keys::{is_key_text, secret_of, tls_key_of};
+use dlfs::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
 use dlfs::nvme::{Address, CatalogName, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
 
@@ -142,6 +142,9 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, requires = "dhchap_secret", conflicts_with = "tls_key")]
     #[arg(help = opening("concat", ""))]
     concat: bool,
+    /// Connect inside TLS 1.3; without --tls-key, with the key that nvme-cli has put into the kernel's keyring .nvme
+    #[arg(long, conflicts_with = "concat")]
+    tls: bool,
     #[arg(long, value_name = "FILE|KEY")]
     #[arg(help = opening("tls_key", ", which `ps` shows to everybody; through SPDK a file only"))]
     tls_key: Option<String>,
@@ -175,10 +178,10 @@ impl ConnectionArgs {
         for (option, text) in given {
             text.iter().for_each(|text| warn_of_key_text(option, text));
         }
-        let tls_file = self.tls_key.as_ref().filter(|given| !is_key_text(given));
-        Ok(ConnectOptions {
+        let tls_key = self.tls_key.as_deref().or(self.tls.then_some(KEYRING));
+        let tls_file = tls_key.filter(|given| !is_key_text(given) && *given != KEYRING);
+        let mut options = ConnectOptions {
             concat: self.concat,
-            tls_key: self.tls_key.as_deref().map(tls_key_of).transpose()?,
             tls_derivation: match self.tls_compat {
                 true => Derivation::Compatible,
                 false => Derivation::Specification,
@@ -212,7 +215,11 @@ impl ConnectionArgs {
                 tls_key: tls_file.map(PathBuf::from),
             },
             ..ConnectOptions::default()
-        })
+        };
+        if let Some(given) = tls_key {
+            set_tls_key(&mut options, given)?;
+        }
+        Ok(options)
     }
 }
 
@@ -258,6 +265,17 @@ mod tests {
     #[test]
     fn without_options_the_library_s_defaults_hold() {
         assert_eq!(options(&[]), ConnectOptions::default());
+    }
+
+    #[test]
+    fn tls_without_a_key_takes_it_from_the_kernels_keyring() {
+        for given in [&["--tls"][..], &["--tls-key", "keyring"]] {
+            let found = options(given);
+            assert_eq!(found.tls_keyring.as_deref(), Some(".nvme"));
+            assert_eq!((found.tls_key, found.spdk.tls_key), (None, None));
+        }
+        let found = options(&["--tls", "--tls-key", TLS_KEY]);
+        assert_eq!((found.tls_keyring, found.tls_key.is_some()), (None, true));
     }
 
     /// The key of the tests of libnvme.

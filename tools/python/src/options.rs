@@ -10,7 +10,7 @@ use dlfs::cache::Environment;
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, ViewSource};
 use dlfs::directory::Directory;
-use dlfs::keys::{secret_of, tls_key_of};
+use dlfs::keys::{secret_of, set_tls_key};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::Direct;
@@ -70,7 +70,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         "dhchap_secret" => connect.dhchap_secret = Some(secret(key, value, secret_of)?),
         "dhchap_ctrl_secret" => connect.dhchap_ctrl_secret = Some(secret(key, value, secret_of)?),
         "concat" => connect.concat = value.extract()?,
-        "tls_key" => connect.tls_key = Some(secret(key, value, tls_key_of)?),
+        "tls_key" => secret(key, value, |text| set_tls_key(connect, text))?,
         "tls_compat" => {
             let is_compatible: bool = value.extract()?;
             connect.tls_derivation = match is_compatible {
@@ -126,7 +126,7 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
 fn secret<K>(
     key: &str,
     value: &Bound<'_, PyAny>,
-    key_of: fn(&str) -> dlfs::Result<K>,
+    key_of: impl FnOnce(&str) -> dlfs::Result<K>,
 ) -> PyResult<K> {
     let py = value.py();
     let text_or_path: PathBuf = value.extract()?;

@@ -119,6 +119,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_rep
     let portal = Portal {
         address: crate::nvme::TcpAddress { traddr, trsvcid: address.port(), subnqn, nsid: None },
         socket: address,
+        psk: None,
     };
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, vec![portal], Selection::OfPath, None);
@@ -154,7 +155,7 @@ fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
     let socket = SocketAddr::from(([127, 0, 0, 1], 1));
     let traddr = socket.ip().to_string();
     let address = crate::nvme::TcpAddress { traddr, trsvcid: 1, subnqn, nsid: None };
-    let portals = vec![Portal { address, socket }];
+    let portals = vec![Portal { address, socket, psk: None }];
     let options = ConnectOptions { writable: true, ..ConnectOptions::default() };
     let remote = Remote::<Tcp>::new(options, portals, Selection::OfPath, None);
     begin_session(&remote);
