@@ -456,7 +456,7 @@ typedef struct {
     // not share tiers in memory; or NULL.
     const char *node;
     // The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
-    // the key itself, or "keyring" for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
+    // the key itself, or `keyring` for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
     // TLS.
     const char *tls_key;
     // 1: derive TLS keys as libnvme before July 2025 did.

@@ -215,7 +215,7 @@ pub struct MountOptions {
     /// not share tiers in memory; or NULL.
     pub node: *const c_char,
     /// The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
-    /// the key itself, or "keyring" for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
+    /// the key itself, or `keyring` for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
     /// TLS.
     pub tls_key: *const c_char,
     /// 1: derive TLS keys as libnvme before July 2025 did.

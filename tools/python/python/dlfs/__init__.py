@@ -226,7 +226,7 @@ def open(
     concat           go on inside TLS with a key that the authentication generates (secure channel concatenation);
                      needs dhchap_secret and a build with TLS
     tls_key          the key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, the
-                     key itself, or "keyring" for the kernel's keyring .nvme; needs a build with TLS
+                     key itself, or `keyring` for the kernel's keyring .nvme; needs a build with TLS
     tls_compat       derive TLS keys as libnvme before July 2025 did
     paths            more addresses of the same namespaces, used while the first is down
     direct           whether to bypass the page cache for image files and block devices
