@@ -44,6 +44,8 @@ fn main() -> dlfs::Result<()> {
             ("rounds", "11"),
             ("epochs", "3"),
             ("sides", "0,1,2,3"),
+            ("lanes", "8"),
+            ("group", "4"),
         ],
     );
     println!("{}", machine());
@@ -82,7 +84,10 @@ fn compare(options: &Options, len: usize) -> dlfs::Result<()> {
     for name in options.text("orders").split(',') {
         let kind = match name {
             "global" => OrderKind::Global,
-            _ => OrderKind::Grouped { lanes: 4, group: 2 },
+            _ => OrderKind::Grouped {
+                lanes: options.number("lanes") as u32,
+                group: options.number("group") as u32,
+            },
         };
         let mut runs = [const { Vec::<Run>::new() }; 4];
         for round in 0..options.number("rounds") {

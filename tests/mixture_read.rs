@@ -190,6 +190,16 @@ fn options(kind: OrderKind, batch_size: usize, epochs: u64) -> LoaderOptions {
     }
 }
 
+/// Changes a byte of a sample on its medium.
+fn damage(sets: &Sets, source: usize, id: usize) {
+    let file = sets.temp.path().join(format!("set{source}.dlfs"));
+    let mut bytes = fs::read(&file).unwrap();
+    let head = &sets.samples[source][id][..16];
+    let at = bytes.windows(16).position(|window| window == head).expect("it lies there");
+    bytes[at] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+}
+
 /// Asserts that batches are, as sets, what the model has from `position` on; epochs of `size` cut batches.
 fn assert_follows(
     batches: &[Vec<Drawn>],
@@ -350,11 +360,7 @@ fn grouped_order_reads_each_chunk_about_once() {
 #[test]
 fn a_damaged_sample_is_left_out_with_its_source() {
     let sets = Sets::new(6, &[40, 40], 3000);
-    let (file, bad) = (sets.temp.path().join("set1.dlfs"), &sets.samples[1][17]);
-    let mut bytes = fs::read(&file).unwrap();
-    let at = bytes.windows(16).position(|window| window == &bad[..16]).expect("it lies there");
-    bytes[at] ^= 1;
-    fs::write(&file, &bytes).unwrap();
+    damage(&sets, 1, 17);
     let mixture = sets.mix(&["1", "1"], None, Batching::Stratified);
     for kind in [OrderKind::Global, GROUPED] {
         let skip = LoaderOptions { on_error: OnError::Skip, ..options(kind, 8, 2) };
@@ -480,4 +486,41 @@ fn a_loader_over_many_data_sets_has_the_threads_of_one() {
     let most_of_many = (0..5).map(|_| during(&mixture)).min().unwrap();
     println!("{most_of_many} threads with {} data sets", lens.len());
     assert!(most_of_many < lens.len(), "{most_of_many} threads");
+}
+
+#[test]
+fn a_batch_may_draw_a_tiny_source_hundreds_of_times() {
+    // Each time is an epoch of its own of that source, between the samples of the others.
+    let sets = Sets::new(12, &[1, 200, 2], 300);
+    for kind in [OrderKind::Global, GROUPED] {
+        let mixture = sets.mix(&["1", "1", "1"], Some(1800), Batching::Stratified);
+        let (batches, _) = sets.read_all(&mixture, &options(kind, 900, 1), usize::MAX);
+        let of_tiny = batches[0].iter().filter(|(source, _)| *source == 0).count();
+        assert_eq!((batches.len(), of_tiny), (2, 300), "{kind:?}");
+    }
+}
+
+#[test]
+fn small_batches_before_a_damaged_one_are_delivered_and_then_the_reason() {
+    let sets = Sets::new(13, &[90, 60], 900);
+    damage(&sets, 1, 30);
+    for kind in [OrderKind::Global, GROUPED] {
+        let mixture = sets.mix(&["3", "2"], Some(150), Batching::Stratified);
+        let options = options(kind, 4, 1);
+        let model = sets.model(&mixture, &options);
+        let damaged = model.iter().position(|drawn| *drawn == (1, 30)).unwrap() / 4;
+        let loader = mixture.loader(options).unwrap();
+        let mut read = 0;
+        let error = loop {
+            match loader.next(&mut ()) {
+                Ok(batch) => {
+                    assert_eq!(batch.expect("the damaged one is not read").len(), 4);
+                    read += 1;
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((read, error.kind()), (damaged, ErrorKind::Corrupt), "{kind:?}: {error}");
+        assert_eq!(loader.state().consumed, 4 * damaged as u64, "{kind:?}");
+    }
 }

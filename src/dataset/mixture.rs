@@ -140,7 +140,7 @@ impl Mixture {
         }
         for (part, nth) in places {
             let (source, part, first_buf) = &parts[part];
-            batch.push_from((*source, part, *first_buf), nth, &mut 0);
+            batch.push_from((*source, part, *first_buf), nth);
         }
         failures.sort_by_key(|(at, _)| *at);
         if on_error == OnError::Skip {

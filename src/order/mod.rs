@@ -229,7 +229,16 @@ impl EpochOrder {
         out: &mut Vec<SampleId>,
     ) {
         let len = self.len;
-        let positions = among(positions, len).map(|position| wrap(position, len));
+        self.ids_at(population, among(positions, len).map(|position| wrap(position, len)), out);
+    }
+
+    /// Appends the samples at `positions`, all of which are of this epoch.
+    pub(crate) fn ids_at(
+        &mut self,
+        population: &(impl Population + ?Sized),
+        positions: impl Iterator<Item = u64>,
+        out: &mut Vec<SampleId>,
+    ) {
         match &mut self.sequence {
             Sequence::ById => out.extend(positions.map(|rank| population.id_of_live(rank))),
             Sequence::Global(permutation) => {
@@ -263,8 +272,16 @@ impl EpochOrder {
     /// If the order [is not chunked](EpochOrder::is_chunked).
     pub fn picks(&mut self, positions: Positions, out: &mut Vec<Pick>) {
         let len = self.len;
+        self.picks_at(among(positions, len).map(|position| wrap(position, len)), out);
+    }
+
+    /// Appends the samples at `positions`, all of which are of this epoch, as samples of chunks.
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub(crate) fn picks_at(&mut self, positions: impl Iterator<Item = u64>, out: &mut Vec<Pick>) {
         let chunked = self.chunked_mut();
-        out.extend(among(positions, len).map(|position| chunked.pick(wrap(position, len))));
+        out.extend(positions.map(|position| chunked.pick(position)));
     }
 
     /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.

@@ -160,7 +160,8 @@ impl ChunkDriver {
                 if pump.is_busy() {
                     return false;
                 }
-                let Some(new) = self.read_chunk(pick, epoch, age == 0, pump, memory) else {
+                let is_first = age == 0 || self.stream.is_awaited(memory.is_starving());
+                let Some(new) = self.read_chunk(pick, epoch, is_first, pump, memory) else {
                     return false;
                 };
                 index = new;
@@ -425,6 +426,7 @@ impl ChunkDriver {
         batch.reserve(planned.picks.len());
         let mut error = None;
         let mut skipped = 0;
+        let mut failures = Vec::new();
         for pick in &planned.picks {
             let index = self.find(*pick);
             let resident = &mut self.residents[index as usize];
@@ -438,12 +440,14 @@ impl ChunkDriver {
             {
                 match self.on_error {
                     OnError::Raise => error = error.or(Some(failure)),
-                    OnError::Skip | OnError::Blank => {
+                    OnError::Skip => {
                         tracing::warn!(error = %failure, "a sample is left out");
                         skipped += 1;
-                        if self.on_error == OnError::Blank {
-                            batch.push_missing(self.directory.id_in_chunk(pick.chunk, pick.nth));
-                        }
+                    }
+                    OnError::Blank => {
+                        skipped += 1;
+                        failures.push((batch.len() as u32, failure));
+                        batch.push_missing(self.directory.id_in_chunk(pick.chunk, pick.nth));
                     }
                 }
                 continue;
@@ -474,7 +478,7 @@ impl ChunkDriver {
         self.evict(|resident| resident.closed);
         match error {
             Some(error) => Err(error),
-            None => Ok(Delivery { batch, head: planned.head, skipped }),
+            None => Ok(Delivery { batch, head: planned.head, skipped, failures }),
         }
     }
 }
@@ -509,7 +513,8 @@ impl Driver for ChunkDriver {
             }
             // If all chunks fit the window, memory never limits planning; this does.
             let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
-            if enough || self.planned.len() == MAX_PLANNED {
+            // All that the stream was fed with is planned: another source's part may wait for it.
+            if (enough || self.planned.len() >= MAX_PLANNED) && !self.stream.is_fed() {
                 return Ok(moved);
             }
             if self.num_planned - begun_with >= PLANNED_PER_TURN {

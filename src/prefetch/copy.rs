@@ -107,7 +107,7 @@ mod tests {
 
     fn batch() -> Message {
         let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1) };
-        Message::Batch(Delivery { batch: Batch::new(), head, skipped: 0 })
+        Message::Batch(Delivery { batch: Batch::new(), head, skipped: 0, failures: Vec::new() })
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::order::{EpochOrder, OrderError, OrderSpec, Pick, Positions};
+use crate::order::{EpochOrder, OrderError, OrderSpec, Pick};
 use crate::units::{Epoch, SampleId};
 
 use super::head::Head;
@@ -62,32 +62,34 @@ impl Fed {
 
     /// Appends the ids of the next piece.
     pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>, OrderError> {
-        self.next(|order, directory, placed| order.ids(directory, only(placed), ids))
+        self.next(|order, directory, positions| {
+            order.ids_at(directory, positions.iter().map(|placed| placed.position), ids);
+        })
     }
 
     /// Appends the picks of the next piece.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>, OrderError> {
-        self.next(|order, _, placed| {
-            order.picks(only(placed), picks);
-            if placed.alone
-                && let Some(pick) = picks.last_mut()
-            {
-                pick.alone = true;
+        self.next(|order, _, positions| {
+            let first = picks.len();
+            order.picks_at(positions.iter().map(|placed| placed.position), picks);
+            for (pick, placed) in picks[first..].iter_mut().zip(positions) {
+                pick.alone = placed.alone;
             }
         })
     }
 
     fn next(
         &mut self,
-        mut visit: impl FnMut(&mut EpochOrder, &Directory, Placed),
+        visit: impl FnOnce(&mut EpochOrder, &Directory, &[Placed]),
     ) -> Result<Option<Head>, OrderError> {
         let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
             return Ok(None);
         };
         self.enter(epoch)?;
         if let Some(order) = &mut self.current {
-            positions.drain(..).for_each(|placed| visit(order, &self.directory, placed));
+            visit(order, &self.directory, &positions);
         }
+        positions.clear();
         self.free.push(positions);
         // Chunks of the next piece may belong to another epoch.
         Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0) }))
@@ -111,8 +113,4 @@ impl Fed {
             }
         }
     }
-}
-
-fn only(placed: Placed) -> Positions {
-    Positions::new(placed.position, 1, 1)
 }

@@ -1,16 +1,18 @@
 //! Reads a mixture: one driver for each source, all on one poller, one pump and one window.
 //!
-//! Sources have their own directories, chunks and epochs, so each keeps a driver that reads its parts of batches
-//! as it would read its own batches. They advance together: the reads of a batch are started for all sources before
-//! the next batch is planned. So memory goes to batches in their order, whichever source they draw from, as if there
-//! were one data set. A driver is made when its source is drawn first: a source that is never drawn costs nothing.
+//! Sources have their own directories, chunks and epochs, so each keeps a driver that reads its parts as it would read
+//! its own batches. A part has the samples of a *span*: of one batch, or of several small ones, so that a driver has as
+//! many samples to do at a time as in a run over one data set. They advance together: the reads of a span are started
+//! for all sources before the next span is planned. So memory goes to batches in their order, whichever source they
+//! draw from, as if there were one data set. Once all parts of a span have arrived, its batches take their samples from
+//! them in turn. A driver is made when its source is drawn first: a source that is never drawn costs nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::order::OrderSpec;
-use crate::reader::{Batch, FETCH_LEN_BYTES, Fetched, Geometry, Pump};
+use crate::reader::{Batch, BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump};
 
 use super::chunks::ChunkDriver;
 use super::fed::{Piece, Placed};
@@ -23,6 +25,7 @@ use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
 use super::{Delivery, Driver, MAX_RECYCLED, OnError};
+use crate::units::Epoch;
 
 /// Drives the batches of a mixture.
 pub(super) struct MixDriver {
@@ -36,19 +39,20 @@ pub(super) struct MixDriver {
     on_error: OnError,
     verify_kept: bool,
     drivers: Vec<Option<Box<SourceDriver>>>,
-    planned: VecDeque<PlannedBatch>,
+    planned: VecDeque<Span>,
     num_planned: usize,
-    /// How many of the parts of the last planned batch have been requested.
+    /// How many batches the next span has: a few for the first ones, which the consumer waits for.
+    next_span: usize,
+    /// How many of the parts of the last planned span have been requested.
     requested: usize,
     drawn: Vec<Drawn>,
-    /// By source: the last part of the batch that is being planned, or `NONE`.
+    /// By source: the last part of the span that is being planned, or `NONE`.
     part_of: Vec<u32>,
     /// Sources with overwritten memory that is to be read again.
     to_reread: Vec<u32>,
     /// The source whose part the last error or skipped sample was in.
     suspect: u32,
-    free_parts: Vec<Vec<Part>>,
-    free_places: Vec<Vec<(u32, u32)>>,
+    free_spans: Vec<Span>,
     recycled: Vec<Batch>,
 }
 
@@ -57,9 +61,13 @@ pub(super) struct MixDriver {
 pub(super) struct MixPlan {
     /// By chunks, by samples, or one command at a time.
     pub(super) batching: Vec<Batching>,
-    /// Batches for which a chunk stays after its last use; 0: until its group has ended.
+    /// Spans for which a chunk stays after its last use; 0: until its group has ended.
     pub(super) patience: u64,
     pub(super) window_bytes: usize,
+    /// The batches of a span.
+    pub(super) span: usize,
+    /// The most spans planned ahead.
+    pub(super) max_spans: usize,
 }
 
 enum SourceDriver {
@@ -67,27 +75,30 @@ enum SourceDriver {
     Samples(SampleDriver),
 }
 
-struct PlannedBatch {
-    head: Head,
-    /// For each sample: the part that has it, and its place there.
-    places: Vec<(u32, u32)>,
+/// Batches whose samples are read together.
+#[derive(Default)]
+struct Span {
+    /// The batches that are not delivered yet, each with the end of its samples in `part_of`.
+    batches: VecDeque<(Head, usize)>,
+    /// For each sample of all its batches: the part that has it, next to the samples of that part before it.
+    part_of: Vec<u32>,
+    /// The samples of `part_of` that were delivered.
+    delivered: usize,
     parts: Vec<Part>,
     /// How many parts have arrived.
     arrived: usize,
 }
 
-/// The samples that a batch has of one epoch of a source.
+/// The samples that a span has of one epoch of a source.
 struct Part {
     source: u32,
     epoch: u64,
     /// The part of the same source before it, or `NONE`.
     before: u32,
-    len: u32,
     piece: Option<Piece>,
-    batch: Batch,
-    skipped: u64,
-    first_buf: u32,
-    rechecked: usize,
+    batch: BatchOfSource,
+    /// Samples that could not be read, in their order.
+    failures: VecDeque<(u32, Error)>,
 }
 
 impl MixDriver {
@@ -119,66 +130,69 @@ impl MixDriver {
             verify_kept,
             planned: VecDeque::new(),
             num_planned: 0,
+            next_span: 1,
             requested: 0,
             drawn: Vec::new(),
             to_reread: Vec::new(),
             suspect: 0,
-            free_parts: Vec::new(),
-            free_places: Vec::new(),
+            free_spans: Vec::new(),
             recycled: Vec::new(),
         }
     }
 
-    /// Plans one more batch. `false`: there is none.
+    /// Plans one more span. `false`: there is none.
     fn plan_next(&mut self) -> bool {
-        let Some(head) = self.stream.next(&mut self.drawn) else { return false };
-        let mut parts = self.free_parts.pop().unwrap_or_default();
-        let mut places = self.free_places.pop().unwrap_or_default();
-        for at in 0..self.drawn.len() {
-            let Drawn { source, epoch, position, alone } = self.drawn[at];
-            let index = self.part(&mut parts, source, epoch.0);
-            let part = &mut parts[index as usize];
-            places.push((index, part.len));
-            part.len += 1;
-            if let Some(piece) = &mut part.piece {
-                piece.positions.push(Placed { position, alone });
+        let mut span = self.free_spans.pop().unwrap_or_default();
+        while span.batches.len() < self.next_span {
+            let Some(head) = self.stream.next(&mut self.drawn) else { break };
+            for at in 0..self.drawn.len() {
+                let Drawn { source, epoch, position, alone } = self.drawn[at];
+                let index = self.part(&mut span.parts, source, epoch.0);
+                span.part_of.push(index);
+                if let Some(piece) = &mut span.parts[index as usize].piece {
+                    piece.positions.push(Placed { position, alone });
+                }
             }
+            span.batches.push_back((head, span.part_of.len()));
         }
-        for part in &mut parts {
+        if span.batches.is_empty() {
+            self.free_spans.push(span);
+            return false;
+        }
+        self.next_span = (2 * self.next_span).min(self.plan.span);
+        for part in &mut span.parts {
             self.part_of[part.source as usize] = NONE;
             if let Some(piece) = part.piece.take() {
                 self.driver(part.source).stream().feed(piece);
             }
         }
-        self.num_planned += places.len();
+        self.num_planned += span.part_of.len();
         self.requested = 0;
-        self.planned.push_back(PlannedBatch { head, places, parts, arrived: 0 });
+        self.planned.push_back(span);
         true
     }
 
     /// The part of `parts` with the samples of this epoch of the source.
+    #[inline]
     fn part(&mut self, parts: &mut Vec<Part>, source: u32, epoch: u64) -> u32 {
         let last = self.part_of[source as usize];
         let mut index = last;
-        while index != NONE && parts[index as usize].epoch != epoch {
-            index = parts[index as usize].before;
+        while index != NONE {
+            let part = &parts[index as usize];
+            if part.epoch == epoch {
+                return index;
+            }
+            index = part.before;
         }
-        if index != NONE {
-            return index;
-        }
+        self.new_part(parts, (source, epoch), last)
+    }
+
+    #[cold]
+    fn new_part(&mut self, parts: &mut Vec<Part>, (source, epoch): (u32, u64), before: u32) -> u32 {
         let positions = self.driver(source).stream().free_positions();
-        let piece = Piece { epoch: crate::units::Epoch(epoch), positions, is_last: true };
-        parts.push(Part {
-            source,
-            epoch,
-            before: last,
-            len: 0,
-            piece: Some(piece),
-            batch: Batch::new(),
-            skipped: 0,
-            first_buf: 0,
-            rechecked: 0,
-        });
+        let piece = Some(Piece { epoch: Epoch(epoch), positions, is_last: true });
+        let (batch, failures) = (BatchOfSource::default(), VecDeque::new());
+        parts.push(Part { source, epoch, before, piece, batch, failures });
         let index = parts.len() as u32 - 1;
         self.part_of[source as usize] = index;
         index
@@ -198,11 +212,8 @@ impl MixDriver {
         let geometry =
             self.geometry[first..first + self.mix.sources()[source].devices.len()].to_vec();
         let stream = Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
-        // A part keeps the places of skipped samples: places of the batch point into it.
-        let on_error = match self.on_error {
-            OnError::Raise => OnError::Raise,
-            OnError::Skip | OnError::Blank => OnError::Blank,
-        };
+        // A part keeps the places of samples that failed, and their errors belong to one batch of the span.
+        let on_error = OnError::Blank;
         match self.plan.batching[source] {
             Batching::Chunk => {
                 let residency = Arc::new(Residency::new(directory.num_samples()));
@@ -250,35 +261,59 @@ impl MixDriver {
         }
     }
 
-    /// Joins the parts of a batch.
-    fn assemble(&mut self, mut planned: PlannedBatch) -> Delivery {
+    /// Makes the next batch of the oldest span, all of whose parts have arrived.
+    fn assemble(&mut self) -> Option<Result<Delivery>> {
+        let span = self.planned.front_mut()?;
+        let (head, end) = span.batches.pop_front()?;
         let mut batch = self.recycled.pop().unwrap_or_default();
-        batch.reset_mixed(self.mix.directories(), planned.head.epoch);
-        batch.reserve(planned.places.len());
-        let mut skipped = 0;
-        for part in &mut planned.parts {
-            part.first_buf = batch.take_bufs(&mut part.batch);
-            skipped += part.skipped;
+        batch.reset_mixed(self.mix.directories(), head.epoch);
+        batch.reserve(end - span.delivered);
+        let number = span.batches.len() as u32; // of no other batch of the span
+        let (mut skipped, mut failure) = (0, None);
+        for &index in &span.part_of[span.delivered..end] {
+            let part = &mut span.parts[index as usize];
+            let nth = batch.push_next_of(&mut part.batch, number);
+            if part.failures.front().is_some_and(|(failed, _)| *failed == nth) {
+                skipped += 1;
+                self.suspect = part.source;
+                let failed = part.failures.pop_front().map(|(_, error)| error);
+                match self.on_error {
+                    OnError::Raise => failure = failure.or(failed),
+                    OnError::Skip | OnError::Blank => {
+                        failed.inspect(|error| tracing::warn!(%error, "a sample is left out"));
+                    }
+                }
+            }
         }
-        for &(index, nth) in &planned.places {
-            let Part { source, batch: part, first_buf, rechecked, .. } =
-                &mut planned.parts[index as usize];
-            batch.push_from((*source, part, *first_buf), nth as usize, rechecked);
-        }
-        if planned.head.ends_epoch {
+        self.num_planned -= end - span.delivered;
+        span.delivered = end;
+        if head.ends_epoch {
             batch.set_ends_epoch();
         }
         if skipped > 0 {
             batch.remove_missing();
         }
-        for mut part in planned.parts.drain(..) {
-            part.batch.clear();
-            self.driver(part.source).as_driver().recycle(part.batch);
+        if span.batches.is_empty() {
+            self.forget_first();
         }
-        planned.places.clear();
-        self.free_parts.push(planned.parts);
-        self.free_places.push(planned.places);
-        Delivery { batch, head: planned.head, skipped }
+        match failure {
+            Some(error) => Some(Err(error)),
+            None => Some(Ok(Delivery { batch, head, skipped, failures: Vec::new() })),
+        }
+    }
+
+    /// Drops the oldest span, whose batches were delivered.
+    fn forget_first(&mut self) {
+        if self.planned.len() == 1 {
+            self.requested = 0;
+        }
+        let Some(mut span) = self.planned.pop_front() else { return };
+        for part in span.parts.drain(..) {
+            self.driver(part.source).as_driver().recycle(part.batch.into_empty());
+        }
+        span.part_of.clear();
+        (span.delivered, span.arrived) = (0, 0);
+        self.free_spans.push(span);
     }
 }
 
@@ -328,7 +363,7 @@ impl Driver for MixDriver {
                 self.requested += 1;
             }
             let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
-            if enough || self.planned.len() == MAX_PLANNED {
+            if enough || self.planned.len() >= self.plan.max_spans {
                 return Ok(moved);
             }
             if self.num_planned - begun_with >= PLANNED_PER_TURN {
@@ -351,25 +386,18 @@ impl Driver for MixDriver {
         while let Some(part) = front.parts.get_mut(front.arrived) {
             let driver = drivers[part.source as usize].as_mut()?;
             match driver.as_driver().next_ready()? {
-                Ok(Delivery { batch, skipped, .. }) => {
-                    (part.batch, part.skipped) = (batch, skipped)
+                Ok(Delivery { batch, failures, .. }) => {
+                    part.batch = BatchOfSource::new(part.source, batch);
+                    part.failures = failures.into();
                 }
                 Err(error) => {
                     *suspect = part.source;
                     return Some(Err(error));
                 }
             }
-            if part.skipped > 0 {
-                *suspect = part.source;
-            }
             front.arrived += 1;
         }
-        if self.planned.len() == 1 {
-            self.requested = 0;
-        }
-        let planned = self.planned.pop_front()?;
-        self.num_planned -= planned.places.len();
-        Some(Ok(self.assemble(planned)))
+        self.assemble()
     }
 
     fn is_done(&self) -> bool {
@@ -396,10 +424,7 @@ impl Driver for MixDriver {
 
 const NONE: u32 = u32::MAX;
 
-/// The most batches planned ahead, if they are small.
-const MAX_PLANNED: usize = 4096;
-
-/// The most samples planned ahead, beside one batch.
+/// The most samples planned ahead, beside one span.
 const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 
 /// The most samples planned per turn, so that the poller soon processes completions again.

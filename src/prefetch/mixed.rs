@@ -16,6 +16,7 @@ use super::mix_driver::{MixDriver, MixPlan};
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
+use super::samples::MAX_UNDER_WAY;
 use super::stream::Stream;
 use super::window::Window;
 use super::{Forked, LoaderStats, Poller, Prefetcher, READY_BATCHES, ROOM_BUFFERS, Shared};
@@ -167,14 +168,30 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
             "sources are read by samples: their chunks exceed the window"
         );
     }
+    let span = span_of(mix, options, window_bytes);
     let patience = match mix.spec().batching {
         Dealt::Random => {
             let global = options.batch_size as u64 * u64::from(options.world_size.max(1));
-            2 * RANDOM_WINDOW.div_ceil(global.max(1)) + PATIENCE
+            (2 * RANDOM_WINDOW.div_ceil(global.max(1)) + PATIENCE).div_ceil(span as u64)
         }
         _ => 0,
     };
-    Ok(MixPlan { batching, patience, window_bytes })
+    let max_spans = match batching.iter().all(|how| *how == Batching::Chunk) {
+        true => MAX_PLANNED,
+        // As many batches are under way as in a run over one data set.
+        false => (MAX_UNDER_WAY / span).max(2),
+    };
+    Ok(MixPlan { batching, patience, window_bytes, span, max_spans })
+}
+
+/// How many batches are read together: so many that each source has [`PART_SAMPLES`] samples, if they take a small part
+/// of the window.
+fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
+    let batch_size = options.batch_size.max(1);
+    let for_parts = (PART_SAMPLES * mix.sources().len()).div_ceil(batch_size);
+    let batch_bytes = mean_bytes(mix).saturating_mul(batch_size as u64).max(1);
+    let for_window = window_bytes as u64 / SPANS_A_WINDOW / batch_bytes;
+    for_parts.min(usize::try_from(for_window).unwrap_or(usize::MAX)).clamp(1, MAX_SPAN)
 }
 
 /// The mean length of a sample of the mixture.
@@ -186,6 +203,18 @@ fn mean_bytes(mix: &Mix) -> u64 {
     let all: u128 = bytes.sum();
     (all / u128::from(mix.mixture().epoch_size().max(1))) as u64
 }
+
+/// The most spans planned ahead, if they are small.
+const MAX_PLANNED: usize = 4096;
+
+/// Enough samples of a source at a time that what is done once for all of them takes little of each one's time.
+const PART_SAMPLES: usize = 128;
+
+/// At least so many spans fit the window.
+const SPANS_A_WINDOW: u64 = 32;
+
+/// The most batches of a span.
+const MAX_SPAN: usize = 64;
 
 /// Batches for which a chunk stays beside those of two windows of the random mixture.
 const PATIENCE: u64 = 8;

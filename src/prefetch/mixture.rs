@@ -285,6 +285,7 @@ impl MixIds {
     }
 }
 
+#[inline]
 fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
     let draw = mixture.draw(position);
     Drawn { source: draw.source, epoch: draw.epoch, position: draw.position, alone: false }

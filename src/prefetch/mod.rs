@@ -202,6 +202,8 @@ struct Delivery {
     batch: Batch,
     head: Head,
     skipped: u64,
+    /// With [`OnError::Blank`]: the places of samples that could not be read, in their order, and why.
+    failures: Vec<(u32, Error)>,
 }
 
 /// Decides how batches are read. All calls come from the poller.

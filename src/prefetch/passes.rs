@@ -690,7 +690,7 @@ impl PassDriver {
         self.free_lists.push(planned.sections);
         match error {
             Some(error) => Err(error),
-            None => Ok(Delivery { batch, head: planned.head, skipped }),
+            None => Ok(Delivery { batch, head: planned.head, skipped, failures: Vec::new() }),
         }
     }
 

@@ -48,6 +48,7 @@ struct UnderWay {
     outstanding: usize,
     error: Option<Error>,
     skipped: u64,
+    failures: Vec<(u32, Error)>,
 }
 
 impl SampleDriver {
@@ -104,7 +105,8 @@ impl SampleDriver {
             while !pump.is_busy()
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
-                let priority = match age == 0 && under_way.outstanding == 0 {
+                let is_first = age == 0 || self.stream.is_awaited(memory.is_starving());
+                let priority = match is_first && under_way.outstanding == 0 {
                     true => Priority::Sole,
                     false => Priority::Next,
                 };
@@ -118,6 +120,12 @@ impl SampleDriver {
             }
         }
         (started, !pump.is_busy())
+    }
+
+    /// Whether no further batch is planned now. All that its stream was fed with is planned: another source's part may
+    /// wait for it.
+    fn has_enough(&self) -> bool {
+        self.under_way.len() >= self.max_under_way && !self.stream.is_fed()
     }
 
     fn plan_next(&mut self) -> Result<bool> {
@@ -145,6 +153,7 @@ impl SampleDriver {
             outstanding: 0,
             error: None,
             skipped: 0,
+            failures: Vec::new(),
         });
         Ok(true)
     }
@@ -156,7 +165,7 @@ impl Driver for SampleDriver {
         loop {
             let (started, all) = self.start_planned(pump, memory);
             moved |= started;
-            if !all || self.under_way.len() >= self.max_under_way || !self.plan_next()? {
+            if !all || self.has_enough() || !self.plan_next()? {
                 return Ok(moved);
             }
             moved = true;
@@ -172,10 +181,15 @@ impl Driver for SampleDriver {
             let index = fetched.fetch.samples[index].index as usize;
             match self.on_error {
                 OnError::Raise => under_way.error = under_way.error.take().or(Some(error)),
-                OnError::Skip | OnError::Blank => {
+                OnError::Skip => {
                     tracing::warn!(%error, "a sample is left out");
                     under_way.batch.clear_location(index);
                     under_way.skipped += 1;
+                }
+                OnError::Blank => {
+                    under_way.batch.clear_location(index);
+                    under_way.skipped += 1;
+                    under_way.failures.push((index as u32, error));
                 }
             }
         }
@@ -201,7 +215,9 @@ impl Driver for SampleDriver {
         if front.skipped > 0 && self.on_error != OnError::Blank {
             front.batch.remove_missing();
         }
-        Some(Ok(Delivery { batch: front.batch, head: front.head, skipped: front.skipped }))
+        front.failures.sort_unstable_by_key(|(index, _)| *index);
+        let UnderWay { head, batch, skipped, failures, .. } = front;
+        Some(Ok(Delivery { batch, head, skipped, failures }))
     }
 
     fn is_done(&self) -> bool {
@@ -216,4 +232,4 @@ impl Driver for SampleDriver {
 }
 
 /// The most batches in flight. More tiny batches gain nothing.
-const MAX_UNDER_WAY: usize = 64;
+pub(super) const MAX_UNDER_WAY: usize = 64;

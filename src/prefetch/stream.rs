@@ -180,6 +180,17 @@ impl Stream {
         self.fed.as_mut().map(|fed| fed.free_positions()).unwrap_or_default()
     }
 
+    /// Whether its batches are fed to it.
+    pub(super) fn is_fed(&self) -> bool {
+        self.fed.is_some()
+    }
+
+    /// Whether the consumer waits for whatever is to be read next, if it waits. Streams are fed with the parts of the
+    /// next span only when all parts of the span before were requested.
+    pub(super) fn is_awaited(&self, starving: bool) -> bool {
+        starving && self.is_fed()
+    }
+
     /// Whether it was fed with batches that it has not returned yet.
     pub(super) fn has_pieces(&self) -> bool {
         self.fed.as_ref().is_some_and(|fed| fed.has_pieces())

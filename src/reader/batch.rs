@@ -50,6 +50,31 @@ pub(crate) struct Recheck {
     pub(crate) load: u32,
 }
 
+/// A batch of one source of a mixture, whose samples go one after the other to batches of the mixture.
+#[derive(Default)]
+pub(crate) struct BatchOfSource {
+    source: u32,
+    batch: Batch,
+    /// How many of its samples, and of its rechecks, were taken.
+    taken: usize,
+    rechecked: usize,
+    /// For each buffer: the batch that took it last, by number, and the buffer's place there.
+    bufs: Vec<(u32, u32)>,
+}
+
+impl BatchOfSource {
+    pub(crate) fn new(source: u32, batch: Batch) -> BatchOfSource {
+        let bufs = vec![(MISSING, 0); batch.bufs.len()];
+        BatchOfSource { source, batch, taken: 0, rechecked: 0, bufs }
+    }
+
+    /// Its batch, without samples.
+    pub(crate) fn into_empty(mut self) -> Batch {
+        self.batch.clear();
+        self.batch
+    }
+}
+
 /// One sample of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
@@ -271,24 +296,38 @@ impl Batch {
     }
 
     /// Appends the sample at `nth` of `part`, a batch of `source` whose buffers begin at `first_buf`.
-    /// `rechecked` counts the samples to recheck that were passed; samples of a part are appended in order.
-    pub(crate) fn push_from(
-        &mut self,
-        (source, part, first_buf): (u32, &Batch, u32),
-        nth: usize,
-        rechecked: &mut usize,
-    ) {
+    pub(crate) fn push_from(&mut self, (source, part, first_buf): (u32, &Batch, u32), nth: usize) {
         let location = part.samples[nth];
-        if let Some(recheck) = part.rechecks.get(*rechecked)
-            && recheck.index as usize == nth
-        {
-            *rechecked += 1;
-            let index = self.samples.len() as u32;
-            self.rechecks.push(Recheck { index, source, ..*recheck });
-        }
         let buf = if location.buf == MISSING { MISSING } else { location.buf + first_buf };
         self.samples.push(SampleLocation { buf, ..location });
         self.sources.push(source);
+    }
+
+    /// Appends the next sample of `part`, and returns its place there. `number` is this batch's, other than those of
+    /// the batches that the part has gone to before; 0 if it goes to none afterwards.
+    #[inline]
+    pub(crate) fn push_next_of(&mut self, part: &mut BatchOfSource, number: u32) -> u32 {
+        let nth = part.taken;
+        part.taken += 1;
+        let mut location = part.batch.samples[nth];
+        if let Some(recheck) = part.batch.rechecks.get(part.rechecked)
+            && recheck.index as usize == nth
+        {
+            part.rechecked += 1;
+            let index = self.samples.len() as u32;
+            self.rechecks.push(Recheck { index, source: part.source, ..*recheck });
+        }
+        if let Some(buf) = part.bufs.get_mut(location.buf as usize) {
+            if buf.0 != number {
+                *buf = (number, self.bufs.len() as u32);
+                let buf = &mut part.batch.bufs[location.buf as usize];
+                self.bufs.push(if number == 0 { std::mem::take(buf) } else { buf.clone() });
+            }
+            location.buf = buf.1;
+        }
+        self.samples.push(location);
+        self.sources.push(part.source);
+        nth as u32
     }
 
     /// Returns the buffers to their pool and keeps the vectors for the next use.

@@ -56,7 +56,7 @@ pub use pump::ReadStats;
 pub use sample_ranges::{Ranges, SampleRange};
 pub use watch::Watch;
 
-pub(crate) use batch::SampleLocation;
+pub(crate) use batch::{BatchOfSource, SampleLocation};
 pub(crate) use fetch::{
     Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_samples, plan_whole_chunk,
 };
