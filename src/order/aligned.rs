@@ -6,12 +6,14 @@
 //! 1. Let W ranks share K lanes, and g be their greatest common divisor. The positions modulo g form g
 //!    classes, each with K / g lanes and W / g ranks of its own. If a class has one rank, that rank takes
 //!    all of it: this is the strided share.
-//! 2. The ranks of a class are distributed over its lanes: W / K ranks for each lane. Each chunk of the
-//!    lane's group gets a share of them in proportion to its samples. Rounded to whole ranks, these are the
-//!    chunk's *homes*.
-//! 3. Each sample of the batch goes to a home of its chunk that has room, round robin. The remaining samples
-//!    go to other ranks with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]).
-//!    There are such samples because all ranks take equally many, but a batch draws from chunks at random.
+//! 2. The ranks of a class share the samples of its lanes' groups in slot order, in equal parts: those of lane l of K',
+//!    as fractions of the lane's group, are l / K' to (l + 1) / K' of the axis on which rank r of W' has r / W' to
+//!    (r + 1) / W'. So a rank has whole chunks, but for those at its ends: it reads its part of them.
+//! 3. Each sample of the batch goes to the rank that has it, if that has room. The remaining samples go to other
+//!    ranks with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]). There are such
+//!    samples because all ranks take equally many, but a batch draws from chunks at random.
+
+use std::ops::Range;
 
 use super::chunked::{Chunked, Pick};
 use super::shard::{GlobalBatch, Shard};
@@ -23,9 +25,7 @@ pub struct Aligner {
     lanes: Vec<LaneRange>,
     /// How many more samples each rank of the class takes.
     room: Vec<u64>,
-    /// The homes of each chunk of one lane.
-    homes: Vec<Homes>,
-    /// Samples that no home had room for: lane, index in the lane.
+    /// Samples whose rank had no room: lane, index in the lane.
     strays: Vec<(u32, u64)>,
     /// Positions of this rank, and whether each is a stray.
     own: Vec<(u64, bool)>,
@@ -37,12 +37,8 @@ pub struct Aligner {
 pub struct Counted {
     /// Samples of the batch.
     pub samples: u64,
-    /// Of them, those that go to a rank which is not a home of their chunk.
+    /// Of them, those that go to another rank than the one that has them.
     pub strays: u64,
-    /// Samples of the chunks that the batch draws from.
-    pub chunk_samples: u64,
-    /// The same, counting each chunk once for each of its homes.
-    pub home_samples: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -53,16 +49,53 @@ struct LaneRange {
     end: u64,
 }
 
-/// The ranks that read a chunk, numbered within the class.
+/// What the ranks of a class share.
 #[derive(Debug, Clone, Copy)]
-struct Homes {
-    first: u32,
-    count: u32,
-    /// Which of them takes the next sample.
-    next: u32,
-    is_full: bool,
-    /// The batch takes a sample of the chunk.
-    used: bool,
+struct Class {
+    /// How many classes there are, and which one it is.
+    classes: u64,
+    number: u64,
+    ranks: u64,
+    /// The rank among those of the class.
+    own: u64,
+    lanes: u64,
+    /// Its first lane; every `classes`-th from there on is of it.
+    first_lane: u64,
+}
+
+impl Class {
+    fn new(order: &Chunked, shard: &Shard) -> Class {
+        let (rank, world_size) = (u64::from(shard.rank), u64::from(shard.world_size.max(1)));
+        let num_lanes = u64::from(order.num_lanes());
+        let classes = match order.has_equal_lanes() {
+            true => gcd(world_size, num_lanes),
+            false => 1,
+        };
+        // Batches begin a multiple of the world size, and so of the classes, after what is consumed.
+        let first_lane = (shard.consumed % classes + rank % classes) % classes;
+        Class {
+            classes,
+            number: rank % classes,
+            ranks: world_size / classes,
+            own: rank / classes,
+            lanes: num_lanes / classes,
+            first_lane,
+        }
+    }
+
+    /// The first of the `len` samples of a group of `lane`, in slot order, that ranks from `rank` on have.
+    fn start_of(&self, rank: u64, lane: u32, len: u64) -> u64 {
+        let nth = (u64::from(lane) - self.first_lane) / self.classes;
+        let (len, ranks) = (u128::from(len), u128::from(self.ranks));
+        let start = (u128::from(rank) * u128::from(self.lanes) * len).div_ceil(ranks);
+        start.saturating_sub(u128::from(nth) * len).min(len) as u64
+    }
+
+    /// The rank that has a sample: `at` of the `len` samples of a group of the lane that is number `nth` of the class.
+    fn rank_of(&self, nth: u64, at: u64, len: u64) -> u64 {
+        let place = u128::from(nth) * u128::from(len) + u128::from(at);
+        (place * u128::from(self.ranks) / (u128::from(self.lanes) * u128::from(len.max(1)))) as u64
+    }
 }
 
 impl Aligner {
@@ -85,25 +118,22 @@ impl Aligner {
         let GlobalBatch { first, count } = batch;
         let (rank, world_size) = (u64::from(shard.rank), u64::from(shard.world_size.max(1)));
         let real = count.min(len.saturating_sub(first));
-        let classes = match order.has_equal_lanes() {
-            true => gcd(world_size, u64::from(order.num_lanes())),
-            false => 1,
-        };
+        let class = Class::new(order, shard);
         self.own.clear();
-        let ranks = world_size / classes;
-        if ranks == 1 {
+        if class.ranks == 1 {
             self.own.extend((rank..real).step_by(world_size as usize).map(|i| (first + i, false)));
         } else {
-            let class = rank % classes;
-            self.find_lanes(order, first..first + real, classes, class);
+            self.find_lanes(order, first..first + real, &class);
             self.room.clear();
-            let of_rank = |k| real.saturating_sub(class + k * classes).div_ceil(world_size);
-            self.room.extend((0..ranks).map(of_rank));
-            self.assign(order, ranks, rank / classes);
+            let before = |k| class.number + k * class.classes;
+            let of_rank = |k| real.saturating_sub(before(k)).div_ceil(world_size);
+            self.room.extend((0..class.ranks).map(of_rank));
+            self.assign(order, &class);
             self.own.sort_unstable();
         }
         let padding = (rank..count).step_by(world_size as usize).filter(|&i| i >= real);
-        self.own.extend(padding.map(|i| ((first + i) % len.max(1), false)));
+        // What it repeats may be another rank's.
+        self.own.extend(padding.map(|i| ((first + i) % len.max(1), class.ranks > 1)));
         out.extend(self.own.iter().map(|&(position, alone)| {
             let pick = order.pick(position);
             Pick { alone, ..pick }
@@ -111,17 +141,11 @@ impl Aligner {
     }
 
     /// The lanes of `class`, with the samples of each at `positions`.
-    fn find_lanes(
-        &mut self,
-        order: &mut Chunked,
-        positions: std::ops::Range<u64>,
-        classes: u64,
-        class: u64,
-    ) {
+    fn find_lanes(&mut self, order: &mut Chunked, positions: Range<u64>, class: &Class) {
         let num_lanes = u64::from(order.num_lanes());
         self.lanes.clear();
         if order.has_equal_lanes() {
-            let lanes = ((positions.start + class) % classes..num_lanes).step_by(classes as usize);
+            let lanes = (class.first_lane..num_lanes).step_by(class.classes as usize);
             let before = |position: u64, lane| position.saturating_sub(lane).div_ceil(num_lanes);
             self.lanes.extend(lanes.map(|lane| {
                 let (start, end) = (before(positions.start, lane), before(positions.end, lane));
@@ -142,35 +166,26 @@ impl Aligner {
         }
     }
 
-    /// Assigns the samples of the lanes to `ranks` ranks, and keeps those of rank `own`.
-    fn assign(&mut self, order: &mut Chunked, ranks: u64, own: u64) {
-        let Aligner { lanes, room, homes, strays, counted, .. } = self;
+    /// Assigns the samples of the lanes to the ranks of the class, and keeps those of this rank.
+    fn assign(&mut self, order: &mut Chunked, class: &Class) {
+        let Aligner { lanes, room, strays, counted, own, .. } = self;
         strays.clear();
         *counted = Counted::default();
-        let num_lanes = lanes.len() as u64;
         for (nth, &LaneRange { lane, start, end }) in (0..).zip(&*lanes) {
-            if start == end {
-                continue;
-            }
             counted.samples += end - start;
-            let first_chunk =
-                homes_of_lane(order, (lane, start, end), (nth, num_lanes, ranks), homes);
             for index in start..end {
-                let (at, _) = order.locate_in_lane(lane, index);
-                let homes = &mut homes[at - first_chunk];
-                homes.used = true;
-                match homes.next_with_room(room) {
-                    Some(rank) if rank == own => {
-                        self.own.push((order.position(lane, index), false));
-                    }
-                    Some(_) => {}
+                let (group, shuffled) = order.place_in_group(lane, index);
+                let (first, behind) = order.samples_of(lane, group);
+                let rank = class.rank_of(nth, shuffled - first, behind - first);
+                match room[rank as usize].checked_sub(1) {
                     None => strays.push((lane, index)),
+                    Some(left) => {
+                        room[rank as usize] = left;
+                        if rank == class.own {
+                            own.push((order.position(lane, index), false));
+                        }
+                    }
                 }
-            }
-            for (at, homes) in (first_chunk..).zip(&*homes).filter(|(_, homes)| homes.used) {
-                let samples = order.samples_at(lane, at);
-                counted.chunk_samples += samples.end - samples.start;
-                counted.home_samples += (samples.end - samples.start) * u64::from(homes.count);
             }
         }
         counted.strays = strays.len() as u64;
@@ -180,65 +195,27 @@ impl Aligner {
                 rank += 1;
             }
             room[rank] -= 1;
-            if rank as u64 == own {
-                self.own.push((order.position(lane, index), true));
+            if rank as u64 == class.own {
+                own.push((order.position(lane, index), true));
             }
         }
     }
 }
 
-impl Homes {
-    /// The home that takes the next sample, if one has room.
-    #[inline]
-    fn next_with_room(&mut self, room: &mut [u64]) -> Option<u64> {
-        if self.is_full {
-            return None;
-        }
-        for _ in 0..self.count {
-            let rank = self.first + self.next;
-            self.next = if self.next + 1 == self.count { 0 } else { self.next + 1 };
-            if let Some(left) = room[rank as usize].checked_sub(1) {
-                room[rank as usize] = left;
-                return Some(rank.into());
-            }
-        }
-        self.is_full = true;
-        None
-    }
-}
-
-/// Computes the homes of all chunks in the groups of samples `start..end` of a lane, and returns the index
-/// of the first chunk. The lane is number `nth` of the `num_lanes` that `ranks` ranks share.
-fn homes_of_lane(
-    order: &Chunked,
-    (lane, start, end): (u32, u64, u64),
-    (nth, num_lanes, ranks): (u64, u64, u64),
-    homes: &mut Vec<Homes>,
-) -> usize {
-    homes.clear();
-    let (first, last) = (order.group_of(lane, start), order.group_of(lane, end - 1));
-    for group in first..=last {
-        let (group_start, group_end) = order.samples_of(lane, group);
-        let len = u128::from(group_end - group_start);
-        let (first, end) = order.chunk_range(group);
-        // Positions on the axis of ranks, as fractions of `all`.
-        let all = u128::from(num_lanes) * len;
-        let at = |sample: u64| {
-            (u128::from(nth) * len + u128::from(sample - group_start)) * u128::from(ranks)
-        };
-        let rounded = |at: u128| ((2 * at + all) / (2 * all)) as u32;
-        for chunk in first..end {
-            let samples = order.samples_at(lane, chunk);
-            let (from, to) = (at(samples.start), at(samples.end));
-            let (begin, behind) = (rounded(from), rounded(to));
-            let (first, count) = match behind - begin {
-                0 => (((from + to) / (2 * all)) as u32, 1),
-                count => (begin, count),
-            };
-            homes.push(Homes { first, count, next: 0, is_full: false, used: false });
-        }
-    }
-    order.chunk_range(first).0
+/// The samples of `chunk` in `group`, by slot order in the chunk, that the rank of `shard` has.
+pub(super) fn own_in_group(order: &Chunked, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
+    let all = order.samples_in_group(group, chunk);
+    let class = Class::new(order, shard);
+    let Some(at) = order.find_in_group(group, chunk).filter(|_| class.ranks > 1) else {
+        return all;
+    };
+    let lane = order.lane_of(group);
+    let (first, behind) = order.samples_of(lane, group);
+    let of_chunk = order.samples_at(lane, at);
+    let from = first + class.start_of(class.own, lane, behind - first);
+    let to = first + class.start_of(class.own + 1, lane, behind - first);
+    let within = |index: u64| (index.clamp(of_chunk.start, of_chunk.end) - of_chunk.start) as u32;
+    all.start + within(from)..all.start + within(to)
 }
 
 pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {

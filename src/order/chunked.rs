@@ -81,6 +81,17 @@ struct Cursor {
     shuffle: Option<Permutation>,
 }
 
+impl Cursor {
+    /// The index in slot order of the sample at `index`.
+    #[inline]
+    fn in_slot_order(&self, index: u64) -> u64 {
+        match &self.shuffle {
+            Some(shuffle) => self.start + shuffle.forward(index - self.start),
+            None => index,
+        }
+    }
+}
+
 /// How the shuffled chunks are distributed among lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dealing {
@@ -195,10 +206,7 @@ impl Chunked {
             self.enter(lane, index);
             cursor = &self.cursors[lane as usize];
         }
-        let shuffled = match &cursor.shuffle {
-            Some(shuffle) => cursor.start + shuffle.forward(index - cursor.start),
-            None => index,
-        };
+        let shuffled = cursor.in_slot_order(index);
         let first = self.groups[cursor.group as usize] as usize;
         let end = self.groups[cursor.group as usize + 1] as usize;
         let at = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
@@ -208,18 +216,33 @@ impl Chunked {
         }
     }
 
+    /// The group of sample `index` of `lane`, and the sample's index in the lane in slot order.
+    #[inline]
+    pub(super) fn place_in_group(&mut self, lane: u32, index: u64) -> (u32, u64) {
+        let mut cursor = &self.cursors[lane as usize];
+        if !(cursor.start..cursor.end).contains(&index) {
+            self.enter(lane, index);
+            cursor = &self.cursors[lane as usize];
+        }
+        (cursor.group, cursor.in_slot_order(index))
+    }
+
     /// The lane of `group`.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
         self.lanes.partition_point(|&first| first <= group) as u32 - 1
     }
 
+    /// The index of `chunk` among all chunks, if it is of `group`.
+    pub(super) fn find_in_group(&self, group: u32, chunk: u32) -> Option<usize> {
+        let (first, end) = self.chunk_range(group);
+        self.chunks[first..end].iter().position(|&other| other == chunk).map(|nth| first + nth)
+    }
+
     /// The samples of `chunk` that belong to `group`, in slot order.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
-        let (first, end) = self.chunk_range(group);
-        let nth = self.chunks[first..end].iter().position(|&other| other == chunk);
-        let Some(nth) = nth else { return 0..0 };
+        let Some(at) = self.find_in_group(group, chunk) else { return 0..0 };
         let lane = self.lane_of(group);
-        let samples = self.samples_at(lane, first + nth);
+        let samples = self.samples_at(lane, at);
         let skip = if samples.start == 0 { self.skips[lane as usize] } else { 0 };
         skip..skip + (samples.end - samples.start) as u32
     }

@@ -381,6 +381,15 @@ impl EpochOrder {
         self.chunked().samples_in_group(group, chunk)
     }
 
+    /// As [`EpochOrder::samples_in_group`]: those that the rank of `shard` has with [`Sharding::Aligned`], in one
+    /// piece. Other samples of the chunk it takes [alone](Pick::alone).
+    ///
+    /// # Panics
+    /// If the order [is not chunked](EpochOrder::is_chunked).
+    pub fn aligned_samples_in_group(&self, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
+        aligned::own_in_group(self.chunked(), shard, group, chunk)
+    }
+
     fn chunked(&self) -> &Chunked {
         match &self.sequence {
             Sequence::Chunked(chunked) => chunked,

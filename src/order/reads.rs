@@ -6,9 +6,9 @@ use super::{Aligner, EpochOrder, Shard, Sharding};
 /// The reads of a [`Sharding`], relative to the data set. The least are 1 and 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reads {
-    /// How many ranks read each chunk, weighted by the chunk's samples.
+    /// How many ranks read each sample of a chunk with the chunk.
     pub ranks_a_chunk: f64,
-    /// The fraction of samples that ranks read singly, because they do not read the chunk.
+    /// The fraction of samples that ranks read singly, because other ranks read them with their chunk.
     pub alone: f64,
 }
 
@@ -43,10 +43,8 @@ impl EpochOrder {
             let batch = shard.global_batch(len, 0, batch_size);
             aligner.share(chunked, &shard, batch, len, &mut picks);
             let counted = aligner.counted();
-            return Some(Reads {
-                ranks_a_chunk: counted.home_samples as f64 / counted.chunk_samples.max(1) as f64,
-                alone: counted.strays as f64 / counted.samples.max(1) as f64,
-            });
+            let alone = counted.strays as f64 / counted.samples.max(1) as f64;
+            return Some(Reads { ranks_a_chunk: 1.0, alone });
         }
         // Each sample goes to one of the ranks that share the lane, practically at random.
         let missed = 1.0 - 1.0 / ranks as f64;

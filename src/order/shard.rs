@@ -41,8 +41,8 @@ pub enum Sharding {
     /// Each rank takes every W-th position: the rule of `DistributedSampler`.
     #[default]
     Strided,
-    /// One rank takes all samples of a chunk, as far as equal shares allow. For grouped order, if the number
-    /// of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
+    /// One rank takes all samples of a chunk, or of a range of its slots, as far as equal shares allow. For grouped
+    /// order, if the number of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
     Aligned,
     /// Each rank takes what its own node holds, as far as equal shares allow. For runs whose nodes read from
     /// each other's caches. See [`ByNode`](super::ByNode).

@@ -322,6 +322,14 @@ impl Stream {
             (Some((shard, batch)), Shares::Local(by_node)) => {
                 current.order.local_picks(by_node, &shard, (batch, *batch_size), picks);
             }
+            (None, Shares::Aligned(_)) => {
+                let Current { order, shard, .. } = current;
+                order.picks(taken.positions, picks);
+                for pick in picks {
+                    let own = order.aligned_samples_in_group(shard, pick.group, pick.chunk);
+                    pick.alone = !own.contains(&pick.nth);
+                }
+            }
             _ => current.order.picks(taken.positions, picks),
         }
         Ok(Some(head))
@@ -332,8 +340,13 @@ impl Stream {
         self.order().map_or(0, |order| order.lane_of(group))
     }
 
-    /// The samples of `chunk` that belong to `group`, a group of the current epoch.
+    /// The samples of `chunk` that belong to `group`, a group of the current epoch, and that this rank reads together.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
+        if let (Shares::Aligned(_), Some(Current { order, shard, .. })) =
+            (&self.shares, &self.current)
+        {
+            return order.aligned_samples_in_group(shard, group, chunk);
+        }
         self.order().map_or(0..0, |order| order.samples_in_group(group, chunk))
     }
 
