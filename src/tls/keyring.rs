@@ -127,10 +127,12 @@ mod tests {
 
     #[test]
     fn a_keyring_is_found_by_its_name_if_root_or_the_user_owns_it() {
-        let line = |owner, kind, name| {
-            format!("1a26ff5d I------     1 perm 1f030000 {owner:>5}     0 {kind} {name}: empty")
+        let of = |owner: u32, kind: &str, name: &str| {
+            let line = format!(
+                "1a26ff5d I------     1 perm 1f030000 {owner:>5}     0 {kind} {name}: empty"
+            );
+            keyring_of(&line, ".nvme", 1000)
         };
-        let of = |owner, kind, name: &str| keyring_of(&line(owner, kind, name), ".nvme", 1000);
         assert_eq!(of(0, "keyring  ", ".nvme"), Some(0x1a26_ff5d));
         assert_eq!(of(1000, "keyring  ", ".nvme"), Some(0x1a26_ff5d));
         assert_eq!(of(1001, "keyring  ", ".nvme"), None);
