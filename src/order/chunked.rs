@@ -201,12 +201,8 @@ impl Chunked {
     /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the number of the sample in it.
     #[inline]
     pub(super) fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
-        let mut cursor = &self.cursors[lane as usize];
-        if !(cursor.start..cursor.end).contains(&index) {
-            self.enter(lane, index);
-            cursor = &self.cursors[lane as usize];
-        }
-        let shuffled = cursor.in_slot_order(index);
+        let (_, shuffled) = self.place_in_group(lane, index);
+        let cursor = &self.cursors[lane as usize];
         let first = self.groups[cursor.group as usize] as usize;
         let end = self.groups[cursor.group as usize + 1] as usize;
         let at = first + self.ends[first..end].partition_point(|&end| end <= shuffled);
