@@ -279,13 +279,11 @@ fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
 fn a_challenge_that_was_not_agreed_on_is_refused() {
     let rng = &mut Rng(10);
     let (host, controller) = terms(rng, true);
-    let numberless = |message: &mut Vec<u8>| message[12..16].fill(0);
-    let invalid = |message: &mut Vec<u8>| message[8] = 0;
+    let numberless: fn(&mut Vec<u8>) = |message| message[12..16].fill(0);
+    let invalid: fn(&mut Vec<u8>) = |message| message[8] = 0;
     let groups = vec![Group::Ffdhe2048];
     let with_key = HostTerms { concatenation: Concatenation::Required, groups, ..host.clone() };
-    let cases: [(HostTerms, &dyn Fn(&mut Vec<u8>)); 2] =
-        [(host, &numberless), (with_key, &invalid)];
-    for (host, damage) in cases {
+    for (host, damage) in [(host, numberless), (with_key, invalid)] {
         let controller =
             ControllerTerms { concatenation: Concatenation::Optional, ..controller.clone() };
         let host = Host::new(host, &rng.randomness(), 7);

@@ -117,7 +117,7 @@ impl World {
             let (traddr, trsvcid) = (format!("10.0.0.{}", number + 1), 4420);
             let address = TcpAddress { traddr, trsvcid, subnqn: nqn("train"), nsid: None };
             let socket = SocketAddr::from(([10, 0, 0, number as u8 + 1], 4420));
-            Portal { address, socket }
+            Portal { address, socket, psk: None }
         };
         let portals: Arc<[Portal]> = (0..schedule.paths).map(portal).collect();
         let limits = Limits { connect_timeout: CONNECT_TIMEOUT, ctrl_loss_tmo: CTRL_LOSS_TMO };
