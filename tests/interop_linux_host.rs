@@ -18,6 +18,7 @@ use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::{ConnectOptions, Direct, open};
 use dlfs::target::{HostKeys, Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
+use support::linux_host;
 use support::random::Random;
 use tempfile::NamedTempFile;
 
@@ -202,7 +203,7 @@ fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_wa
     };
     let mut targets = Vec::new();
     let mut script = NamedTempFile::new().unwrap();
-    writeln!(script, "{CONNECTS}").unwrap();
+    writeln!(script, "{}{READS}", linux_host::CONNECTS).unwrap();
     for hash in Hash::ALL {
         for group in Group::ALL {
             let served = serve_with(|options| {
@@ -235,17 +236,7 @@ fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_wa
 }
 
 /// Functions of the guest's shell: a connect that reads the right bytes, and one that fails.
-const CONNECTS: &str = r#"
-connects() {
-    port=$1 nqn=$2
-    shift 2
-    nvme connect -t tcp -a "$TRADDR" -s "$port" -n "$nqn" -i 1 --hostnqn "$HOSTNQN" --hostid "$HOSTID" "$@"
-}
-device() {
-    for s in /sys/class/nvme-subsystem/nvme-subsys*; do
-        [ "$(cat "$s/subsysnqn")" = "$1" ] && echo "/dev/nvme${s##*subsys}n1"
-    done
-}
+const READS: &str = r#"
 reads() {
     port=$1 to=$2 sum=$3
     shift 3

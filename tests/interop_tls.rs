@@ -20,6 +20,7 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::discover;
 use dlfs::qpair::{ConnectOptions, open};
 use dlfs::target::{HostKeys, Target, TargetOptions};
+use support::linux_host;
 use support::linux_target::{self, Linux, long_timeouts};
 use tempfile::NamedTempFile;
 
@@ -121,23 +122,13 @@ fn tls_keys(key: ConfiguredPsk) -> HostKeys {
 /// Boots Linux's host, which connects to `first` with `key` and tries it; then it runs the script.
 fn run(suite: &str, first: &Target, key: &ConfiguredPsk, script: &str) -> String {
     let mut file = NamedTempFile::new().unwrap();
-    writeln!(file, "{CONNECTS}\n{script}").unwrap();
+    writeln!(file, "{}{READS}\n{script}", linux_host::CONNECTS).unwrap();
     let lab = ["tests", "interop", "linux-nvme-host"];
     let program: PathBuf = [&[env!("CARGO_MANIFEST_DIR")], &lab[..]].concat().iter().collect();
     let mut command = Command::new(program);
     command.args(["--suite", suite, "--nqn", first.nqn().as_str(), "--hostnqn", HOSTNQN]);
     command.args(["--port", &first.local_addr().port().to_string(), "--tls-key", &key.to_text()]);
-    command
-        .args([
-            "--debug",
-            "--console",
-            "/tmp/a-console.log",
-            "--write",
-            "--timeout",
-            "550",
-            "--script",
-        ])
-        .arg(file.path());
+    command.args(["--write", "--timeout", "550", "--script"]).arg(file.path());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -191,19 +182,9 @@ fn linuxs_host_and_we_connect_with_a_key_that_an_old_libnvme_derived() {
 }
 
 /// Functions of the guest's shell: a key of the kernel's, a connect that reads, and one that fails.
-const CONNECTS: &str = r#"
+const READS: &str = r#"
 inserted() {
     nvme check-tls-key --subsysnqn="$2" --hostnqn="$HOSTNQN" --keydata="$3" --identity=1 --insert || exit 1
-}
-connects() {
-    port=$1 nqn=$2
-    shift 2
-    nvme connect -t tcp -a "$TRADDR" -s "$port" -n "$nqn" -i 1 --hostnqn "$HOSTNQN" --hostid "$HOSTID" "$@"
-}
-device() {
-    for s in /sys/class/nvme-subsystem/nvme-subsys*; do
-        [ "$(cat "$s/subsysnqn")" = "$1" ] && echo "/dev/nvme${s##*subsys}n1"
-    done
 }
 reads() {
     to=$2

@@ -9,6 +9,7 @@ pub mod fork;
 pub mod hostile_target;
 #[cfg(feature = "tls")]
 pub mod keyring;
+pub mod linux_host;
 pub mod linux_target;
 #[cfg(feature = "spdk")]
 pub mod nvmf_tgt;
