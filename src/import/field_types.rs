@@ -9,7 +9,7 @@ use crate::format::FieldTypes;
 use crate::format::columns::{ColumnType, check_column_name};
 use crate::format::field_type::{FieldType, FileForm};
 use crate::format::npy::{NpyError, NpyHeader};
-use crate::import::sources::stream::StreamSample;
+use crate::import::sources::sample_stream::StreamSample;
 use crate::import::sources::{BadEntry, BadReason, Elements, Front, Source};
 use crate::{Error, ErrorKind, Result};
 
@@ -114,7 +114,7 @@ impl Typing {
         for (at, spec) in specs.iter().enumerate() {
             let shown = spec.field.escape_ascii();
             let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
-            let Some(field) = fields.iter().position(|name| *name == spec.field) else {
+            let Some(field) = fields.iter().position(|name| is_named(name, &spec.field)) else {
                 return Err(no_field(&spec.field, fields));
             };
             if specs[..at].iter().any(|other| other.field == spec.field) {
@@ -180,8 +180,8 @@ impl Typing {
             };
             match self.elements(field, &mut Front::new(len, &mut read, &mut buffer))? {
                 Elements::All => {}
-                Elements::Behind(len) => drop(bytes.drain(..len as usize)),
-                Elements::Are(elements) => *bytes = elements,
+                Elements::Behind(len) => bytes.skip(len as usize),
+                Elements::Are(elements) => *bytes = elements.into(),
             }
         }
         match self.kinds.iter().position(|kind| *kind == Kind::OfFirst) {
@@ -231,6 +231,11 @@ impl Kind {
             Kind::Is(kind) => kind.to_string(),
         }
     }
+}
+
+/// Whether a field of a source is meant by a name that a user gave, which is in lower case; columns of tables keep theirs.
+pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
+    field.eq_ignore_ascii_case(given)
 }
 
 /// The error for a field that samples of a source do not have.

@@ -112,7 +112,7 @@ pub(super) fn open_source(
     let indexing = &mut Indexing::new(&mut tell);
     let found = detect::look(sources, &source_options, indexing)?;
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
-    if in_order && found.is_streams()? {
+    if found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
     let source = Source::index_found(found, &source_options, indexing)?;

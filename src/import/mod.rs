@@ -27,6 +27,7 @@ mod commit;
 mod device;
 mod edit;
 mod field_types;
+mod formats;
 mod give_back;
 mod importer;
 pub mod journal;
@@ -58,7 +59,7 @@ pub use importer::{import, import_onto};
 pub use media_use::MediaUse;
 pub use options::{
     BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, OnError, Onto,
-    PlacementOrder, Progress, Stage,
+    PlacementOrder, Progress, RowOptions, Stage,
 };
 pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
 pub use purge::{purge, purge_on};

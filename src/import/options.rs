@@ -39,6 +39,8 @@ pub struct ImportOptions {
     pub field_columns: Vec<FieldColumn>,
     /// Types of fields. Those of the image's fields need not be given again.
     pub field_types: Vec<FieldSpec>,
+    /// What becomes of the columns of a source that is rows.
+    pub rows: RowOptions,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
     /// Threads that read the source; 0: chosen for this machine.
@@ -66,6 +68,21 @@ pub struct ColumnsFrom {
     pub key: Option<String>,
     /// The columns to take, and their types; `None`: that of the values. Empty: all of them.
     pub only: Vec<(String, Option<ColumnType>)>,
+}
+
+/// What becomes of the columns of a source that is rows: Parquet, Arrow, MDS, LitData, JSON Lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RowOptions {
+    /// The column of the names; `None`: a row is called as its file, and its number in it.
+    pub name: Option<String>,
+    /// The column of the labels: integers, or names of classes. `None`: the only one that the file says to hold
+    /// classes, as those of Hugging Face do.
+    pub label: Option<String>,
+    /// The columns to become fields; empty: all others.
+    pub fields: Vec<String>,
+    /// The key of JSON Lines whose values are paths of files, beneath the folder of the lines: the files become a
+    /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face.
+    pub files: Option<String>,
 }
 
 /// How a table of values fitted the samples of an import.
@@ -200,6 +217,7 @@ impl Default for ImportOptions {
             columns: None,
             field_columns: Vec::new(),
             field_types: Vec::new(),
+            rows: RowOptions::default(),
             spool: None,
             reader_threads: 0,
             uuid: None,

@@ -8,17 +8,20 @@ use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
 use crate::format::{SampleMeta, fields};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
-use crate::import::field_types::{Typing, typed_fields};
+use crate::import::field_types::{FieldSpec, Typing, typed_fields};
+use crate::import::formats;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
-    BadEntries, ImportOptions, ImportReport, OnError, Progress, Stage, no_samples,
+    BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
 };
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::with_retry;
 use crate::import::sources::file_counts::set_piped_bytes;
-use crate::import::sources::stream::{StreamSample, StreamSource};
-use crate::import::sources::{BadEntry, BadReason, FileCount, Found};
+use crate::import::sources::sample_stream::{SampleStream, StreamSample};
+use crate::import::sources::shuffled::Shuffled;
+use crate::import::sources::stream::StreamSource;
+use crate::import::sources::{BadEntry, BadReason, FileCount, Found, FoundFile, SourceKind};
 use crate::units::SampleId;
 use crate::{Error, ErrorKind, Result};
 
@@ -39,8 +42,7 @@ pub(super) fn run(
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
-    let paths = found.files.into_iter().map(|file| file.path).collect();
-    let mut source = StreamSource::new(paths, kind, image_fields.clone())?;
+    let mut source = open(found.files, kind, image, options)?;
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
@@ -52,7 +54,7 @@ pub(super) fn run(
         if !import.only_names_matter && options.on_error == OnError::Stop {
             import.only_names_matter = !source.bad().is_empty();
         }
-        import.take(&mut sample, source.fields())?;
+        import.take(&mut sample, &*source)?;
         source.give_back(sample);
     }
     let bad = found.bad.iter().chain(source.bad()).chain(&import.bad);
@@ -70,7 +72,31 @@ pub(super) fn run(
     let mut file_counts: Vec<FileCount> =
         found.file_counts.into_iter().chain(source.appended()).collect();
     set_piped_bytes(&mut file_counts, source.piped_bytes());
+    if !source.classes().is_empty() {
+        import.chunks.set_classes(source.classes().to_vec());
+    }
     import.finish(kind, bad, file_counts)
+}
+
+/// The samples of `files`, in the order in which they are written.
+fn open<'a>(
+    files: Vec<FoundFile>,
+    kind: SourceKind,
+    image: Option<&'a Directory>,
+    options: &'a ImportOptions,
+) -> Result<Box<dyn SampleStream + 'a>> {
+    let source: Box<dyn SampleStream> = match kind.is_rows() {
+        true => formats::open(files, kind, image, &options.rows)?,
+        false => {
+            let fields = image.map(|image| image.fields().to_vec());
+            let paths = files.into_iter().map(|file| file.path).collect();
+            Box::new(StreamSource::new(paths, kind, fields)?)
+        }
+    };
+    Ok(match options.placement {
+        PlacementOrder::Source => source,
+        PlacementOrder::Shuffled => Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES)),
+    })
 }
 
 /// A stream that is being imported.
@@ -123,8 +149,9 @@ impl<'a> StreamImport<'a> {
         })
     }
 
-    fn take(&mut self, sample: &mut StreamSample, field_names: &[Vec<u8>]) -> Result<()> {
-        if let Err(reason) = self.typing(field_names)?.of_sample(sample) {
+    fn take(&mut self, sample: &mut StreamSample, source: &dyn SampleStream) -> Result<()> {
+        let field_names = source.fields();
+        if let Err(reason) = self.typing(source)?.of_sample(sample) {
             return self.reject(sample, reason);
         }
         let own = match self.own_values(sample, field_names)? {
@@ -180,12 +207,17 @@ impl<'a> StreamImport<'a> {
         Ok(())
     }
 
-    fn typing(&mut self, field_names: &[Vec<u8>]) -> Result<&mut Typing> {
+    /// The types that the options give, or else the source.
+    fn typing(&mut self, source: &dyn SampleStream) -> Result<&mut Typing> {
         let typing = match self.typing.take() {
             Some(typing) => typing,
             None => {
                 let image = self.state.current.as_ref().map(|current| &*current.directory);
-                Typing::new(&self.options.field_types, field_names, image)?
+                let given = &self.options.field_types;
+                let is_given = |own: &FieldSpec| given.iter().any(|spec| spec.field == own.field);
+                let own = source.field_types().iter().filter(|own| !is_given(own));
+                let specs: Vec<FieldSpec> = given.iter().chain(own).cloned().collect();
+                Typing::new(&specs, source.fields(), image)?
             }
         };
         Ok(self.typing.insert(typing))
@@ -226,7 +258,7 @@ impl<'a> StreamImport<'a> {
 
     fn finish(
         self,
-        kind: crate::import::sources::SourceKind,
+        kind: SourceKind,
         bad: Vec<BadEntry>,
         file_counts: Vec<FileCount>,
     ) -> Result<ImportReport> {
@@ -266,13 +298,15 @@ fn columns_with(file: Option<&ColumnFile>, image: Option<&Directory>) -> Vec<Col
 
 /// Assembles the record of a sample: the length table if there are several fields, and the fields.
 fn put_record(sample: &StreamSample, lens: &[Option<u64>], into: &mut [u8]) {
-    let fields = sample.fields.iter().flatten();
+    let (table, fields) = (fields::table(lens), sample.fields.iter().flatten());
     let mut at = 0;
-    for bytes in [&fields::table(lens)].into_iter().chain(fields) {
+    for bytes in std::iter::once(&table[..]).chain(fields.map(|field| &field[..])) {
         into[at..at + bytes.len()].copy_from_slice(bytes);
         at += bytes.len();
     }
 }
 
+/// Samples that are shuffled together where they come as a stream.
+const WINDOW_BYTES: usize = 64 << 20;
 /// A stream has no fingerprint before it is read.
 const NO_FINGERPRINT: u64 = 0;

@@ -4,7 +4,7 @@ use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, Value};
 use crate::format::field_type::{Element, FieldType};
 use crate::format::{FieldTypes, FormatVersion};
-use crate::import::field_types::{FieldColumn, no_field};
+use crate::import::field_types::{FieldColumn, is_named, no_field};
 use crate::import::sources::{BadEntry, BadReason, Index, Source};
 use crate::{Error, ErrorKind, Result};
 
@@ -52,7 +52,8 @@ impl FieldColumns {
         let mut columns = Vec::new();
         for column in given {
             let name = column.field.escape_ascii().to_string();
-            let known = fields.iter().position(|field| *field == column.field && !field.is_empty());
+            let known =
+                fields.iter().position(|field| is_named(field, &column.field) && !field.is_empty());
             let Some(field) = known else { return Err(no_field(&column.field, fields)) };
             if specs.iter().any(|spec| spec.name == column.column) {
                 return Err(refused(format!("column `{}` is given twice", column.column)));
@@ -249,13 +250,15 @@ fn kind_of(
 }
 
 /// A number of a field.
-enum Number {
+pub(in crate::import) enum Number {
+    /// Without a fraction.
     Int(i128),
+    /// With one.
     Float(f64),
 }
 
 /// The number that these bytes are, which have the length of the element.
-fn number(element: Element, bytes: &[u8]) -> Number {
+pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
     let mut wide = [0; 8];
     wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
     let bits = u64::from_le_bytes(wide);

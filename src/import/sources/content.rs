@@ -6,7 +6,9 @@ use std::io;
 use serde::de::IgnoredAny;
 
 use super::compression::{self, Compression, FileAt, read_some};
+use super::kind::SourceKind;
 use super::{tar_members, tfrecord};
+use crate::import::formats;
 
 /// What a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub enum Content {
     Tar(Option<Compression>),
     /// TFRecords.
     TfRecord(Option<Compression>),
+    /// Rows, in files of this kind.
+    Rows(SourceKind),
     /// A shard by its name, in a compression that is not supported.
     Packed(&'static str),
     /// Many samples in the named format, which is not supported.
@@ -58,16 +62,25 @@ impl Content {
         }
         Ok(match head {
             [] => Content::Empty,
-            [b'P', b'A', b'R', b'1', ..] => Content::Unread("Parquet file"),
-            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Content::Unread("Arrow file"),
-            _ if is_json_lines(head, &name) => Content::Unread("JSON Lines file"),
+            [b'P', b'A', b'R', b'1', ..] => Content::Rows(SourceKind::Parquet),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Content::Rows(SourceKind::Arrow),
+            [0xff, 0xff, 0xff, 0xff, ..] if name.ends_with(b".arrow") => {
+                Content::Rows(SourceKind::Arrow)
+            }
+            [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
+            [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
+            _ if name == INDEX => {
+                formats::kind_of_index(file)?.map_or(Content::Other, Content::Rows)
+            }
+            _ if is_json_lines(head, &name) => Content::Rows(SourceKind::JsonLines),
             _ => Content::Other,
         })
     }
 
     /// Whether it holds samples that can be imported one by one, possibly after decompression.
     pub fn is_shard(self) -> bool {
-        matches!(self, Content::Tar(_) | Content::TfRecord(_) | Content::Packed(_))
+        use Content::{Packed, Rows, Tar, TfRecord};
+        matches!(self, Tar(_) | TfRecord(_) | Rows(_) | Packed(_))
     }
 
     /// Its name for messages.
@@ -79,6 +92,11 @@ impl Content {
             Content::TfRecord(None) => "TFRecord shard",
             Content::TfRecord(Some(Compression::Gzip)) => "TFRecord shard in gzip",
             Content::TfRecord(Some(Compression::Zstd)) => "TFRecord shard in zstd",
+            Content::Rows(SourceKind::Parquet) => "Parquet file",
+            Content::Rows(SourceKind::Arrow) => "Arrow file",
+            Content::Rows(SourceKind::Mds) => "index of MDS shards",
+            Content::Rows(SourceKind::LitData) => "index of LitData chunks",
+            Content::Rows(_) => "JSON Lines file",
             Content::Packed(_) => "shard in another compression",
             Content::Unread(format) => format,
             Content::Empty => "empty file",
@@ -111,7 +129,7 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
 /// Whether the name is that of a shard, regardless of the content.
 pub fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
-    claim(&name).is_some() || position(&name, b"-of-").is_some()
+    claim(&name).is_some() || name == INDEX || position(&name, b"-of-").is_some()
 }
 
 /// Whether a file of this name accompanies shards: it describes, lists or signs them.
@@ -156,6 +174,9 @@ fn position(text: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 const HEAD_BYTES: usize = 4096;
+
+/// What MosaicML Streaming and LitData call the index of their shards.
+const INDEX: &[u8] = b"index.json";
 
 const COMPRESSED_ENDS: &[&[u8]] =
     &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];

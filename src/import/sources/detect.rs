@@ -5,6 +5,7 @@
 //! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
 //! reports every decision.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -22,6 +23,7 @@ use super::shard::{self, FrontToBack};
 use super::stream::ReadInput;
 use super::tree::{DetectedFile, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
+use crate::import::formats;
 use crate::{Error, ErrorKind, Result};
 
 /// The kind of a source, and its files.
@@ -116,6 +118,15 @@ impl Expanded {
     }
 }
 
+/// The files that indexes among those of a tree name as their shards.
+fn parts_of_indexes(tree: &Tree, detected: &[DetectedFile]) -> HashSet<PathBuf> {
+    let is_index = |file: &&DetectedFile| {
+        matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
+    };
+    let indexes = detected.iter().filter(is_index);
+    indexes.flat_map(|file| formats::parts_of_index(&tree.path_of(&file.name))).collect()
+}
+
 /// The error for a path that does not exist.
 fn absent(path: &Path) -> Error {
     let bytes = path.as_os_str().as_bytes();
@@ -145,8 +156,13 @@ struct Judgement {
 
 impl Judgement {
     fn tree(&mut self, tree: &Tree, detected: Vec<DetectedFile>, bad: Vec<BadEntry>) {
+        let parts = parts_of_indexes(tree, &detected);
         for DetectedFile { name, len_bytes, content } in detected {
             let path = tree.path_of(&name);
+            if parts.contains(&path) {
+                self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
+                continue;
+            }
             if content.is_shard() && name.contains(&b'/') {
                 self.nested.get_or_insert_with(|| name.clone());
             }
@@ -237,7 +253,7 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
         let folder = String::from_utf8_lossy(folder).escape_debug().to_string();
         let hint = format!(
             "name the folders that belong together, as .../{folder}; or take the shards of all of \
-             them with --from webdataset|tar|tfrecord; or each file as one sample with --from folder"
+             them with --from webdataset|tar|tfrecord|parquet|...; or each file as one sample with --from folder"
         );
         return Err(judgement.refuse("the source holds shards in folders of their own", hint));
     }
@@ -437,6 +453,7 @@ fn kind_of(content: Content) -> SourceKind {
     match content {
         Content::Tar(_) => SourceKind::Tar,
         Content::TfRecord(_) => SourceKind::TfRecord,
+        Content::Rows(kind) => kind,
         _ => SourceKind::Auto,
     }
 }
@@ -444,6 +461,7 @@ fn kind_of(content: Content) -> SourceKind {
 fn as_kind(kind: SourceKind) -> Content {
     match kind {
         SourceKind::TfRecord => Content::TfRecord(None),
+        kind if kind.is_rows() => Content::Rows(kind),
         _ => Content::Tar(None),
     }
 }
@@ -453,9 +471,10 @@ fn no(kind: SourceKind, path: &Path) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
 
-const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list";
-const UNREAD: &str = "turn them into files, tar shards or TFRecords; or import each file as one sample \
+const SAY_KIND: &str =
+    "say it with --from tar|webdataset|tfrecord|list|parquet|arrow|mds|litdata|jsonl";
+const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
                       with --from folder FOLDER";
-const MIXED: &str = "--from webdataset|tar|tfrecord imports what the shards of that kind hold and sets \
+const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|arrow|mds|litdata|jsonl imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
 const HEAD_BYTES: usize = 64 * 1024;

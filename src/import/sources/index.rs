@@ -145,6 +145,9 @@ pub enum BadReason {
         /// What it is, and what was found.
         what: String,
     },
+    /// What the reader of the source's format says.
+    #[error("{0}")]
+    Decoder(String),
     /// The archive or list has invalid syntax here.
     #[error("{0}")]
     Syntax(&'static str),

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file_counts::{FileCount, FileCounts};
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
 use super::kind::SourceKind;
+use super::sample_stream::{FieldBytes, SampleStream, StreamSample};
 use super::spool::{is_stream, open_stream};
 use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
@@ -36,17 +37,6 @@ pub struct StreamSource {
     bad: Vec<BadEntry>,
     /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
-}
-
-/// A complete sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamSample {
-    /// Its name.
-    pub name: Vec<u8>,
-    /// Its label, if it has one.
-    pub label: Option<i64>,
-    /// Its fields, in the order of [`StreamSource::fields`].
-    pub fields: Vec<Option<Vec<u8>>>,
 }
 
 impl StreamSource {
@@ -82,60 +72,6 @@ impl StreamSource {
         })
     }
 
-    /// Names of the fields, known with the first sample; empty for one unnamed field.
-    pub fn fields(&self) -> &[Vec<u8>] {
-        self.fields.as_deref().unwrap_or_default()
-    }
-
-    /// Takes back the memory of a sample for reuse.
-    pub fn give_back(&mut self, sample: StreamSample) {
-        let room = MAX_SPARE.saturating_sub(self.spare.len());
-        self.spare.extend(sample.fields.into_iter().flatten().take(room));
-    }
-
-    /// Archives after the first one of their stream, for the streams that have ended.
-    pub fn appended(&self) -> Vec<FileCount> {
-        self.appended.clone().into_counts()
-    }
-
-    /// Decompressed bytes of the pipes that have ended.
-    pub fn piped_bytes(&self) -> u64 {
-        self.piped_bytes
-    }
-
-    /// Entries that could not be imported so far.
-    pub fn bad(&self) -> &[BadEntry] {
-        &self.bad
-    }
-
-    /// The next sample; `None` at the end of all streams.
-    ///
-    /// # Errors
-    /// A stream does not open. Errors within a stream are in [`bad`](Self::bad).
-    pub fn next_sample(&mut self) -> Result<Option<StreamSample>> {
-        loop {
-            if self.members.is_none() {
-                let Some(path) = self.paths.next() else { return Ok(None) };
-                let input = ReadInput::new(open_stream(&path)?);
-                self.members = Some((path, Members::new(input)));
-            }
-            let (path, members) = self.members.as_mut().expect("opened just above");
-            let done = match members.next_member() {
-                Ok(Some(member)) => self.take(&member),
-                Ok(None) => self.end_of_stream(),
-                Err(error) => {
-                    let name = path.as_os_str().as_bytes();
-                    let bad = BadEntry::new(name, error.into()).rest(members.rest());
-                    self.bad.push(bad);
-                    self.end_of_stream()
-                }
-            };
-            if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
-                return Ok(Some(sample));
-            }
-        }
-    }
-
     /// Adds a member; returns the sample that it completes.
     fn take(&mut self, member: &Member) -> Option<StreamSample> {
         if member.kind == MemberKind::Folder {
@@ -164,7 +100,7 @@ impl StreamSource {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
         if !self.grouped {
-            let fields = vec![Some(self.payload(member.len_bytes)?)];
+            let fields = vec![Some(self.payload(member.len_bytes)?.into())];
             return Ok(Some(StreamSample { name, label: None, fields }));
         }
         let (key, field) = key_and_field(&name)?;
@@ -210,7 +146,7 @@ impl StreamSource {
         if field == b"cls" {
             open.label = parse_label(&payload);
         }
-        open.fields[at] = Some(payload);
+        open.fields[at] = Some(payload.into());
         Ok(())
     }
 
@@ -260,6 +196,55 @@ impl StreamSource {
             filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
         }
         Ok(payload)
+    }
+}
+
+impl SampleStream for StreamSource {
+    fn fields(&self) -> &[Vec<u8>] {
+        self.fields.as_deref().unwrap_or_default()
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        let room = MAX_SPARE.saturating_sub(self.spare.len());
+        self.spare.extend(
+            sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own).take(room),
+        );
+    }
+
+    fn appended(&self) -> Vec<FileCount> {
+        self.appended.clone().into_counts()
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.piped_bytes
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        loop {
+            if self.members.is_none() {
+                let Some(path) = self.paths.next() else { return Ok(None) };
+                let input = ReadInput::new(open_stream(&path)?);
+                self.members = Some((path, Members::new(input)));
+            }
+            let (path, members) = self.members.as_mut().expect("opened just above");
+            let done = match members.next_member() {
+                Ok(Some(member)) => self.take(&member),
+                Ok(None) => self.end_of_stream(),
+                Err(error) => {
+                    let name = path.as_os_str().as_bytes();
+                    let bad = BadEntry::new(name, error.into()).rest(members.rest());
+                    self.bad.push(bad);
+                    self.end_of_stream()
+                }
+            };
+            if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
+                return Ok(Some(sample));
+            }
+        }
     }
 }
 

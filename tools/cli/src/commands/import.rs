@@ -15,7 +15,7 @@ use dlfs::format::columns::ColumnType;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{
     ColumnsFrom, FieldColumn, FieldSpec, ImportOptions, ImportReport, OnError, Onto,
-    PlacementOrder, Progress, Stage,
+    PlacementOrder, Progress, RowOptions, Stage,
 };
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
@@ -29,14 +29,17 @@ use crate::signals::{GRACE_FOR_WRITERS, Stop};
 use crate::size::parse_size;
 use crate::text;
 
-/// Import folders, tar or WebDataset shards, TFRecords or a list into an image
+/// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image
+///
+/// Rows are those of Parquet and Arrow files, of the shards of MosaicML Streaming (mds) and LitData, given as their
+/// folder or index.json, and lines of JSON Lines (jsonl). Columns become fields: text and bytes as they are, numbers and
+/// lists of numbers with their type.
 ///
 /// The kind of each source is detected from its content. Files that describe the shards of a folder
 /// (README, *.json, *.md, *.idx, _SUCCESS, hidden files) are set aside. If a folder mixes shards
 /// with other files, or has shards in subfolders, nothing is imported until --from says what to do.
 /// The report lists the number of files and bytes of each kind. Shards may be compressed with gzip
-/// or zstd (see --spool). JSON Lines, Parquet and Arrow files are refused unless --from folder says
-/// that each file is one sample.
+/// or zstd (see --spool).
 ///
 /// The image must be a new file or contain only zeroes, unless --append, --resume or --force is
 /// given. If some entries cannot be imported, all of them are listed and nothing is imported;
@@ -53,15 +56,15 @@ pub(crate) struct ImportArgs {
 /// What is imported, and where to.
 #[derive(Debug, Args)]
 pub(crate) struct WhatArgs {
-    /// Folders of class folders, tar or TFRecord shards (or a folder of them), or list files with
+    /// Folders of class folders, tar or TFRecord shards or files of rows (or a folder of them), or list files with
     /// path<TAB>label on each line; `-` is a pipe with a tar archive
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
     pub(crate) sources: Vec<PathBuf>,
     /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them
     #[arg(value_name = "IMAGE", required = true, value_parser = ImageAddress::parser())]
     image: Option<ImageAddress>,
-    /// The kind of the sources. In a folder with other files, tar, webdataset and tfrecord select
-    /// the shards of that kind, also in subfolders; folder imports each file as one sample
+    /// The kind of the sources. In a folder with other files, a kind of shards or rows selects the files of
+    /// that kind, also in subfolders; folder imports each file as one sample
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = source_kind())]
     from: SourceKind,
     #[command(flatten)]
@@ -104,6 +107,19 @@ pub(crate) struct WhatArgs {
     /// times. Without TYPE, that of the field
     #[arg(long, value_name = "[NAME=]FIELD[:TYPE]", value_parser = str::parse::<FieldColumn>)]
     field_column: Vec<FieldColumn>,
+    /// Of rows: the column of the names of the samples; otherwise a row is called as its file, and its number in it
+    #[arg(long, value_name = "COLUMN")]
+    name: Option<String>,
+    /// Of rows: the column of the labels, integers or names of classes; otherwise the only one that the files say to
+    /// hold classes, as those of Hugging Face do
+    #[arg(long, value_name = "COLUMN")]
+    label: Option<String>,
+    /// Of rows: the columns to take as fields; otherwise all others
+    #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
+    fields: Vec<String>,
+    /// Of JSON Lines: the key that names files beside them, which become the field `file`; otherwise file_name
+    #[arg(long, value_name = "KEY")]
+    files: Option<String>,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
@@ -255,6 +271,12 @@ impl WhatArgs {
             }),
             field_columns: self.field_column.clone(),
             field_types: self.field_type.clone(),
+            rows: RowOptions {
+                name: self.name.clone(),
+                label: self.label.clone(),
+                fields: self.fields.clone(),
+                files: self.files.clone(),
+            },
             spool: self.spool.clone(),
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
@@ -311,8 +333,8 @@ impl Progress for ImportProgress {
 }
 
 fn source_kind() -> impl TypedValueParser<Value = SourceKind> {
-    PossibleValuesParser::new(["auto", "folder", "tar", "webdataset", "tfrecord", "list"])
-        .map(|text| text.parse().expect("the library knows the kinds above by these names"))
+    PossibleValuesParser::new(SourceKind::ALL.map(SourceKind::name))
+        .map(|text| text.parse().expect("these are the names that the library knows"))
 }
 
 fn parse_column(text: &str) -> Result<Chosen, String> {
@@ -580,5 +602,6 @@ Examples:
   dlfs import shards/*.tar train.dlfs --field-type emb.npy:f32[768] --field-column class=cls:int
   dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
   dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
+  dlfs import train-*.parquet train.dlfs --label label
   dlfs import more/ train.dlfs --append
   dlfs import plan ~/pictures a.dlfs,b.dlfs                             # by many processes";

@@ -1,0 +1,353 @@
+//! Values of Arrow arrays as cells: their bytes, without a copy where they lie together.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_buffer::Buffer;
+use arrow_schema::{DataType, Field, Schema};
+use serde::Deserialize;
+
+use super::column::{CellKind, Cells, Column};
+use crate::format::field_type::{Element, FieldType};
+use crate::import::sources::BadReason;
+use crate::import::sources::sample_stream::FieldBytes;
+
+/// The columns of files of this schema.
+pub(super) fn columns(schema: &Schema) -> Vec<Column> {
+    let features = Features::of(schema);
+    let column = |field: &Arc<Field>| {
+        let feature = features.of_column(field.name());
+        let shape = feature.and_then(Feature::shape);
+        let mut column = Column::new(field.name(), kind_of(field.data_type(), shape));
+        column.classes = feature.map(|feature| feature.names.clone()).unwrap_or_default();
+        column
+    };
+    schema.fields().iter().map(column).collect()
+}
+
+fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
+    match data {
+        DataType::Dictionary(_, values) => kind_of(values, shape),
+        DataType::Struct(fields) if is_file(fields) => CellKind::Bytes,
+        data if is_bytes(data) || *data == DataType::Null => CellKind::Bytes,
+        data => match elements_of(data, shape) {
+            Some(kind) => CellKind::Elements(kind),
+            None => CellKind::Other(data.to_string()),
+        },
+    }
+}
+
+fn is_bytes(data: &DataType) -> bool {
+    use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8, Utf8View};
+    matches!(
+        data,
+        Binary | LargeBinary | BinaryView | FixedSizeBinary(_) | Utf8 | LargeUtf8 | Utf8View
+    )
+}
+
+/// Whether it is what Hugging Face stores images and audio as: bytes, and the path that they came from.
+fn is_file(fields: &[Arc<Field>]) -> bool {
+    let has = |name: &str| fields.iter().any(|field| field.name() == name);
+    fields.len() == 2 && has("bytes") && has("path")
+}
+
+/// The type of a field with numbers, or lists of them.
+fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
+    let (mut inner, mut dims, mut frees) = (data, Vec::new(), 0);
+    loop {
+        inner = match inner {
+            DataType::FixedSizeList(of, len) => {
+                dims.push(u32::try_from(*len).ok()?);
+                of.data_type()
+            }
+            DataType::List(of) | DataType::LargeList(of) => {
+                dims.push(0);
+                frees += 1;
+                of.data_type()
+            }
+            _ => break,
+        };
+    }
+    let element = element_of(inner)?;
+    match shape {
+        Some(shape) => FieldType::new(element, false, shape).ok(),
+        None if frees == 0 => FieldType::new(element, false, dims).ok(),
+        // The number of those that lie outermost may differ from row to row, but no other.
+        None if frees == 1 && dims[0] == 0 => FieldType::new(element, true, dims.split_off(1)).ok(),
+        None => None,
+    }
+}
+
+fn element_of(data: &DataType) -> Option<Element> {
+    Some(match data {
+        DataType::Boolean => Element::Bool,
+        DataType::UInt8 => Element::U8,
+        DataType::Int8 => Element::I8,
+        DataType::UInt16 => Element::U16,
+        DataType::Int16 => Element::I16,
+        DataType::UInt32 => Element::U32,
+        DataType::Int32 => Element::I32,
+        DataType::UInt64 => Element::U64,
+        DataType::Int64 => Element::I64,
+        DataType::Float16 => Element::F16,
+        DataType::Float32 => Element::F32,
+        DataType::Float64 => Element::F64,
+        _ => return None,
+    })
+}
+
+/// What Hugging Face writes beside a schema.
+#[derive(Debug, Default, Deserialize)]
+struct Features {
+    #[serde(default)]
+    info: Info,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Info {
+    #[serde(default)]
+    features: serde_json::Map<String, serde_json::Value>,
+    #[serde(skip)]
+    parsed: Vec<(String, Feature)>,
+}
+
+/// What it says of a column.
+#[derive(Debug, Clone, Deserialize)]
+struct Feature {
+    #[serde(rename = "_type", default)]
+    kind: String,
+    #[serde(default)]
+    names: Vec<String>,
+    #[serde(default)]
+    shape: Option<Vec<Option<u32>>>,
+}
+
+impl Features {
+    /// Those of a schema; none where there are none, or where they are not understood.
+    fn of(schema: &Schema) -> Features {
+        let text = schema.metadata().get("huggingface").map_or("{}", String::as_str);
+        let mut found: Features = serde_json::from_str(text).unwrap_or_default();
+        let features = std::mem::take(&mut found.info.features).into_iter();
+        let parse = |(name, value)| Some((name, serde_json::from_value(value).ok()?));
+        found.info.parsed = features.filter_map(parse).collect();
+        found
+    }
+
+    fn of_column(&self, name: &str) -> Option<&Feature> {
+        self.info.parsed.iter().find(|(own, _)| own == name).map(|(_, feature)| feature)
+    }
+}
+
+impl Feature {
+    /// The shape of each array, where all have the same.
+    fn shape(&self) -> Option<Vec<u32>> {
+        let is_array = self.kind.starts_with("Array") && self.kind.ends_with('D');
+        self.shape.as_ref().filter(|_| is_array)?.iter().copied().collect()
+    }
+}
+
+/// The rows of a batch.
+pub(super) struct BatchCells {
+    columns: Vec<Values>,
+    rows: usize,
+    next: usize,
+}
+
+impl BatchCells {
+    /// The rows of `batch`.
+    pub(super) fn new(batch: &RecordBatch) -> BatchCells {
+        let columns = batch.columns().iter().map(Values::of).collect();
+        BatchCells { columns, rows: batch.num_rows(), next: 0 }
+    }
+
+    /// The next row. `None`: there is none.
+    pub(super) fn next_row(
+        &mut self,
+        cells: &mut Cells,
+    ) -> Option<std::result::Result<(), BadReason>> {
+        if self.next == self.rows {
+            return None;
+        }
+        let row = self.next;
+        self.next += 1;
+        cells.clear();
+        for column in &self.columns {
+            match column.cell(row) {
+                Ok(cell) => cells.push(cell),
+                Err(reason) => return Some(Err(reason)),
+            }
+        }
+        Some(Ok(()))
+    }
+}
+
+/// Memory that Arrow holds.
+struct Held(Buffer);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+/// The values of a column.
+struct Values {
+    array: ArrayRef,
+    at: Place,
+}
+
+/// Where the bytes of the values are.
+enum Place {
+    /// In this buffer, each at its offsets.
+    Slices(Arc<Held>, Offsets),
+    /// In this buffer, so many bytes each.
+    Even(Arc<Held>, usize),
+    /// Within the elements of these lists.
+    Lists(Box<Values>, Offsets),
+    /// The value of this key.
+    Keys(Box<Values>, Vec<usize>),
+    /// The bytes of this field of a struct.
+    File(Box<Values>),
+    /// Booleans, and views.
+    Copied,
+    /// There are none.
+    Nothing,
+}
+
+/// Where values begin and end.
+enum Offsets {
+    Short(arrow_buffer::OffsetBuffer<i32>),
+    Long(arrow_buffer::OffsetBuffer<i64>),
+    Even(usize),
+}
+
+impl Offsets {
+    fn range(&self, row: usize) -> Range<usize> {
+        match self {
+            Offsets::Short(ends) => ends[row] as usize..ends[row + 1] as usize,
+            Offsets::Long(ends) => ends[row] as usize..ends[row + 1] as usize,
+            Offsets::Even(len) => row * len..(row + 1) * len,
+        }
+    }
+}
+
+impl Values {
+    fn of(array: &ArrayRef) -> Values {
+        let at = place_of(array);
+        Values { array: array.clone(), at }
+    }
+
+    fn cell(&self, row: usize) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        if self.array.is_null(row) {
+            return Ok(None);
+        }
+        if let Place::File(bytes) = &self.at {
+            return match bytes.cell(row)? {
+                None => Err(BadReason::Syntax(
+                    "its file is not in the row, only the path: embed the files first",
+                )),
+                some => Ok(some),
+            };
+        }
+        self.range(row..row + 1)
+    }
+
+    /// The bytes of these rows, one after the other.
+    fn range(&self, rows: Range<usize>) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        let shared = |held: &Arc<Held>, range| Some(FieldBytes::Shared(held.clone(), range));
+        Ok(match &self.at {
+            Place::Slices(held, offsets) => shared(held, offsets.range(rows.start)),
+            Place::Even(held, each) => {
+                if (self.array.null_count() > 0) && rows.clone().any(|row| self.array.is_null(row))
+                {
+                    return Err(BadReason::Syntax("a list of numbers has one that is null"));
+                }
+                shared(held, rows.start * each..rows.end * each)
+            }
+            Place::Lists(inner, offsets) => {
+                if rows.len() > 1 && rows.clone().any(|row| self.array.is_null(row)) {
+                    return Err(BadReason::Syntax("a list of lists has one that is null"));
+                }
+                let start = if rows.is_empty() { 0 } else { offsets.range(rows.start).start };
+                let end = if rows.is_empty() { 0 } else { offsets.range(rows.end - 1).end };
+                inner.range(start..end)?
+            }
+            Place::Keys(values, keys) => values.cell(keys[rows.start])?,
+            Place::File(bytes) => bytes.cell(rows.start)?,
+            Place::Copied => Some(self.copied(rows).into()),
+            Place::Nothing => None,
+        })
+    }
+
+    fn copied(&self, rows: Range<usize>) -> Vec<u8> {
+        if let Some(bools) = self.array.as_boolean_opt() {
+            return rows.map(|row| u8::from(bools.value(row))).collect();
+        }
+        if let Some(view) = self.array.as_binary_view_opt() {
+            return view.value(rows.start).to_vec();
+        }
+        self.array.as_string_view().value(rows.start).as_bytes().to_vec()
+    }
+}
+
+fn place_of(array: &ArrayRef) -> Place {
+    let held = |buffer: &Buffer| Arc::new(Held(buffer.clone()));
+    match array.data_type() {
+        DataType::Binary => {
+            let array = array.as_binary::<i32>();
+            Place::Slices(held(array.values()), Offsets::Short(array.offsets().clone()))
+        }
+        DataType::LargeBinary => {
+            let array = array.as_binary::<i64>();
+            Place::Slices(held(array.values()), Offsets::Long(array.offsets().clone()))
+        }
+        DataType::Utf8 => {
+            let array = array.as_string::<i32>();
+            Place::Slices(held(array.values()), Offsets::Short(array.offsets().clone()))
+        }
+        DataType::LargeUtf8 => {
+            let array = array.as_string::<i64>();
+            Place::Slices(held(array.values()), Offsets::Long(array.offsets().clone()))
+        }
+        DataType::FixedSizeBinary(len) => {
+            let values = array.as_fixed_size_binary();
+            Place::Even(held(values.values()), *len as usize)
+        }
+        DataType::List(_) => {
+            let array = array.as_list::<i32>();
+            let inner = Box::new(Values::of(array.values()));
+            Place::Lists(inner, Offsets::Short(array.offsets().clone()))
+        }
+        DataType::LargeList(_) => {
+            let array = array.as_list::<i64>();
+            let inner = Box::new(Values::of(array.values()));
+            Place::Lists(inner, Offsets::Long(array.offsets().clone()))
+        }
+        DataType::FixedSizeList(_, len) => {
+            let inner = Box::new(Values::of(array.as_fixed_size_list().values()));
+            Place::Lists(inner, Offsets::Even(*len as usize))
+        }
+        DataType::Dictionary(..) => {
+            let dictionary = array.as_any_dictionary();
+            let values = Box::new(Values::of(dictionary.values()));
+            Place::Keys(values, dictionary.normalized_keys())
+        }
+        DataType::Struct(fields) if is_file(fields) => {
+            let bytes = array.as_struct().column_by_name("bytes");
+            bytes.map_or(Place::Nothing, |bytes| Place::File(Box::new(Values::of(bytes))))
+        }
+        DataType::Boolean | DataType::Utf8View | DataType::BinaryView => Place::Copied,
+        data => match element_of(data) {
+            Some(element) => {
+                let numbers = array.to_data();
+                let each = element.len_bytes() as usize;
+                let all = &numbers.buffers()[0];
+                let range = numbers.offset() * each..;
+                Place::Even(held(&all.slice(range.start)), each)
+            }
+            None => Place::Nothing,
+        },
+    }
+}

@@ -1,0 +1,276 @@
+//! Rows of shards with a table of offsets, as MosaicML's MDS and LitData write them.
+//!
+//! | bytes       | what they are                                                                        |
+//! |-------------|--------------------------------------------------------------------------------------|
+//! | 4           | n, the number of items; this and all other numbers are little-endian                 |
+//! | 4 (n + 1)   | where each item begins, and where the last one ends, from the first byte             |
+//! | some        | MDS: JSON that describes the columns again                                           |
+//! | the rest    | the items, each with 4 bytes for the length of each column that needs it, then these |
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::array_header::{ArrayHeader, HeaderForm};
+use super::column::{CellKind, Cells, Column};
+use super::rows::{RowError, RowReader};
+use crate::format::field_type::FieldType;
+use crate::import::sources::BadReason;
+use crate::import::sources::compression::{Compression, FileAt, of_file};
+use crate::import::sources::sample_stream::FieldBytes;
+use crate::{Error, Result};
+
+/// How the items of some shards are laid out.
+#[derive(Debug, Clone)]
+pub(super) struct ItemFormat {
+    leaves: Vec<Leaf>,
+    columns: Vec<Column>,
+}
+
+/// How a column lies in an item.
+#[derive(Debug, Clone)]
+pub(super) struct Leaf {
+    /// Its name.
+    pub(super) name: String,
+    /// Its length, where the item does not say it.
+    pub(super) len: LeafLen,
+    /// What its bytes are.
+    pub(super) form: LeafForm,
+}
+
+/// How long a column is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeafLen {
+    /// The item says it.
+    Stated,
+    /// So many bytes.
+    Fixed(u32),
+    /// The item is nothing else.
+    Item,
+}
+
+/// What the bytes of a column are.
+#[derive(Debug, Clone)]
+pub(super) enum LeafForm {
+    /// What they are, with no more ado.
+    Is(CellKind),
+    /// An array behind a header; the first item says which.
+    Array(HeaderForm),
+}
+
+impl ItemFormat {
+    /// The format of shards whose first one is at `first`.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(super) fn new(leaves: Vec<Leaf>, first: Option<&Path>) -> Result<ItemFormat> {
+        let has_arrays = leaves.iter().any(|leaf| matches!(leaf.form, LeafForm::Array(_)));
+        let item = match first.filter(|_| has_arrays) {
+            // What is wrong with the item is told when it is read as a row.
+            Some(path) => Shard::open(path)?.next_item().ok().flatten(),
+            None => None,
+        };
+        let mut format = ItemFormat { leaves, columns: Vec::new() };
+        let ranges = item.as_ref().and_then(|item| format.ranges(item).ok());
+        for (at, leaf) in format.leaves.iter().enumerate() {
+            let kind = match &leaf.form {
+                LeafForm::Is(kind) => kind.clone(),
+                LeafForm::Array(form) => {
+                    let bytes = item.as_ref().zip(ranges.as_ref());
+                    let bytes = bytes.map(|(item, ranges)| &item[ranges[at].clone()]);
+                    let kind = bytes.and_then(|bytes| type_of(&form.read(bytes).ok()?));
+                    let none = || CellKind::Other("arrays that have no type".to_owned());
+                    kind.map_or_else(none, CellKind::Elements)
+                }
+            };
+            format.columns.push(Column::new(&leaf.name, kind));
+        }
+        Ok(format)
+    }
+
+    /// Where the columns are in an item.
+    fn ranges(&self, item: &[u8]) -> std::result::Result<Vec<Range<usize>>, BadReason> {
+        let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
+        let (mut lens, mut at) = (item.chunks_exact(4).take(stated), 4 * stated);
+        let mut ranges = Vec::with_capacity(self.leaves.len());
+        for leaf in &self.leaves {
+            let len = match leaf.len {
+                LeafLen::Fixed(len) => len as usize,
+                LeafLen::Stated => lens.next().map_or(usize::MAX, |len| number(len) as usize),
+                LeafLen::Item => item.len(),
+            };
+            let end = at.checked_add(len).filter(|end| *end <= item.len());
+            let end = end.ok_or(BadReason::Syntax("the item ends within its columns"))?;
+            ranges.push(at..end);
+            at = end;
+        }
+        match at == item.len() {
+            true => Ok(ranges),
+            false => Err(BadReason::Syntax("the item has more bytes than its columns")),
+        }
+    }
+
+    fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> std::result::Result<(), BadReason> {
+        let ranges = self.ranges(&item)?;
+        let item = Arc::new(item);
+        cells.clear();
+        for ((leaf, column), mut range) in self.leaves.iter().zip(&self.columns).zip(ranges) {
+            if let (LeafForm::Array(form), CellKind::Elements(kind)) = (&leaf.form, &column.kind) {
+                let header = form.read(&item[range.clone()])?;
+                range.start += header.len;
+                check(&header, kind, range.len(), &leaf.name)?;
+            }
+            cells.push(Some(FieldBytes::Shared(item.clone(), range)));
+        }
+        Ok(())
+    }
+}
+
+/// The type of arrays of which one has this header: the others may differ in the first dimension.
+fn type_of(header: &ArrayHeader) -> Option<FieldType> {
+    let dims = header.shape.iter().map(|dim| u32::try_from(*dim).ok());
+    let dims: Vec<u32> = dims.collect::<Option<_>>()?;
+    let (is_free, dims) = match &dims[..] {
+        [] => (false, Vec::new()),
+        [_, dims @ ..] => (true, dims.to_vec()),
+    };
+    FieldType::new(header.element, is_free, dims).ok()
+}
+
+/// Whether an array is of the type that the first one had.
+fn check(
+    header: &ArrayHeader,
+    kind: &FieldType,
+    len: usize,
+    name: &str,
+) -> std::result::Result<(), BadReason> {
+    let each = u64::from(header.element.len_bytes());
+    let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
+    let what = if header.element != kind.element() || !kind.fits(&header.shape) {
+        let (shape, element) = (&header.shape, header.element.name());
+        format!("is {kind} in the first item, and {element}{shape:?} here")
+    } else if needed != Some(len as u64) {
+        format!("has {len} bytes for a shape of {:?}", header.shape)
+    } else {
+        return Ok(());
+    };
+    Err(BadReason::Field { field: name.to_owned(), what })
+}
+
+/// The items of one shard.
+pub(super) struct ItemRows {
+    format: Arc<ItemFormat>,
+    shard: Shard,
+}
+
+impl ItemRows {
+    /// Opens the shard at `path`.
+    ///
+    /// # Errors
+    /// It does not open, or its table of offsets is broken.
+    pub(super) fn open(path: &Path, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
+        Ok(Box::new(ItemRows { format, shard: Shard::open(path)? }))
+    }
+}
+
+impl RowReader for ItemRows {
+    fn columns(&self) -> &[Column] {
+        &self.format.columns
+    }
+
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+        match self.shard.next_item().map_err(RowError::File)? {
+            Some(item) => Ok(self.format.cells(item, cells).map(|()| true)?),
+            None => Ok(false),
+        }
+    }
+}
+
+/// A shard that is read front to back.
+struct Shard {
+    from: Box<dyn Read + Send>,
+    at: u64,
+    /// Where the items that follow begin, from the last to the next one.
+    ends: Vec<u32>,
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Shard> {
+        let named = |error: io::Error| Error::from(error).path(path);
+        let file = File::open(path).map_err(named)?;
+        let compression: Option<Compression> = of_file(&file).map_err(named)?;
+        let from = OwnedAt { file, offset: 0 };
+        let from: Box<dyn Read + Send> = match compression {
+            Some(compression) => compression.undo(from).map_err(named)?,
+            None => Box::new(BufReader::with_capacity(BUFFER_BYTES, from)),
+        };
+        let mut shard = Shard { from, at: 0, ends: Vec::new() };
+        shard.read_table().map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => named(io::Error::other("it ends within its table")),
+            _ => named(error),
+        })?;
+        Ok(shard)
+    }
+
+    /// Reads the table of offsets. Memory grows with what is there, not with the number that it begins with.
+    fn read_table(&mut self) -> io::Result<()> {
+        let mut word = [0; 4];
+        self.from.read_exact(&mut word)?;
+        let entries = u64::from(number(&word)) + 1;
+        let mut table = Vec::new();
+        self.from.by_ref().take(4 * entries).read_to_end(&mut table)?;
+        if table.len() as u64 != 4 * entries {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at = 4 + 4 * entries;
+        self.ends = table.chunks_exact(4).rev().map(number).collect();
+        let falls = self.ends.windows(2).any(|pair| pair[0] < pair[1]);
+        let first = self.ends.last().map_or(0, |first| u64::from(*first));
+        if falls || first < self.at {
+            return Err(io::Error::other("its table of offsets is broken"));
+        }
+        io::copy(&mut self.from.by_ref().take(first - self.at), &mut io::sink())?;
+        self.at = first;
+        Ok(())
+    }
+
+    /// The next item. `None`: there is none.
+    fn next_item(&mut self) -> std::result::Result<Option<Vec<u8>>, BadReason> {
+        self.ends.pop();
+        let Some(end) = self.ends.last() else { return Ok(None) };
+        let len = u64::from(*end) - self.at;
+        let mut item = Vec::new();
+        let read = self.from.by_ref().take(len).read_to_end(&mut item);
+        let read = read.map_err(|error| BadReason::Decoder(error.to_string()))?;
+        if read as u64 != len {
+            return Err(BadReason::Truncated("the shard ends within an item"));
+        }
+        self.at += len;
+        Ok(Some(item))
+    }
+}
+
+/// Reads a file at an offset of its own.
+struct OwnedAt {
+    file: File,
+    offset: u64,
+}
+
+impl Read for OwnedAt {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut from = FileAt { file: &self.file, offset: self.offset };
+        let read = from.read(into)?;
+        self.offset = from.offset;
+        Ok(read)
+    }
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(bytes);
+    u32::from_le_bytes(word)
+}
+
+const BUFFER_BYTES: usize = 1 << 20;

@@ -1,0 +1,355 @@
+//! Rows of JSON Lines: each line is an object, whose values are columns, or name a file.
+//!
+//! The first lines tell which columns there are, and their types. Text is a column of bytes; numbers are `i64`, or `f64`
+//! where one of them has a fraction; lists of numbers are arrays; what is nested otherwise is its JSON.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde_json::Value;
+
+use super::column::{CellKind, Cells, Column};
+use super::rows::{RowError, RowReader};
+use crate::format::field_type::{Element, FieldType};
+use crate::import::options::RowOptions;
+use crate::import::sources::BadReason;
+use crate::import::sources::beneath::Root;
+use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::sample_stream::FieldBytes;
+use crate::{Error, ErrorKind, Result};
+
+/// The lines of a file.
+pub(super) struct JsonLines {
+    from: BufReader<File>,
+    columns: Vec<Column>,
+    files: Option<Files>,
+    line: Vec<u8>,
+    name: Vec<u8>,
+}
+
+/// The files that lines name.
+struct Files {
+    /// The key that names them.
+    key: String,
+    /// The number of their column.
+    column: usize,
+    /// The folder that they lie in.
+    folder: Root,
+}
+
+impl JsonLines {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read, or its first line is no object.
+    pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+        let named = |error: io::Error| Error::from(error).path(path);
+        let open = || File::open(path).map_err(named);
+        let mut survey = Survey::default();
+        survey.read(BufReader::new(open()?), path)?;
+        let key = match &options.files {
+            Some(key) => Some(key.clone()),
+            None => Some(FILE_NAME.to_owned()).filter(|key| survey.has(key)),
+        };
+        let mut columns = survey.columns();
+        let files = match key {
+            Some(key) => Some(Files::new(key, &mut columns, path)?),
+            None => None,
+        };
+        let from = BufReader::with_capacity(BUFFER_BYTES, open()?);
+        Ok(Box::new(JsonLines { from, columns, files, line: Vec::new(), name: Vec::new() }))
+    }
+
+    /// Reads the next line that is not empty. `false`: there is none.
+    fn next_line(&mut self) -> std::result::Result<bool, RowError> {
+        loop {
+            match read_line(&mut self.from, &mut self.line) {
+                Ok(false) => return Ok(false),
+                Ok(true) if self.line.trim_ascii().is_empty() => {}
+                Ok(true) => return Ok(true),
+                Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
+            }
+        }
+    }
+
+    fn cell(
+        &self,
+        column: &Column,
+        value: &Value,
+    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        let CellKind::Elements(kind) = &column.kind else {
+            return Ok(match value {
+                Value::Null => None,
+                Value::String(text) => Some(text.clone().into_bytes().into()),
+                other => Some(other.to_string().into_bytes().into()),
+            });
+        };
+        let mut bytes = Vec::new();
+        let put = match value {
+            Value::Null => return Ok(None),
+            Value::Array(all) if kind.dims().len() > 0 => {
+                all.iter().all(|each| put_number(kind.element(), each, &mut bytes))
+            }
+            one => kind.dims().len() == 0 && put_number(kind.element(), one, &mut bytes),
+        };
+        match put {
+            true => Ok(Some(bytes.into())),
+            false => Err(BadReason::Field {
+                field: column.name.clone(),
+                what: format!("is {kind} in the first lines, and another thing here"),
+            }),
+        }
+    }
+}
+
+impl Files {
+    /// The files that `key` of the lines at `path` names: one of `columns`.
+    fn new(key: String, columns: &mut [Column], path: &Path) -> Result<Files> {
+        let column = columns.iter().position(|column| column.name == key).ok_or_else(|| {
+            let text = format!("the lines have no key {key} that could name files");
+            Error::new(ErrorKind::InvalidArgument, text).path(path)
+        })?;
+        let is_taken = columns.iter().any(|column| column.name == FILE);
+        columns[column] = Column::bytes(if is_taken { &key } else { FILE });
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Ok(Files { key, column, folder: Root::open(folder.unwrap_or(Path::new(".")))? })
+    }
+
+    fn read(&self, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
+        let file = File::from(self.folder.open_file(name)?);
+        let unreadable =
+            |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
+        let len = file.metadata().map_err(unreadable)?.len();
+        if len > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(len));
+        }
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
+        Ok(bytes.into())
+    }
+}
+
+impl RowReader for JsonLines {
+    fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn row_name(&self) -> Option<&[u8]> {
+        self.files.as_ref().map(|_| &self.name[..])
+    }
+
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
+        self.name.clear();
+        if !self.next_line()? {
+            return Ok(false);
+        }
+        let object: Object = serde_json::from_slice(&self.line)
+            .map_err(|error| BadReason::Decoder(format!("the line is no JSON object: {error}")))?;
+        cells.clear();
+        cells.resize(self.columns.len(), None);
+        let mut path = None;
+        for (key, value) in object.0 {
+            if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
+                let Value::String(name) = value else {
+                    let what = "names no file".to_owned();
+                    return Err(BadReason::Field { field: key, what }.into());
+                };
+                cells[files.column] = Some(files.read(name.as_bytes())?);
+                path = Some(name);
+                continue;
+            }
+            let at = self.columns.iter().position(|column| column.name == key);
+            let at = at.ok_or_else(|| BadReason::Field {
+                field: key,
+                what: "is a key that the first lines do not have".to_owned(),
+            })?;
+            cells[at] = self.cell(&self.columns[at], &value)?;
+        }
+        self.name.extend_from_slice(path.unwrap_or_default().as_bytes());
+        Ok(true)
+    }
+}
+
+fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
+    let bytes = match (element, value) {
+        (Element::Bool, Value::Bool(value)) => vec![u8::from(*value)],
+        (Element::I64, value) => match value.as_i64() {
+            Some(number) => number.to_le_bytes().to_vec(),
+            None => return false,
+        },
+        (Element::F64, value) => match value.as_f64() {
+            Some(number) => number.to_le_bytes().to_vec(),
+            None => return false,
+        },
+        _ => return false,
+    };
+    into.extend_from_slice(&bytes);
+    true
+}
+
+/// What the first lines have.
+#[derive(Default)]
+struct Survey {
+    columns: Vec<(String, Seen)>,
+}
+
+/// What the values of a key are, in the order in which one kind becomes another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    One(Element),
+    List(Option<Element>),
+    Bytes,
+}
+
+impl Survey {
+    fn read(&mut self, mut from: BufReader<File>, path: &Path) -> Result<()> {
+        let (mut line, mut bytes) = (Vec::new(), 0);
+        let mut lines = 0;
+        while lines < SURVEYED_LINES && bytes < SURVEYED_BYTES {
+            let read = read_line(&mut from, &mut line);
+            if !read.map_err(|error| Error::from(error).path(path))? {
+                break;
+            }
+            bytes += line.len();
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            lines += 1;
+            // A bad line is told when it is read as a row.
+            let Ok(object) = serde_json::from_slice::<Object>(&line) else { continue };
+            object.0.iter().for_each(|(key, value)| self.see(key, value));
+        }
+        match self.columns.is_empty() {
+            true => Err(Error::new(ErrorKind::BadSource, "no line is a JSON object").path(path)),
+            false => Ok(()),
+        }
+    }
+
+    fn see(&mut self, key: &str, value: &Value) {
+        let seen = Seen::of(value);
+        match self.columns.iter_mut().find(|(own, _)| own == key) {
+            Some((_, own)) => *own = own.with(seen),
+            None => self.columns.push((key.to_owned(), seen)),
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.columns.iter().any(|(own, seen)| own == key && *seen == Seen::Bytes)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        let kind = |seen: Seen| {
+            let kind = match seen {
+                Seen::One(element) => FieldType::new(element, false, Vec::new()),
+                Seen::List(Some(element)) => FieldType::new(element, true, Vec::new()),
+                Seen::Nothing | Seen::List(None) | Seen::Bytes => return CellKind::Bytes,
+            };
+            kind.map_or_else(CellKind::Other, CellKind::Elements)
+        };
+        self.columns.iter().map(|(name, seen)| Column::new(name, kind(*seen))).collect()
+    }
+}
+
+impl Seen {
+    fn of(value: &Value) -> Seen {
+        match value {
+            Value::Null => Seen::Nothing,
+            Value::Array(all) => {
+                let each = all.iter().map(Seen::of).reduce(Seen::with);
+                match each {
+                    None => Seen::List(None),
+                    Some(Seen::One(element)) => Seen::List(Some(element)),
+                    Some(_) => Seen::Bytes,
+                }
+            }
+            value => element_of(value).map_or(Seen::Bytes, Seen::One),
+        }
+    }
+
+    /// What both are.
+    fn with(self, other: Seen) -> Seen {
+        match (self, other) {
+            (Seen::Nothing, seen) | (seen, Seen::Nothing) => seen,
+            (Seen::One(a), Seen::One(b)) => wider(a, b).map_or(Seen::Bytes, Seen::One),
+            (Seen::List(None), Seen::List(of)) | (Seen::List(of), Seen::List(None)) => {
+                Seen::List(of)
+            }
+            (Seen::List(Some(a)), Seen::List(Some(b))) => {
+                wider(a, b).map_or(Seen::Bytes, |element| Seen::List(Some(element)))
+            }
+            _ => Seen::Bytes,
+        }
+    }
+}
+
+fn element_of(value: &Value) -> Option<Element> {
+    match value {
+        Value::Bool(_) => Some(Element::Bool),
+        Value::Number(number) if number.is_i64() => Some(Element::I64),
+        Value::Number(_) => Some(Element::F64),
+        _ => None,
+    }
+}
+
+fn wider(a: Element, b: Element) -> Option<Element> {
+    match (a, b) {
+        (a, b) if a == b => Some(a),
+        (Element::I64, Element::F64) | (Element::F64, Element::I64) => Some(Element::F64),
+        _ => None,
+    }
+}
+
+/// Reads a line. `false`: there is none.
+fn read_line(from: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let read = from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line)?;
+    if read as u64 == MAX_LINE_BYTES {
+        return Err(io::Error::other("a line has 1 GiB or more"));
+    }
+    Ok(read > 0)
+}
+
+/// An object whose keys keep their order.
+struct Object(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Object, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Object, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Object(pairs))
+            }
+        }
+
+        from.deserialize_map(Pairs)
+    }
+}
+
+/// The key that names files in folders of images of Hugging Face.
+const FILE_NAME: &str = "file_name";
+/// The column of the files.
+const FILE: &str = "file";
+const SURVEYED_LINES: usize = 1024;
+const SURVEYED_BYTES: usize = 16 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 30;
+const BUFFER_BYTES: usize = 1 << 20;

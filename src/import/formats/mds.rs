@@ -1,0 +1,172 @@
+//! The index of a data set of MosaicML Streaming: MDS, version 2.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::array_header::HeaderForm;
+use super::column::CellKind;
+use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
+use super::{How, RowFile};
+use crate::format::field_type::{Element, FieldType};
+use crate::import::sources::FoundFile;
+use crate::{Error, ErrorKind, Result};
+
+#[derive(Debug, Deserialize)]
+struct Index {
+    version: u64,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Shard {
+    format: String,
+    #[serde(default)]
+    column_names: Vec<String>,
+    #[serde(default)]
+    column_encodings: Vec<String>,
+    #[serde(default)]
+    column_sizes: Vec<Option<u32>>,
+    raw_data: Part,
+    zip_data: Option<Part>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    basename: String,
+}
+
+/// The names of the shards, raw and compressed, of an index with these bytes; `None`: they are none.
+pub(super) fn shard_names(index: &[u8]) -> Option<Vec<String>> {
+    let index: Index = serde_json::from_slice(index).ok()?;
+    let names = index.shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
+    Some(names.flatten().map(|part| part.basename).collect())
+}
+
+/// The shards of the index `found`.
+///
+/// # Errors
+/// It cannot be read, or has shards of another format or version.
+pub(super) fn shards(found: &FoundFile) -> Result<Vec<RowFile>> {
+    let path = &found.path;
+    let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
+    let bytes = fs::read(path).map_err(|error| Error::from(error).path(path))?;
+    let index: Index = serde_json::from_slice(&bytes)
+        .map_err(|error| bad(format!("this is no index of MDS shards: {error}")))?;
+    if index.version != 2 {
+        return Err(bad(format!("the index has version {}, and dlfs reads 2", index.version)));
+    }
+    let mut files = Vec::new();
+    let mut format: Option<(Layout, Arc<ItemFormat>)> = None;
+    for shard in index.shards {
+        if shard.format != "mds" {
+            return Err(bad(format!("it has shards of the format {}, not mds", shard.format)));
+        }
+        let shard_path = shard_path(path, &shard).map_err(bad)?;
+        let layout = (shard.column_names, shard.column_encodings, shard.column_sizes);
+        let known = format.as_ref().filter(|(known, _)| *known == layout);
+        let own = match known {
+            Some((_, format)) => format.clone(),
+            None => {
+                let leaves = leaves(&layout).map_err(bad)?;
+                let own = Arc::new(ItemFormat::new(leaves, Some(&shard_path))?);
+                format = Some((layout, own.clone()));
+                own
+            }
+        };
+        files.push(RowFile::beside(found, shard_path, How::Items(own)));
+    }
+    Ok(files)
+}
+
+/// Names, encodings and sizes of the columns.
+type Layout = (Vec<String>, Vec<String>, Vec<Option<u32>>);
+
+/// The shard, or its compressed form where that is there.
+fn shard_path(index: &Path, shard: &Shard) -> std::result::Result<PathBuf, String> {
+    let beside = |part: &Part| {
+        super::beside(index, &part.basename)
+            .ok_or_else(|| format!("it names a shard outside of its folder: {}", part.basename))
+    };
+    let raw = beside(&shard.raw_data)?;
+    match &shard.zip_data {
+        Some(zip) if !raw.exists() => beside(zip),
+        _ => Ok(raw),
+    }
+}
+
+fn leaves((names, encodings, sizes): &Layout) -> std::result::Result<Vec<Leaf>, String> {
+    if names.len() != encodings.len() || names.len() != sizes.len() {
+        return Err("a shard has not as many names as encodings and sizes of columns".to_owned());
+    }
+    let columns = names.iter().zip(encodings).zip(sizes);
+    let leaf = |((name, encoding), size): ((&String, &String), &Option<u32>)| {
+        let form = form_of(encoding);
+        if let LeafForm::Is(CellKind::Elements(kind)) = &form
+            && kind.len_bytes() != *size
+        {
+            return Err(format!("column {name} is {encoding}, and its size {size:?} is another"));
+        }
+        let len = size.map_or(LeafLen::Stated, LeafLen::Fixed);
+        Ok(Leaf { name: name.clone(), len, form })
+    };
+    columns.map(leaf).collect()
+}
+
+/// What the encoding of a column says: <https://docs.mosaicml.com/projects/streaming>, "MDS".
+fn form_of(encoding: &str) -> LeafForm {
+    let bytes = LeafForm::Is(CellKind::Bytes);
+    let scalar = |element: &str| FieldType::from_str(element).map(CellKind::Elements);
+    let (name, more) = encoding.split_once(':').unwrap_or((encoding, ""));
+    match name {
+        "int" => scalar("i64").map_or(bytes, LeafForm::Is),
+        "ndarray" => {
+            let (element, shape) = more.split_once(':').unwrap_or((more, ""));
+            let of = Element::named(element);
+            match (of, shape.is_empty()) {
+                (Some(element), false) => {
+                    let dims = shape.split(',').map(|dim| dim.parse().ok()).collect();
+                    let dims: Option<Vec<u32>> = dims;
+                    let kind = dims.and_then(|dims| FieldType::new(element, false, dims).ok());
+                    kind.map_or(bytes, |kind| LeafForm::Is(CellKind::Elements(kind)))
+                }
+                (of, _) => LeafForm::Array(HeaderForm::Mds(of)),
+            }
+        }
+        _ if more.is_empty() && Element::named(name).is_some() => {
+            scalar(name).map_or(bytes, LeafForm::Is)
+        }
+        // Text, pictures, JSON and pickles, as they are.
+        _ => bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encodings_are_types_or_bytes() {
+        let shown = |encoding: &str| match form_of(encoding) {
+            LeafForm::Is(CellKind::Elements(kind)) => kind.to_string(),
+            LeafForm::Is(_) => "bytes".to_owned(),
+            LeafForm::Array(form) => format!("{form:?}"),
+        };
+        for (encoding, form) in [
+            ("int", "i64"),
+            ("float32", "f32"),
+            ("ndarray:uint8:3,4", "u8[3,4]"),
+            ("ndarray:int16", "Mds(Some(I16))"),
+            ("ndarray", "Mds(None)"),
+            ("jpeg", "bytes"),
+            ("str", "bytes"),
+            ("str_int", "bytes"),
+            ("pkl", "bytes"),
+        ] {
+            assert_eq!(shown(encoding), form, "{encoding}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Rows of Parquet files.
+//!
+//! A thread decodes ahead of the rows that are taken, one batch of rows at a time.
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow_array::RecordBatch;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::errors::ParquetError;
+
+use super::ahead::{Ahead, AheadRows};
+use super::arrow_cells;
+use super::column::Column;
+use super::rows::RowReader;
+use crate::import::options::RowOptions;
+use crate::{Error, ErrorKind, Result};
+
+/// Opens the Parquet file at `path`.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    let file = File::open(path).map_err(|error| Error::from(error).path(path))?;
+    let bad = |error: ParquetError| bad_file(path, &error);
+    let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(bad)?;
+    let columns = arrow_cells::columns(builder.schema());
+    let rows_at_once = rows_at_once(&builder);
+    let read = wanted(&columns, options);
+    if read.len() < columns.len() {
+        let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
+        builder = builder.with_projection(mask);
+    }
+    let columns = read.into_iter().map(|at| columns[at].clone()).collect();
+    let reader = builder.with_batch_size(rows_at_once).build().map_err(bad)?;
+    let batches = reader
+        .map(|batch: std::result::Result<RecordBatch, _>| batch.map_err(|error| error.to_string()));
+    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+}
+
+/// The columns that are read at all, so that others are not decoded.
+fn wanted(columns: &[Column], options: &RowOptions) -> Vec<usize> {
+    let named = |column: &Column| {
+        let name = Some(&column.name);
+        options.fields.contains(&column.name)
+            || name == options.name.as_ref()
+            || name == options.label.as_ref()
+            || options.label.is_none() && !column.classes.is_empty()
+    };
+    let all = options.fields.is_empty();
+    // What is asked for and not there is found missing by name later.
+    (0..columns.len()).filter(|at| all || named(&columns[*at])).collect()
+}
+
+/// As many rows as have [`BATCH_BYTES`] on the average.
+fn rows_at_once(builder: &ParquetRecordBatchReaderBuilder<File>) -> usize {
+    let groups = builder.metadata().row_groups();
+    let bytes: i64 = groups.iter().map(|group| group.total_byte_size().max(0)).sum();
+    let rows: i64 = groups.iter().map(|group| group.num_rows().max(0)).sum();
+    let each = (bytes / rows.max(1)).max(1);
+    (BATCH_BYTES / each).clamp(1, MAX_ROWS) as usize
+}
+
+fn bad_file(path: &Path, error: &ParquetError) -> Error {
+    Error::new(ErrorKind::BadSource, format!("the Parquet file cannot be read: {error}")).path(path)
+}
+
+const BATCH_BYTES: i64 = 8 << 20;
+const MAX_ROWS: i64 = 1 << 16;

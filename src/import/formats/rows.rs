@@ -1,0 +1,291 @@
+//! Samples from files of rows, one file after the other.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::RowFile;
+use super::column::{CellKind, Cells, Chosen, Column};
+use crate::directory::Directory;
+use crate::format::field_type::Element;
+use crate::format::meta::check_label;
+use crate::import::columns::{Number, number};
+use crate::import::field_types::FieldSpec;
+use crate::import::options::RowOptions;
+use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamSample};
+use crate::import::sources::{BadEntry, BadReason, SourceKind};
+use crate::{Error, ErrorKind, Result};
+
+/// Reads the rows of a file, front to back.
+pub(super) trait RowReader {
+    /// The columns of each row.
+    fn columns(&self) -> &[Column];
+
+    /// The name that the row which was read last brings along.
+    fn row_name(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Reads the next row into `cells`, one a column. `false`: there is none.
+    ///
+    /// # Errors
+    /// What is wrong with the row, or with the rest of the file.
+    fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError>;
+}
+
+/// Why a row is not read.
+#[derive(Debug)]
+pub(super) enum RowError {
+    /// The row is bad; the next one can be read.
+    Row(BadReason),
+    /// Nothing behind it in this file can be read.
+    File(BadReason),
+}
+
+impl From<BadReason> for RowError {
+    fn from(reason: BadReason) -> RowError {
+        RowError::Row(reason)
+    }
+}
+
+/// The rows of files of one kind as samples.
+pub(super) struct RowSource<'a> {
+    files: std::vec::IntoIter<RowFile>,
+    options: &'a RowOptions,
+    open: Option<OpenFile>,
+    /// The columns of the first file, which all have.
+    columns: Vec<Column>,
+    chosen: Chosen,
+    fields: Vec<Vec<u8>>,
+    types: Vec<FieldSpec>,
+    classes: Classes,
+    /// Fingerprints of the names so far.
+    names: HashSet<u128>,
+    bad: Vec<BadEntry>,
+    cells: Cells,
+}
+
+struct OpenFile {
+    reader: Box<dyn RowReader>,
+    path: PathBuf,
+    /// What its rows are named after.
+    stem: Vec<u8>,
+    /// Of each column of the first file: its number in this one.
+    places: Vec<usize>,
+    rows: u64,
+}
+
+impl<'a> RowSource<'a> {
+    /// The rows of `files`, to become samples of `image` if it is appended to.
+    ///
+    /// # Errors
+    /// The first file does not open, or has other columns than `options` ask for.
+    pub(super) fn new(
+        files: Vec<RowFile>,
+        kind: SourceKind,
+        image: Option<&'a Directory>,
+        options: &'a RowOptions,
+    ) -> Result<RowSource<'a>> {
+        let mut files = files.into_iter();
+        let Some(first) = files.next() else {
+            let text = format!("there is no {kind} file");
+            return Err(Error::new(ErrorKind::BadSource, text));
+        };
+        let reader = first.open(options)?;
+        let columns = reader.columns().to_vec();
+        let of_image = image.map(Directory::fields);
+        let chosen =
+            Chosen::new(&columns, options, of_image).map_err(|error| error.path(&first.path))?;
+        let field = |at: &usize| columns[*at].name.clone().into_bytes();
+        let fields = chosen.fields.iter().map(field).collect();
+        let classes = Classes::new(image, chosen.label.map(|at| &columns[at]));
+        let places = (0..columns.len()).collect();
+        let open = OpenFile { reader, path: first.path, stem: first.stem, places, rows: 0 };
+        Ok(RowSource {
+            files,
+            options,
+            open: Some(open),
+            types: chosen.types(&columns),
+            columns,
+            chosen,
+            fields,
+            classes,
+            names: HashSet::new(),
+            bad: Vec::new(),
+            cells: Cells::new(),
+        })
+    }
+
+    /// Opens the next file. `false`: there is none.
+    fn open_next(&mut self) -> Result<bool> {
+        let Some(file) = self.files.next() else { return Ok(false) };
+        let reader = file.open(self.options)?;
+        let places = self.columns.iter().map(|column| self.place(column, reader.columns()));
+        let places = places.collect::<Result<_>>().map_err(|error| error.path(&file.path))?;
+        self.open = Some(OpenFile { reader, path: file.path, stem: file.stem, places, rows: 0 });
+        Ok(true)
+    }
+
+    /// The number of a column of the first file among those of another one.
+    fn place(&self, column: &Column, columns: &[Column]) -> Result<usize> {
+        let at = columns.iter().position(|own| own.name == column.name);
+        let alike = |at: &usize| columns[*at].kind == column.kind;
+        at.filter(alike).ok_or_else(|| {
+            let (name, what) = (&column.name, column.shown());
+            let has = at.map_or("has no such column".to_owned(), |at| {
+                format!("has {} there", columns[at].shown())
+            });
+            let text = format!("column {name} of the first file holds {what}, and this file {has}");
+            Error::new(ErrorKind::BadSource, text).hint("import such files one after the other")
+        })
+    }
+
+    fn take_row(&mut self) -> Option<StreamSample> {
+        let open = self.open.as_mut()?;
+        let number = open.rows;
+        let row_name = |open: &OpenFile| [&open.stem[..], format!("/{number}").as_bytes()].concat();
+        match open.reader.next_row(&mut self.cells) {
+            Ok(true) => open.rows += 1,
+            Ok(false) => {
+                self.open = None;
+                return None;
+            }
+            Err(RowError::Row(reason)) => {
+                open.rows += 1;
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.path));
+                return None;
+            }
+            Err(RowError::File(reason)) => {
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.path));
+                self.open = None;
+                return None;
+            }
+        }
+        let mut take = |column: usize| self.cells.get_mut(open.places[column])?.take();
+        let name = match self.chosen.name {
+            Some(at) => take(at).map(|bytes| bytes.to_vec()).unwrap_or_default(),
+            None => open.reader.row_name().map_or_else(|| row_name(open), <[u8]>::to_vec),
+        };
+        let label = self.chosen.label.and_then(&mut take);
+        let fields = self.chosen.fields.iter().map(|at| take(*at)).collect();
+        let found = self.sample(&name, label, fields);
+        match found {
+            Ok(sample) => Some(sample),
+            Err(reason) => {
+                let open = self.open.as_ref()?;
+                self.bad.push(BadEntry::new(&name, reason).within(&open.path));
+                None
+            }
+        }
+    }
+
+    fn sample(
+        &mut self,
+        name: &[u8],
+        label: Option<FieldBytes>,
+        fields: Vec<Option<FieldBytes>>,
+    ) -> std::result::Result<StreamSample, BadReason> {
+        if name.is_empty() {
+            return Err(BadReason::Name("there is none in its column"));
+        }
+        if !self.names.insert(xxh3_128(name)) {
+            return Err(BadReason::Twice);
+        }
+        let label = label.and_then(|label| self.classes.label(&label).transpose()).transpose()?;
+        let sample = StreamSample { name: name.to_vec(), label, fields };
+        match sample.fields.iter().all(Option::is_none) {
+            true => Err(BadReason::Syntax("the row has none of the fields")),
+            false if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES => {
+                Err(BadReason::TooLarge(sample.len_bytes() as u64))
+            }
+            false => Ok(sample),
+        }
+    }
+}
+
+impl SampleStream for RowSource<'_> {
+    fn fields(&self) -> &[Vec<u8>] {
+        &self.fields
+    }
+
+    fn field_types(&self) -> &[FieldSpec] {
+        &self.types
+    }
+
+    fn classes(&self) -> &[Vec<u8>] {
+        &self.classes.names
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        while self.open.is_some() || self.open_next()? {
+            if let Some(sample) = self.take_row() {
+                return Ok(Some(sample));
+            }
+        }
+        Ok(None)
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+}
+
+/// Labels as numbers, and the names of those that are classes.
+struct Classes {
+    names: Vec<Vec<u8>>,
+    numbers: HashMap<Vec<u8>, i64>,
+    /// The type of labels that are numbers.
+    element: Option<Element>,
+    /// Of each class that the file numbers: its number in the image.
+    of_file: Vec<i64>,
+}
+
+impl Classes {
+    fn new(image: Option<&Directory>, column: Option<&Column>) -> Classes {
+        let element = column.and_then(|column| match &column.kind {
+            CellKind::Elements(kind) => Some(kind.element()),
+            _ => None,
+        });
+        let mut classes =
+            Classes { names: Vec::new(), numbers: HashMap::new(), element, of_file: Vec::new() };
+        for name in image.map(Directory::classes).unwrap_or_default() {
+            classes.number(name);
+        }
+        let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
+        classes.of_file = of_file.iter().map(|name| classes.number(name.as_bytes())).collect();
+        classes
+    }
+
+    /// The number of a class; one that is new gets the next.
+    fn number(&mut self, name: &[u8]) -> i64 {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = self.names.len() as i64;
+        self.names.push(name.to_vec());
+        self.numbers.insert(name.to_vec(), number);
+        number
+    }
+
+    /// The label that a cell gives; a number below 0 stands for none where numbers are those of classes.
+    fn label(&mut self, cell: &[u8]) -> std::result::Result<Option<i64>, BadReason> {
+        let Some(element) = self.element else { return Ok(Some(self.number(cell))) };
+        let Number::Int(number) = number(element, cell) else {
+            return Err(BadReason::Syntax("its label is no integer"));
+        };
+        if !self.of_file.is_empty() && number < 0 {
+            return Ok(None);
+        }
+        let number = i64::try_from(number)
+            .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
+        if !self.of_file.is_empty() {
+            let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
+            let class = class.copied().ok_or(BadReason::Syntax("its label is none of the classes"));
+            return class.map(Some);
+        }
+        check_label(Some(number)).map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
+        Ok(Some(number))
+    }
+}

@@ -1,0 +1,126 @@
+//! Samples that come one after the other, and only once: what the streamed import reads.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use super::file_counts::FileCount;
+use super::index::BadEntry;
+use crate::Result;
+use crate::import::field_types::FieldSpec;
+
+/// A source that is read once, front to back.
+pub(in crate::import) trait SampleStream {
+    /// Names of the fields, known with the first sample; empty for one unnamed field.
+    fn fields(&self) -> &[Vec<u8>];
+
+    /// The types that the source itself gives to fields.
+    fn field_types(&self) -> &[FieldSpec] {
+        &[]
+    }
+
+    /// The names of the classes so far: labels are indexes into them. Empty: labels are numbers.
+    fn classes(&self) -> &[Vec<u8>] {
+        &[]
+    }
+
+    /// The next sample; `None` at the end.
+    ///
+    /// # Errors
+    /// What ends the import. What concerns one entry alone is in [`bad`](Self::bad).
+    fn next_sample(&mut self) -> Result<Option<StreamSample>>;
+
+    /// Takes back the memory of a sample for reuse.
+    fn give_back(&mut self, sample: StreamSample) {
+        drop(sample);
+    }
+
+    /// Entries that could not be imported so far.
+    fn bad(&self) -> &[BadEntry];
+
+    /// Archives after the first one of their file, for the files that have ended.
+    fn appended(&self) -> Vec<FileCount> {
+        Vec::new()
+    }
+
+    /// Decompressed bytes of the pipes that have ended.
+    fn piped_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// A complete sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSample {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+    /// Its fields, in the order of the stream's.
+    pub fields: Vec<Option<FieldBytes>>,
+}
+
+impl StreamSample {
+    /// The bytes of its fields.
+    pub fn len_bytes(&self) -> usize {
+        self.fields.iter().flatten().map(|field| field.len()).sum()
+    }
+}
+
+/// The bytes of a field: its own, or some of those that rows of a file share.
+#[derive(Clone)]
+pub enum FieldBytes {
+    /// Its own.
+    Own(Vec<u8>),
+    /// These of the bytes that rows share.
+    Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
+}
+
+impl FieldBytes {
+    /// Leaves the first `len` bytes out.
+    pub fn skip(&mut self, len: usize) {
+        match self {
+            FieldBytes::Own(bytes) => drop(bytes.drain(..len)),
+            FieldBytes::Shared(_, range) => range.start += len,
+        }
+    }
+
+    /// The memory, if it is its own.
+    pub fn into_own(self) -> Option<Vec<u8>> {
+        match self {
+            FieldBytes::Own(bytes) => Some(bytes),
+            FieldBytes::Shared(..) => None,
+        }
+    }
+}
+
+impl Deref for FieldBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            FieldBytes::Own(bytes) => bytes,
+            FieldBytes::Shared(all, range) => &(**all).as_ref()[range.clone()],
+        }
+    }
+}
+
+impl From<Vec<u8>> for FieldBytes {
+    fn from(bytes: Vec<u8>) -> FieldBytes {
+        FieldBytes::Own(bytes)
+    }
+}
+
+impl PartialEq for FieldBytes {
+    fn eq(&self, other: &FieldBytes) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for FieldBytes {}
+
+impl fmt::Debug for FieldBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}

@@ -1,0 +1,103 @@
+//! Shuffles the samples of a stream, a window at a time.
+//!
+//! A stream may be sorted by class, and a chunk is to be a random sample of what surrounds it. The order follows from
+//! the seed and the samples alone, so that a resumed import writes the same chunks.
+
+use super::file_counts::FileCount;
+use super::index::BadEntry;
+use super::sample_stream::{SampleStream, StreamSample};
+use crate::Result;
+use crate::import::field_types::FieldSpec;
+use crate::permutation::{Key, Permutation};
+
+/// The samples of a stream, shuffled among those of their window.
+pub(in crate::import) struct Shuffled<'a> {
+    from: Box<dyn SampleStream + 'a>,
+    key: Key,
+    window_bytes: usize,
+    windows: u64,
+    /// The window that is being handed out, each sample taken once.
+    window: Vec<Option<StreamSample>>,
+    order: Option<Permutation>,
+    next: usize,
+}
+
+impl<'a> Shuffled<'a> {
+    /// Shuffles `from`, `window_bytes` at a time.
+    pub(in crate::import) fn new(
+        from: Box<dyn SampleStream + 'a>,
+        seed: u64,
+        window_bytes: usize,
+    ) -> Shuffled<'a> {
+        Shuffled {
+            from,
+            key: Key::derive(seed, &[STREAM_WINDOW]),
+            window_bytes,
+            windows: 0,
+            window: Vec::new(),
+            order: None,
+            next: 0,
+        }
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        self.window.clear();
+        let (mut bytes, mut samples) = (0, 0);
+        while bytes < self.window_bytes && samples < MAX_SAMPLES {
+            let Some(sample) = self.from.next_sample()? else { break };
+            bytes += sample.len_bytes();
+            samples += 1;
+            self.window.push(Some(sample));
+        }
+        let key = self.key.with(self.windows);
+        self.order = (samples > 0).then(|| Permutation::new(samples, key));
+        self.windows += 1;
+        self.next = 0;
+        Ok(())
+    }
+}
+
+impl SampleStream for Shuffled<'_> {
+    fn fields(&self) -> &[Vec<u8>] {
+        self.from.fields()
+    }
+
+    fn field_types(&self) -> &[FieldSpec] {
+        self.from.field_types()
+    }
+
+    fn classes(&self) -> &[Vec<u8>] {
+        self.from.classes()
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        if self.next == self.window.len() {
+            self.fill()?;
+        }
+        let Some(order) = &self.order else { return Ok(None) };
+        let at = order.forward(self.next as u64) as usize;
+        self.next += 1;
+        Ok(self.window[at].take())
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        self.from.give_back(sample);
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        self.from.bad()
+    }
+
+    fn appended(&self) -> Vec<FileCount> {
+        self.from.appended()
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.from.piped_bytes()
+    }
+}
+
+/// The word of keys for windows of a stream.
+const STREAM_WINDOW: u64 = u64::from_be_bytes(*b"window_1");
+/// The most samples of a window: small ones take more memory than their bytes.
+const MAX_SAMPLES: u64 = 1 << 18;
