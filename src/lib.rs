@@ -11,7 +11,7 @@
 //!  4  dataset                                             wires the parts and owns them
 //!  3  prefetch -> reader    import -> catalog    target    store -> cache, peers    what runs
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
-//!  1  tcp    auth  tls  |  format                  left: how blocks and bytes travel; right: samples, and how they lie
+//!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
 //! ```
 //!
@@ -32,6 +32,7 @@
 //! | keep copies in faster places | [`cache`], which does what [`tier`] and [`plan`] decide |
 //! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
+//! | read objects of a store | [`places`] |
 //!
 //! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
 //! or log line for a sample, only for a burst or a batch.
@@ -51,6 +52,7 @@ pub mod nvme;
 pub mod order;
 pub mod peers;
 pub mod permutation;
+pub mod places;
 pub mod plan;
 pub mod posix;
 pub mod prefetch;

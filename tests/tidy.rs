@@ -27,6 +27,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("nvme", "units"),
     ("error", "nvme units"),
     ("auth", "nvme"),
+    ("places", "error process random threads"),
     ("random", "error"),
     ("threads", "error"),
     ("buf", "error sync units"),

@@ -1,0 +1,268 @@
+//! Addresses of objects: `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`.
+//!
+//! Keys of buckets are taken as they are, as the providers' tools take them. The path of a URL is percent-encoded.
+
+use std::fmt;
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// An object, or all objects whose keys begin with a prefix, of a store.
+///
+/// `Display` and `Debug` show no secret: neither the user of a URL nor its query, which may hold a signature.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    scheme: Scheme,
+    /// The bucket or container; host and port of a URL.
+    authority: String,
+    /// Decoded, without the first slash.
+    key: String,
+    /// `user:password` of a URL.
+    user: Option<String>,
+    /// The query of a URL.
+    query: Option<String>,
+}
+
+/// The protocol of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Amazon S3, and what speaks its protocol.
+    S3,
+    /// Google Cloud Storage.
+    Gs,
+    /// Azure Blob Storage.
+    Az,
+    /// Files on a web server.
+    Http,
+    /// The same, encrypted.
+    Https,
+}
+
+impl Scheme {
+    /// What stands before `://`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::S3 => "s3",
+            Scheme::Gs => "gs",
+            Scheme::Az => "az",
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+
+    fn of(text: &str) -> Option<(Scheme, &str)> {
+        let (name, rest) = text.split_once("://")?;
+        let all = [Scheme::S3, Scheme::Gs, Scheme::Az, Scheme::Http, Scheme::Https];
+        let scheme = all.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name))?;
+        Some((scheme, rest))
+    }
+
+    /// Whether its addresses are URLs.
+    pub(super) fn is_url(self) -> bool {
+        matches!(self, Scheme::Http | Scheme::Https)
+    }
+}
+
+impl Place {
+    /// Whether this is an address of an object store, and no path.
+    pub fn is_place(path: &Path) -> bool {
+        // A path of other bytes may still begin like an address.
+        Scheme::of(&path.to_string_lossy()).is_some()
+    }
+
+    /// Reads an address.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is none, or no valid one.
+    pub fn parse(text: &str) -> Result<Place> {
+        let invalid = |why: &'static str| {
+            let shown = text.split(['?', '#']).next().unwrap_or_default();
+            let shown = match shown.split_once("://").zip(shown.rsplit_once('@')) {
+                Some(((scheme, _), (_, host))) => format!("{scheme}://{host}"),
+                None => shown.to_owned(),
+            };
+            Error::new(ErrorKind::InvalidArgument, why).target(shown).hint(FORMS)
+        };
+        let Some((scheme, rest)) = Scheme::of(text) else {
+            return Err(invalid("this is no address of an object store"));
+        };
+        if text.chars().any(char::is_control) {
+            return Err(invalid("an address of an object store has no control characters"));
+        }
+        if !scheme.is_url() {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            if bucket.is_empty() || bucket.contains(['?', '@', ':', '\\']) {
+                return Err(invalid("the name of the bucket is missing or invalid"));
+            }
+            let (authority, key) = (bucket.to_owned(), key.to_owned());
+            return Ok(Place { scheme, authority, key, user: None, query: None });
+        }
+        let rest = rest.split('#').next().unwrap_or_default();
+        let (rest, query) = match rest.split_once('?') {
+            Some((rest, query)) => (rest, Some(query.to_owned())),
+            None => (rest, None),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user.to_owned()), host.to_owned()),
+            None => (None, authority.to_owned()),
+        };
+        if authority.is_empty() || authority.contains(char::is_whitespace) {
+            return Err(invalid("the host is missing or invalid"));
+        }
+        let key = unescape(path).ok_or_else(|| invalid("the path of the URL is not UTF-8"))?;
+        Ok(Place { scheme, authority, key, user, query })
+    }
+
+    /// Reads an address given as a path.
+    ///
+    /// # Errors
+    /// As [`Place::parse`].
+    pub fn of_path(path: &Path) -> Result<Place> {
+        let text = path.to_str().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "an address of an object store is UTF-8")
+        })?;
+        Place::parse(text)
+    }
+
+    /// The protocol.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The bucket or container; host and port of a URL.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// The key, or the beginning of keys.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Whether it can only mean all objects beneath it.
+    pub fn is_folder(&self) -> bool {
+        self.key.is_empty() || self.key.ends_with('/')
+    }
+
+    /// Another object of the same store.
+    pub fn with_key(&self, key: impl Into<String>) -> Place {
+        Place { key: key.into(), ..self.clone() }
+    }
+
+    /// Whether one client reads both.
+    pub fn is_same_store(&self, other: &Place) -> bool {
+        self.with_key("") == other.with_key("")
+    }
+
+    /// The URL of the web server, with user and query: not to be shown.
+    #[cfg(feature = "cloud")]
+    pub(super) fn base_url(&self) -> String {
+        let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
+        let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{}://{user}{}/{query}", self.scheme.name(), self.authority)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/", self.scheme.name(), self.authority)?;
+        match self.scheme.is_url() {
+            true => f.write_str(&escape(&self.key))?,
+            false => f.write_str(&self.key)?,
+        }
+        if self.query.is_some() { f.write_str("?...") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Decodes `%XX`; `None` if the result is not UTF-8.
+fn unescape(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let pair = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
+        let pair = pair.filter(|pair| pair.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).ok()
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                escaped.push(char::from(byte));
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+const FORMS: &str =
+    "one of s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(text: &str) -> (Scheme, String, String) {
+        let place = Place::parse(text).unwrap();
+        (place.scheme, place.authority, place.key)
+    }
+
+    #[test]
+    fn keys_of_buckets_are_taken_as_they_are_and_paths_of_urls_are_decoded() {
+        let all = |scheme, authority: &str, key: &str| (scheme, authority.into(), key.into());
+        assert_eq!(parts("s3://b/a%2Fb/c?d#e"), all(Scheme::S3, "b", "a%2Fb/c?d#e"));
+        assert_eq!(parts("S3://b"), all(Scheme::S3, "b", ""));
+        assert_eq!(parts("gs://b/a/"), all(Scheme::Gs, "b", "a/"));
+        assert_eq!(parts("https://h:8/a%20b?q=1"), all(Scheme::Https, "h:8", "a b"));
+        assert_eq!(parts("http://h/100%"), all(Scheme::Http, "h", "100%"));
+        for wrong in
+            ["s3://", "s3:///k", "https:///p", "http://h/%ff", "/p", "ftp://h/p", "s3://a\n"]
+        {
+            assert!(Place::parse(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(Place::is_place(Path::new("az://c/k")) && !Place::is_place(Path::new("az:/c")));
+    }
+
+    #[test]
+    fn no_user_and_no_query_is_ever_shown() {
+        let text = "https://me:SECRET@h/a%20b.tar?X-Amz-Signature=SECRET";
+        let place = Place::parse(text).unwrap();
+        assert_eq!(place.to_string(), "https://h/a%20b.tar?...");
+        assert!(!format!("{place:?}").contains("SECRET"));
+        for wrong in
+            ["https://me:SECRET@/x?SECRET", "ftp://me:SECRET@h/x?SECRET", "https://:SECRET@/\n"]
+        {
+            let report = Place::parse(wrong).unwrap_err().report();
+            assert!(!report.contains("SECRET"), "{report}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_shown_leads_to_the_same_object() {
+        for text in ["s3://b/a b/%20/ü", "http://h:1/a%20b/%25/%C3%BC", "az://c/"] {
+            let place = Place::parse(text).unwrap();
+            assert_eq!(Place::parse(&place.to_string()).unwrap(), place, "{text}");
+        }
+    }
+}

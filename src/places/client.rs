@@ -1,0 +1,366 @@
+//! A client of one store, for threads that block.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use crossbeam::channel::{Receiver, bounded};
+use futures_util::StreamExt;
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path as Key;
+use object_store::{GetOptions, ObjectMeta};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
+
+use super::failure::Failure;
+use super::fetch::{Shared, Version, Wanted};
+use super::store::Store;
+use super::watch::{Note, Seen};
+use super::{Object, Place, PlaceOptions, PlaceStats};
+use crate::error::{Error, ErrorKind, Result};
+use crate::process::Forked;
+use crate::threads::{Fate, Thread, start};
+
+/// A client of a store. Any number of threads can use it at once; clones share its connections.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    executor: Executor,
+}
+
+/// The thread that does all input and output.
+#[derive(Clone)]
+pub(super) struct Executor {
+    handle: Handle,
+    fate: Fate,
+    running: Arc<Forked<Running>>,
+}
+
+/// A forked child does not have the thread: there it is leaked.
+struct Running {
+    stop: Arc<Notify>,
+    thread: Option<Thread>,
+}
+
+impl Client {
+    /// A client of the store of `place`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the settings of the environment are invalid or incomplete. `Unsupported`: this build
+    /// has no feature `cloud`.
+    pub fn open(place: &Place, options: &PlaceOptions) -> Result<Client> {
+        // Only its first caller decides, and any provider will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let executor = Executor::start()?;
+        let (root, options, seen) = (place.with_key(""), options.clone(), Arc::<Seen>::default());
+        let opened = executor.ask({
+            let root = root.clone();
+            async move {
+                let store = Store::open(&root, &options, Arc::clone(&seen)).await?;
+                Ok(Shared::new(root, store, options, seen))
+            }
+        })?;
+        let shared = opened.wait().map_err(|error| error.target(root.to_string()))?;
+        Ok(Client(Arc::new(Inner { shared: Arc::new(shared), executor })))
+    }
+
+    /// The store's address.
+    pub fn place(&self) -> &Place {
+        &self.0.shared.place
+    }
+
+    /// How it reads.
+    pub(super) fn options(&self) -> &PlaceOptions {
+        &self.0.shared.options
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> PlaceStats {
+        let Shared { seen, counts, .. } = &*self.0.shared;
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        PlaceStats {
+            requests: load(&seen.requests),
+            retries: load(&counts.retries),
+            throttled: load(&counts.throttled),
+            hedges: load(&counts.hedges),
+            bytes: load(&counts.bytes),
+        }
+    }
+
+    /// The object with this key.
+    ///
+    /// # Errors
+    /// `NotFound`: there is none. `Refused`: it may not be read. Those of [`Pending::read_into`].
+    pub fn head(&self, key: &str) -> Result<Object> {
+        let (shared, key) = (Arc::clone(&self.0.shared), self.key(key)?);
+        let asked = self.0.executor.ask(async move {
+            let note = Note::default();
+            let found = shared.again(&note, || head(&shared, &key, &note)).await;
+            found.map_err(|error| error.target(shared.place.with_key(key.as_ref()).to_string()))
+        });
+        asked?.wait()
+    }
+
+    /// Tells `found` of all objects whose keys begin with `prefix`, which is empty or ends with a slash: in the order
+    /// of the store, which is that of the keys' bytes but for web servers. Returns keys that cannot be named, and so
+    /// not read.
+    ///
+    /// # Errors
+    /// Those of `found`. As [`head`](Self::head), but for `NotFound`.
+    pub fn list(
+        &self,
+        prefix: &str,
+        found: &mut dyn FnMut(Object) -> Result<()>,
+    ) -> Result<Vec<String>> {
+        let (send, mut pages) = mpsc::channel(PAGES_AHEAD);
+        let (shared, prefix) = (Arc::clone(&self.0.shared), prefix.to_owned());
+        shared.seen.refused.lock().clear();
+        let listed = self.0.executor.ask({
+            let shared = Arc::clone(&shared);
+            async move {
+                let result = list(&shared, &prefix, &send).await;
+                result.map_err(|error| error.target(shared.place.with_key(prefix).to_string()))
+            }
+        })?;
+        while let Some(page) = pages.blocking_recv() {
+            page.into_iter().try_for_each(&mut *found)?;
+        }
+        listed.wait()?;
+        let mut refused = std::mem::take(&mut *shared.seen.refused.lock());
+        refused.sort_unstable();
+        refused.dedup(); // a page may have come twice
+        Ok(refused)
+    }
+
+    /// Asks for a range of an object.
+    pub fn fetch(&self, object: &Object, range: Range<u64>) -> Pending {
+        let version = Version::Tag(object.etag.clone());
+        self.ask(&object.key, range, object.len_bytes, version)
+    }
+
+    /// Asks for a range of an object that had this length and this stamp when it was listed.
+    pub fn fetch_stamped(
+        &self,
+        key: &str,
+        len_bytes: u64,
+        stamp: u64,
+        range: Range<u64>,
+    ) -> Pending {
+        self.ask(key, range, len_bytes, Version::Stamp(stamp))
+    }
+
+    fn ask(&self, key: &str, range: Range<u64>, len_bytes: u64, version: Version) -> Pending {
+        let len = range.end - range.start;
+        let asked = self.key(key).and_then(|key| {
+            let wanted = Wanted { key, range, len_bytes, version };
+            let shared = Arc::clone(&self.0.shared);
+            self.0.executor.ask(async move {
+                match wanted.range.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => shared.fetch(&wanted).await,
+                }
+            })
+        });
+        Pending { asked, len }
+    }
+
+    fn key(&self, key: &str) -> Result<Key> {
+        Key::parse(key).map_err(|_| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "a key with empty, . or .. parts cannot be named",
+            )
+            .target(self.place().with_key(key).to_string())
+        })
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Client").field(self.place()).finish()
+    }
+}
+
+async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure> {
+    let mut options = GetOptions { head: true, ..GetOptions::default() };
+    options.extensions.insert(note.clone());
+    let answer = limited(shared, shared.store.objects.get_opts(key, options), note).await?;
+    Ok(object(answer.meta))
+}
+
+/// Sends the pages of a listing; ends early if nobody takes them any more.
+async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
+    let Some(pages) = &shared.store.pages else { return list_all(shared, prefix, send).await };
+    let mut token = None;
+    loop {
+        let note = Note::default();
+        let page = shared.again(&note, || {
+            let prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
+            let page_token = token.clone();
+            let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
+            limited(shared, pages.list_paginated(prefix, options), &note)
+        });
+        let page = page.await?;
+        let objects = page.result.objects.into_iter().map(object).collect();
+        if send.send(objects).await.is_err() {
+            return Ok(());
+        }
+        match page.page_token {
+            None => return Ok(()),
+            // Otherwise it would be listed for ever.
+            same if same == token => {
+                let text = "the store gives the same page of its listing again and again";
+                return Err(Error::new(ErrorKind::Io, text));
+            }
+            next => token = next,
+        }
+    }
+}
+
+/// A web server lists everything at once.
+async fn list_all(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
+    let note = Note::default();
+    let all = shared.again(&note, || async {
+        let prefix = Key::parse(prefix).map_err(|error| Failure::of(&error.into(), note.read()))?;
+        let mut found = shared.store.objects.list(Some(&prefix));
+        let mut objects = Vec::new();
+        while let Some(meta) =
+            limited(shared, async { found.next().await.transpose() }, &note).await?
+        {
+            objects.push(object(meta));
+        }
+        Ok(objects)
+    });
+    let mut all = all.await?;
+    all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    // If nobody takes them, nobody waits for them.
+    let _ = send.send(all).await;
+    Ok(())
+}
+
+/// Within the time that a short request may take.
+async fn limited<T>(
+    shared: &Shared,
+    request: impl Future<Output = object_store::Result<T>>,
+    note: &Note,
+) -> Result<T, Failure> {
+    let limit = shared.options.silence;
+    match tokio::time::timeout(limit, request).await {
+        Ok(done) => done.map_err(|error| Failure::of(&error, note.read())),
+        Err(_) => Err(Failure::late(format!("there is no answer after {limit:?}"))),
+    }
+}
+
+fn object(meta: ObjectMeta) -> Object {
+    Object { key: meta.location.into(), len_bytes: meta.size, etag: meta.e_tag }
+}
+
+/// Bytes that were asked for. If it is dropped, they are not read.
+pub struct Pending {
+    asked: Result<Asked<Vec<Bytes>>>,
+    len: u64,
+}
+
+impl Pending {
+    /// How many bytes were asked for.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// Waits for the bytes and copies them; `into` has their length.
+    ///
+    /// # Errors
+    /// `BadSource`: the object has changed since it was listed. `NotFound`, `Refused`: as the store says. `Busy`,
+    /// `Disconnected`, `TimedOut`: all attempts failed, for as long as the options say.
+    pub fn read_into(self, into: &mut [u8]) -> Result<()> {
+        let mut at = 0;
+        for piece in self.pieces()? {
+            into[at..at + piece.len()].copy_from_slice(&piece);
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    pub(super) fn pieces(self) -> Result<Vec<Bytes>> {
+        self.asked?.wait()
+    }
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Executor {
+    fn start() -> Result<Executor> {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::from)?;
+        let (handle, fate) = (runtime.handle().clone(), Fate::default());
+        let stop = Arc::new(Notify::new());
+        let stopped = Arc::clone(&stop);
+        let thread =
+            start(THREAD, &fate, runtime, move |runtime| runtime.block_on(stopped.notified()))?;
+        let running = Arc::new(Forked::new(Running { stop, thread: Some(thread) }));
+        Ok(Executor { handle, fate, running })
+    }
+
+    /// Runs `work` on the thread.
+    fn ask<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<Asked<T>> {
+        if !self.running.is_ours() {
+            let text = "an object store that was opened before a fork cannot be read after it";
+            return Err(
+                Error::new(ErrorKind::InvalidArgument, text).hint("open it again in the child")
+            );
+        }
+        let (send, answer) = bounded(1);
+        let task = self.handle.spawn(async move {
+            // If nobody waits any more, nobody misses it.
+            let _ = send.try_send(work.await);
+        });
+        Ok(Asked { answer, task: task.abort_handle(), fate: self.fate.clone() })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(LAST_CALLS);
+        }
+    }
+}
+
+/// What the thread was asked. Dropping it ends the work.
+pub(super) struct Asked<T> {
+    answer: Receiver<Result<T>>,
+    task: AbortHandle,
+    fate: Fate,
+}
+
+impl<T> Asked<T> {
+    /// The answer, which comes after a limited time: the work has a deadline.
+    pub(super) fn wait(self) -> Result<T> {
+        let closed = |_| self.fate.of_closed_channel("the thread dlfs-cloud");
+        self.answer.recv().map_err(closed)?
+    }
+}
+
+impl<T> Drop for Asked<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+const THREAD: &str = "dlfs-cloud";
+/// Pages of a listing that are kept ready.
+const PAGES_AHEAD: usize = 2;
+/// How long dropping the last client waits for the thread.
+const LAST_CALLS: Duration = Duration::from_secs(5);

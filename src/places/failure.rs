@@ -1,0 +1,188 @@
+//! Failures of requests: which are tried again, and how they are told without a secret.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use super::watch::Noted;
+use crate::error::{Error, ErrorKind};
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It may succeed another time.
+    Passing {
+        /// Whether the store said that there are too many requests.
+        throttled: bool,
+        /// How long the store asks to wait.
+        after: Option<Duration>,
+        /// What happened.
+        why: String,
+        /// The kind of the error, if it is given up.
+        kind: ErrorKind,
+    },
+    /// It will not.
+    Final(Error),
+}
+
+impl Failure {
+    /// An answer that is none.
+    pub(super) fn bad_answer(why: impl Into<String>) -> Failure {
+        Failure::Passing { throttled: false, after: None, why: why.into(), kind: ErrorKind::Io }
+    }
+
+    /// No answer in time.
+    pub(super) fn late(why: impl Into<String>) -> Failure {
+        Failure::Passing {
+            throttled: false,
+            after: None,
+            why: why.into(),
+            kind: ErrorKind::TimedOut,
+        }
+    }
+
+    /// The object is another one by now.
+    pub(super) fn changed() -> Failure {
+        let text = "the object has changed since it was listed";
+        Failure::Final(
+            Error::new(ErrorKind::BadSource, text).hint("begin again: it is listed anew"),
+        )
+    }
+
+    /// What the client library says of a request of which `noted` was seen.
+    pub(super) fn of(error: &object_store::Error, noted: Noted) -> Failure {
+        use object_store::Error as Cause;
+        let why = words(error);
+        let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
+        let status = noted.status.filter(|status| *status != 200 && *status != 206);
+        match (error, status) {
+            (_, Some(429 | 503)) => {
+                let (after, kind) = (noted.retry_after, ErrorKind::Busy);
+                Failure::Passing { throttled: true, after, why, kind }
+            }
+            (Cause::NotFound { .. }, _) => {
+                Failure::Final(last(ErrorKind::NotFound, "there is no such object"))
+            }
+            (Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. }, _) => Failure::Final(
+                last(ErrorKind::Refused, "the store refuses access").hint(CREDENTIALS),
+            ),
+            (Cause::Precondition { .. }, _) | (_, Some(412 | 416)) => Failure::changed(),
+            (Cause::NotSupported { .. } | Cause::NotImplemented { .. }, _) => {
+                let text = "the server does not do what is needed: it must send ranges, and list (WebDAV) to \
+                            read all objects beneath a prefix";
+                Failure::Final(last(ErrorKind::Unsupported, text))
+            }
+            (Cause::InvalidPath { .. }, _) => {
+                Failure::Final(last(ErrorKind::InvalidArgument, "a key that cannot be named"))
+            }
+            (_, Some(300..=399)) => {
+                let text =
+                    "the store redirects to another place: its region or endpoint is another one";
+                Failure::Final(
+                    last(ErrorKind::Refused, text).hint("set AWS_REGION or AWS_ENDPOINT_URL"),
+                )
+            }
+            (_, Some(408)) => Failure::late(why),
+            (_, Some(400..=499)) => {
+                Failure::Final(last(ErrorKind::Refused, "the store refuses the request"))
+            }
+            _ if why.contains("redirect") => {
+                let text = "the server redirects in a circle, or too often";
+                Failure::Final(last(ErrorKind::Refused, text))
+            }
+            _ => {
+                let kind = ErrorKind::Disconnected;
+                Failure::Passing { throttled: false, after: noted.retry_after, why, kind }
+            }
+        }
+    }
+
+    /// The error, where no further attempt is made after `failures`.
+    pub(super) fn given_up(self, failures: u32, was_sent: bool) -> Error {
+        match self {
+            Failure::Final(error) => error,
+            Failure::Passing { why, .. } if !was_sent => {
+                let text = "there are no credentials for the store";
+                Error::new(ErrorKind::Refused, text).source(Told(why)).hint(CREDENTIALS)
+            }
+            Failure::Passing { kind, why, .. } => {
+                let text = format!("the store could not be read; {failures} attempts failed");
+                Error::new(kind, text).source(Told(why))
+            }
+        }
+    }
+}
+
+/// A cause, as it was told.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Told(String);
+
+/// What an error and its causes say, without URLs, which may be signed, and without answers' bodies, which may quote
+/// the request: of those, only code and message of the provider.
+fn words(error: &object_store::Error) -> String {
+    let mut told: Vec<String> = Vec::new();
+    let mut at: Option<&dyn StdError> = Some(error);
+    while let Some(error) = at {
+        let text = error.to_string();
+        let said = match (element(&text, "Code"), element(&text, "Message")) {
+            (Some(code), message) => Some(match message {
+                Some(message) => format!("{code}: {message}"),
+                None => code,
+            }),
+            _ if text.contains("://") || text.contains(['<', '{']) => None,
+            _ => Some(text),
+        };
+        // A level often repeats the one below it.
+        if let Some(said) = said.filter(|said| !told.iter().any(|before| before.ends_with(&**said)))
+        {
+            told.retain(|before| !said.ends_with(&**before));
+            told.push(said);
+        }
+        at = error.source();
+    }
+    match told.is_empty() {
+        true => "it gives no reason".to_owned(),
+        false => told.join(": "),
+    }
+}
+
+fn element(text: &str, name: &str) -> Option<String> {
+    let (_, value) = text.split_once(&format!("<{name}>"))?;
+    let (value, _) = value.split_once(&format!("</{name}>"))?;
+    let is_plain = !value.contains("://") && value.len() <= 300;
+    is_plain.then(|| value.escape_debug().to_string())
+}
+
+pub(super) const CREDENTIALS: &str = "give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, \
+     AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, ...), or read a public bucket without \
+     any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Level {
+        text: &'static str,
+        source: Option<Box<Level>>,
+    }
+
+    fn told(levels: &[&'static str]) -> String {
+        let chain =
+            levels.iter().rev().fold(None, |source, text| Some(Box::new(Level { text, source })));
+        let source = chain.expect("some levels");
+        words(&object_store::Error::Generic { store: "S3", source })
+    }
+
+    #[test]
+    fn causes_are_told_without_urls_and_bodies() {
+        let text =
+            told(&["Error performing GET https://h/b?sig=SECRET", "error sending", "refused"]);
+        assert_eq!(text, "error sending: refused");
+        let body = "status 403: <Error><Code>AccessDenied</Code><Message>Access Denied</Message>\
+                    <StringToSign>SECRET</StringToSign></Error>";
+        assert_eq!(told(&[body]), "AccessDenied: Access Denied");
+        assert_eq!(told(&["{\"token\": \"SECRET\"}"]), "it gives no reason");
+    }
+}

@@ -1,0 +1,321 @@
+//! One range of an object: attempts, second requests, and the window that all requests of a store share.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::failure::Failure;
+use super::flow::{Latencies, Patience, Retry, Window};
+use super::store::Store;
+use super::watch::{Note, Seen};
+use super::{Object, Place, PlaceOptions};
+use crate::error::{Error, Result};
+use crate::random::draw;
+
+/// A store that is read, shared by all its requests.
+pub(super) struct Shared {
+    pub(super) place: Place,
+    pub(super) store: Store,
+    pub(super) options: PlaceOptions,
+    pub(super) seen: Arc<Seen>,
+    pub(super) counts: Counts,
+    flow: Flow,
+    /// Of small and of large requests.
+    latencies: [Mutex<Latencies>; 2],
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) retries: AtomicU64,
+    pub(super) throttled: AtomicU64,
+    pub(super) hedges: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// A range to ask for.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) key: Key,
+    pub(super) range: Range<u64>,
+    /// The object's length.
+    pub(super) len_bytes: u64,
+    pub(super) version: Version,
+}
+
+/// Which content of the object.
+#[derive(Debug, Clone)]
+pub(super) enum Version {
+    /// The one with this tag, if there is one.
+    Tag(Option<String>),
+    /// The one with this stamp: [`Object::stamp`].
+    Stamp(u64),
+}
+
+impl Shared {
+    pub(super) fn new(
+        place: Place,
+        store: Store,
+        options: PlaceOptions,
+        seen: Arc<Seen>,
+    ) -> Shared {
+        let (counts, flow, latencies) = (Counts::default(), Flow::new(), Default::default());
+        Shared { place, store, options, seen, counts, flow, latencies }
+    }
+
+    /// The bytes of a range, in pieces.
+    ///
+    /// # Errors
+    /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Busy`, `Disconnected`,
+    /// `TimedOut`: all attempts failed.
+    pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<Vec<Bytes>> {
+        let note = Note::default();
+        let result = self.again(&note, || self.hedged(wanted, &note)).await;
+        result.map_err(|error| error.target(self.place.with_key(wanted.key.as_ref()).to_string()))
+    }
+
+    /// Makes attempts until one succeeds, or it is given up.
+    pub(super) async fn again<T, F>(&self, note: &Note, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let mut retry = Retry::default();
+        let Patience { total, .. } = self.patience();
+        loop {
+            let failure = match attempt().await {
+                Ok(done) => return Ok(done),
+                Err(failure) => failure,
+            };
+            let was_sent = note.read().was_sent;
+            let Failure::Passing { after, .. } = &failure else {
+                return Err(failure.given_up(1, was_sent));
+            };
+            // Nobody has credentials for another attempt: providers of these try again themselves.
+            let total = if was_sent { total } else { total.min(UNSIGNED) };
+            let patience = Patience { total, ..self.patience() };
+            let pause = retry.failed(Instant::now(), *after, random()?, &patience);
+            let Some(pause) = pause else {
+                return Err(failure.given_up(retry.failures(), was_sent));
+            };
+            self.counts.retries.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(place = %self.place, ?failure, ?pause, "a request is sent again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    fn patience(&self) -> Patience {
+        Patience { total: self.options.patience, longest: self.options.silence }
+    }
+
+    /// One attempt, with a second request if the first takes unusually long.
+    async fn hedged(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+        let large = wanted.range.end - wanted.range.start > SMALL_BYTES;
+        let latencies = &self.latencies[usize::from(large)];
+        let slot = self.flow.enter().await;
+        let sent = Instant::now();
+        let mut first = pin!(self.attempt(wanted, note));
+        let hedge_after = latencies.lock().hedge_after();
+        let early = match hedge_after {
+            None => Some(first.as_mut().await),
+            Some(after) => match select(first.as_mut(), pin!(tokio::time::sleep(after))).await {
+                Either::Left((done, _)) => Some(done),
+                Either::Right(_) => None,
+            },
+        };
+        let result = match early {
+            Some(done) => done,
+            None => match self.flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
+                None => first.await,
+                Some(_slot) => {
+                    self.counts.hedges.fetch_add(1, Ordering::Relaxed);
+                    first_success(first, pin!(self.attempt(wanted, &Note::default()))).await
+                }
+            },
+        };
+        let now = Instant::now();
+        match &result {
+            Ok(pieces) => {
+                latencies.lock().succeeded(now - sent);
+                self.flow.succeeded(now);
+                let bytes: usize = pieces.iter().map(Bytes::len).sum();
+                self.counts.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            Err(Failure::Passing { throttled: true, .. }) => {
+                self.counts.throttled.fetch_add(1, Ordering::Relaxed);
+                self.flow.throttled(now, sent);
+            }
+            Err(_) => {}
+        }
+        drop(slot);
+        result
+    }
+
+    async fn attempt(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+        let len = wanted.range.end - wanted.range.start;
+        let limit = self.options.silence + Duration::from_secs(len / SLOWEST_BYTES_A_SECOND);
+        match tokio::time::timeout(limit, self.request(wanted, note)).await {
+            Ok(done) => done,
+            Err(_) => Err(Failure::late(format!("the answer is not complete after {limit:?}"))),
+        }
+    }
+
+    async fn request(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+        let len = wanted.range.end - wanted.range.start;
+        let mut options = GetOptions::default();
+        options.extensions.insert(note.clone());
+        // Some web servers cannot send ranges, but whole files.
+        let is_whole = len == wanted.len_bytes;
+        options.range = (!is_whole).then(|| GetRange::Bounded(wanted.range.clone()));
+        if let Version::Tag(Some(etag)) = &wanted.version {
+            options.if_match = Some(etag.clone()).filter(|etag| !etag.starts_with("W/"));
+        }
+        let failed = |error: object_store::Error| Failure::of(&error, note.read());
+        let answer = self.store.objects.get_opts(&wanted.key, options).await.map_err(failed)?;
+        let meta = &answer.meta;
+        let same = match &wanted.version {
+            Version::Tag(None) => true,
+            Version::Tag(etag) => meta.e_tag == *etag,
+            Version::Stamp(stamp) => {
+                let (key, etag) = (String::new(), meta.e_tag.clone());
+                Object { key, len_bytes: wanted.len_bytes, etag }.stamp() == *stamp
+            }
+        };
+        match meta.size == wanted.len_bytes {
+            true if same => {}
+            // The same version has the same length.
+            false if same && meta.e_tag.is_some() => {
+                return Err(Failure::bad_answer(format!("the answer is of {} bytes", meta.size)));
+            }
+            _ => return Err(Failure::changed()),
+        }
+        let mut body = answer.into_stream();
+        let (mut pieces, mut filled) = (Vec::new(), 0);
+        while let Some(piece) = body.next().await {
+            let piece = piece.map_err(failed)?;
+            filled += piece.len() as u64;
+            pieces.push(piece);
+            if filled > len {
+                break;
+            }
+        }
+        match filled == len {
+            true => Ok(pieces),
+            false => {
+                Err(Failure::bad_answer(format!("the answer has {filled} bytes instead of {len}")))
+            }
+        }
+    }
+}
+
+/// The first of two attempts that succeeds; the failure of the last one, if both fail.
+async fn first_success<T, F, G>(one: F, other: G) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>> + Unpin,
+    G: Future<Output = Result<T, Failure>> + Unpin,
+{
+    match select(one, other).await {
+        Either::Left((Ok(done), _)) | Either::Right((Ok(done), _)) => Ok(done),
+        Either::Left((Err(_), other)) => other.await,
+        Either::Right((Err(_), one)) => one.await,
+    }
+}
+
+/// The window of requests in flight.
+struct Flow {
+    semaphore: Arc<Semaphore>,
+    state: Mutex<FlowState>,
+}
+
+struct FlowState {
+    window: Window,
+    /// Permits that are to disappear as soon as they come back.
+    excess: usize,
+    size: usize,
+}
+
+impl Flow {
+    fn new() -> Flow {
+        let window = Window::new(Instant::now());
+        let size = window.size();
+        let semaphore = Arc::new(Semaphore::new(size));
+        Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0, size }) }
+    }
+
+    /// Waits in line.
+    async fn enter(&self) -> Slot<'_> {
+        let permit = Arc::clone(&self.semaphore).acquire_owned().await;
+        Slot { flow: self, permit: Some(permit.expect("the semaphore is never closed")) }
+    }
+
+    fn try_enter(&self) -> Option<Slot<'_>> {
+        let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
+        Some(Slot { flow: self, permit: Some(permit) })
+    }
+
+    fn succeeded(&self, now: Instant) {
+        let is_full = self.semaphore.available_permits() == 0;
+        let mut state = self.state.lock();
+        state.window.succeeded(now, is_full);
+        self.resize(&mut state);
+    }
+
+    fn throttled(&self, now: Instant, sent: Instant) {
+        let mut state = self.state.lock();
+        state.window.throttled(now, sent);
+        self.resize(&mut state);
+    }
+
+    fn resize(&self, state: &mut FlowState) {
+        let size = state.window.size();
+        if size < state.size {
+            state.excess += state.size - size;
+        } else {
+            let more = size - state.size;
+            let paid = more.min(state.excess);
+            state.excess -= paid;
+            self.semaphore.add_permits(more - paid);
+        }
+        state.size = size;
+    }
+}
+
+/// A place in the window.
+struct Slot<'a> {
+    flow: &'a Flow,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let mut state = self.flow.state.lock();
+        if state.excess > 0 {
+            state.excess -= 1;
+            if let Some(permit) = self.permit.take() {
+                permit.forget();
+            }
+        }
+    }
+}
+
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0; 8];
+    draw(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Up to this length a request takes about as long as an empty one.
+const SMALL_BYTES: u64 = 256 << 10;
+/// A request may take as long as this rate, besides the silence that is allowed.
+const SLOWEST_BYTES_A_SECOND: u64 = 128 << 10;
+/// How long credentials are asked for.
+const UNSIGNED: Duration = Duration::from_secs(5);

@@ -1,0 +1,79 @@
+//! When a request is so slow that a second one is sent for the same bytes.
+
+use std::time::Duration;
+
+/// How long the last requests of about one size took.
+///
+/// The slowest request of a hundred holds up all that follow it in order. A second request for its bytes, sent
+/// after twice the 99th percentile, is usually answered first; one in fifty costs little.
+#[derive(Debug, Default)]
+pub(in crate::places) struct Latencies {
+    recent: Vec<Duration>,
+    next: usize,
+    requests: u64,
+    hedges: u64,
+}
+
+impl Latencies {
+    /// A request succeeded after `took`.
+    pub(in crate::places) fn succeeded(&mut self, took: Duration) {
+        self.requests += 1;
+        match self.recent.get_mut(self.next) {
+            Some(place) => *place = took,
+            None => self.recent.push(took),
+        }
+        self.next = (self.next + 1) % KEPT;
+    }
+
+    /// When to send a second request, from the first one on; `None` while too little is known.
+    pub(in crate::places) fn hedge_after(&self) -> Option<Duration> {
+        if self.recent.len() < KNOWN {
+            return None;
+        }
+        let mut sorted = self.recent.clone();
+        sorted.sort_unstable();
+        let p99 = sorted[sorted.len() * 99 / 100];
+        Some((p99 * 2).max(SOONEST))
+    }
+
+    /// Whether another second request may be sent; if so, it counts.
+    pub(in crate::places) fn may_hedge(&mut self) -> bool {
+        let may = self.hedges < 1 + self.requests / 50;
+        self.hedges += u64::from(may);
+        may
+    }
+}
+
+/// Requests that are remembered.
+const KEPT: usize = 128;
+/// Requests that must be known.
+const KNOWN: usize = 16;
+/// Sooner it is not worth a request.
+const SOONEST: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_request_comes_after_twice_the_99th_percentile_of_the_last_requests() {
+        let mut latencies = Latencies::default();
+        (0..KNOWN - 1).for_each(|_| latencies.succeeded(Duration::from_secs(9)));
+        assert_eq!(latencies.hedge_after(), None);
+        (0..KEPT).for_each(|n| latencies.succeeded(Duration::from_millis(1000 + n as u64)));
+        assert_eq!(latencies.hedge_after(), Some(Duration::from_millis(2 * (1000 + 126))));
+        (0..KEPT).for_each(|_| latencies.succeeded(Duration::from_millis(1)));
+        assert_eq!(latencies.hedge_after(), Some(SOONEST));
+    }
+
+    #[test]
+    fn at_most_one_request_in_fifty_is_sent_twice() {
+        let mut latencies = Latencies::default();
+        let mut hedges = 0;
+        for _ in 0..1000 {
+            latencies.succeeded(Duration::from_millis(1));
+            hedges += u32::from(latencies.may_hedge());
+        }
+        assert_eq!(hedges, 21);
+    }
+}

@@ -1,0 +1,118 @@
+//! What to ask for next: objects cut into ranges, in order, within a budget of memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// A range of an object, by the object's place in the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::places) struct Piece {
+    pub(in crate::places) object: usize,
+    pub(in crate::places) range: Range<u64>,
+}
+
+impl Piece {
+    pub(in crate::places) fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+/// The ranges of some objects, handed out in order while there is room for their bytes.
+#[derive(Debug)]
+pub(in crate::places) struct Ranges {
+    lens: VecDeque<u64>,
+    /// The first object of `lens`.
+    object: usize,
+    /// Where its next range begins.
+    at: u64,
+    range_bytes: u64,
+    budget_bytes: u64,
+    /// Bytes and ranges that were handed out and not given back.
+    held_bytes: u64,
+    held: usize,
+}
+
+impl Ranges {
+    /// Objects of these lengths; ranges of `range_bytes`, of which at most `budget_bytes` are held at once.
+    pub(in crate::places) fn new(
+        lens: impl IntoIterator<Item = u64>,
+        range_bytes: u64,
+        budget_bytes: u64,
+    ) -> Ranges {
+        let lens = lens.into_iter().collect();
+        Ranges { lens, object: 0, at: 0, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
+    }
+
+    /// The next range, if there is room for it: at least one is handed out in any case. Empty objects have none.
+    pub(in crate::places) fn next(&mut self) -> Option<Piece> {
+        while *self.lens.front()? == self.at {
+            self.skip_to(self.object + 1);
+        }
+        let len = (self.lens[0] - self.at).min(self.range_bytes);
+        let is_full = self.held_bytes + len > self.budget_bytes || self.held == MOST_HELD;
+        if is_full && self.held > 0 {
+            return None;
+        }
+        let piece = Piece { object: self.object, range: self.at..self.at + len };
+        self.at += len;
+        self.held_bytes += len;
+        self.held += 1;
+        Some(piece)
+    }
+
+    /// A range of `len` bytes that was handed out is not held any more.
+    pub(in crate::places) fn give_back(&mut self, len: u64) {
+        self.held_bytes -= len;
+        self.held -= 1;
+    }
+
+    /// Hands out no more of the objects before `object`.
+    pub(in crate::places) fn skip_to(&mut self, object: usize) {
+        while self.object < object && self.lens.pop_front().is_some() {
+            self.object += 1;
+            self.at = 0;
+        }
+    }
+}
+
+/// Ranges held at once: small objects need many, and each costs a little beside its bytes.
+const MOST_HELD: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(object: usize, range: Range<u64>) -> Option<Piece> {
+        Some(Piece { object, range })
+    }
+
+    #[test]
+    fn objects_are_cut_into_ranges_in_order_and_empty_ones_have_none() {
+        let mut ranges = Ranges::new([0, 25, 0, 10, 3, 0], 10, 1000);
+        let expected = [(1, 0..10), (1, 10..20), (1, 20..25), (3, 0..10), (4, 0..3)];
+        for (object, range) in expected {
+            assert_eq!(ranges.next(), piece(object, range));
+        }
+        assert_eq!(ranges.next(), None);
+    }
+
+    #[test]
+    fn a_full_budget_hands_out_nothing_until_something_is_given_back_but_always_one() {
+        let mut ranges = Ranges::new([100], 10, 25);
+        assert_eq!((ranges.next(), ranges.next()), (piece(0, 0..10), piece(0, 10..20)));
+        assert_eq!(ranges.next(), None);
+        ranges.give_back(10);
+        assert_eq!((ranges.next(), ranges.next()), (piece(0, 20..30), None));
+        let mut narrow = Ranges::new([100], 10, 5);
+        assert_eq!((narrow.next(), narrow.next()), (piece(0, 0..10), None));
+        let mut small = Ranges::new(vec![1; 5000], 10, 1 << 20);
+        assert_eq!(std::iter::from_fn(|| small.next()).count(), MOST_HELD);
+    }
+
+    #[test]
+    fn what_is_skipped_is_not_handed_out() {
+        let mut ranges = Ranges::new([30, 10, 10], 10, 1000);
+        assert_eq!(ranges.next(), piece(0, 0..10));
+        ranges.skip_to(2);
+        assert_eq!((ranges.next(), ranges.next()), (piece(2, 0..10), None));
+    }
+}

@@ -1,0 +1,95 @@
+//! When a failed request is tried again, and when it is given up.
+
+use std::time::{Duration, Instant};
+
+/// How long a request that fails is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::places) struct Patience {
+    /// Since its first failure.
+    pub(in crate::places) total: Duration,
+    /// The longest pause that a store can ask for.
+    pub(in crate::places) longest: Duration,
+}
+
+/// The failures of one request.
+#[derive(Debug, Default)]
+pub(in crate::places) struct Retry {
+    failures: u32,
+    first: Option<Instant>,
+}
+
+impl Retry {
+    /// The request has failed. Returns how long to wait before the next attempt; `None`: give up.
+    ///
+    /// The pause is drawn evenly between nothing and an exponentially growing limit ("full jitter"), so that
+    /// requests which failed together do not come back together. `after` is what the store asked for (the
+    /// header `Retry-After`), `random` any number.
+    pub(in crate::places) fn failed(
+        &mut self,
+        now: Instant,
+        after: Option<Duration>,
+        random: u64,
+        patience: &Patience,
+    ) -> Option<Duration> {
+        let first = *self.first.get_or_insert(now);
+        let limit = BASE.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        self.failures += 1;
+        let jitter = Duration::from_micros(random % (limit.as_micros() as u64 + 1)); // at most LONGEST
+        let pause = after.unwrap_or_default().min(patience.longest) + jitter;
+        let elapsed = now.saturating_duration_since(first);
+        (elapsed + pause <= patience.total).then_some(pause)
+    }
+
+    /// Failures so far.
+    pub(in crate::places) fn failures(&self) -> u32 {
+        self.failures
+    }
+}
+
+const BASE: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience =
+        Patience { total: Duration::from_secs(60), longest: Duration::from_secs(20) };
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_end_with_the_patience() {
+        let start = Instant::now();
+        let mut retry = Retry::default();
+        let mut waited = Duration::ZERO;
+        let mut pauses = Vec::new();
+        // u64::MAX % (n + 1) is not the limit; the largest random number of each limit is the limit itself.
+        loop {
+            let limit = BASE.saturating_mul(1 << retry.failures().min(16)).min(LONGEST);
+            let random = limit.as_micros() as u64;
+            let Some(pause) = retry.failed(start + waited, None, random, &PATIENCE) else { break };
+            pauses.push(pause.as_millis());
+            waited += pause;
+        }
+        assert_eq!(pauses[..8], [100, 200, 400, 800, 1600, 3200, 6400, 10_000]);
+        assert!(waited <= PATIENCE.total && waited + LONGEST > PATIENCE.total, "{waited:?}");
+    }
+
+    #[test]
+    fn any_random_number_gives_a_pause_between_nothing_and_the_limit() {
+        for random in [0, 1, 99_999, 100_000, 100_001, u64::MAX] {
+            let pause = Retry::default().failed(Instant::now(), None, random, &PATIENCE).unwrap();
+            assert!(pause <= BASE, "{random}: {pause:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_store_asks_for_is_waited_for_up_to_a_limit() {
+        let now = Instant::now();
+        let pause = |seconds| {
+            let after = Some(Duration::from_secs(seconds));
+            Retry::default().failed(now, after, 0, &PATIENCE)
+        };
+        assert_eq!(pause(7), Some(Duration::from_secs(7)));
+        assert_eq!(pause(1 << 40), Some(PATIENCE.longest));
+    }
+}

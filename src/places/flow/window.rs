@@ -1,0 +1,89 @@
+//! The window of requests in flight: additive increase, multiplicative decrease.
+
+use std::time::{Duration, Instant};
+
+/// How many requests may be in flight at once.
+///
+/// A store that is asked too often answers 503 or 429: the window halves. As long as it does not, and requests
+/// wait for the window, it grows by one a second.
+#[derive(Debug)]
+pub(in crate::places) struct Window {
+    size: usize,
+    /// When it last grew or shrank.
+    changed: Instant,
+}
+
+impl Window {
+    /// The window of a store that has not been asked yet.
+    pub(in crate::places) fn new(now: Instant) -> Window {
+        Window { size: FIRST, changed: now }
+    }
+
+    /// Requests that may be in flight.
+    pub(in crate::places) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// A request succeeded; `is_full` says whether others wait for the window.
+    pub(in crate::places) fn succeeded(&mut self, now: Instant, is_full: bool) {
+        if is_full && now.saturating_duration_since(self.changed) >= STEP {
+            self.size = (self.size + 1).min(MOST);
+            self.changed = now;
+        }
+    }
+
+    /// The store refused a request because it has too many, and the request was sent at `sent`.
+    ///
+    /// Requests that were sent before the window last shrank tell nothing new.
+    pub(in crate::places) fn throttled(&mut self, now: Instant, sent: Instant) {
+        if self.size == FIRST || sent >= self.changed {
+            self.size = (self.size / 2).max(1);
+            self.changed = now;
+        }
+    }
+}
+
+/// The window at the beginning: enough for 10 Gb/s at 90 MB/s for each connection, twice over.
+const FIRST: usize = 32;
+
+/// More than any network needs, and a limit for sockets.
+const MOST: usize = 512;
+
+/// The time between two steps of growth.
+const STEP: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_grows_by_one_a_second_only_while_requests_wait() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut window = Window::new(start);
+        window.succeeded(at(900), true);
+        assert_eq!(window.size(), FIRST, "not yet");
+        window.succeeded(at(1000), false);
+        assert_eq!(window.size(), FIRST, "nothing waits");
+        for second in 1..=10 {
+            window.succeeded(at(second * 1000), true);
+            window.succeeded(at(second * 1000 + 10), true);
+        }
+        assert_eq!(window.size(), FIRST + 10);
+    }
+
+    #[test]
+    fn a_storm_halves_it_once_for_the_requests_of_one_window_and_never_below_one() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut window = Window::new(start);
+        for answered in 0..20 {
+            window.throttled(at(100 + answered), at(answered));
+        }
+        assert_eq!(window.size(), FIRST / 2, "they were sent before it shrank");
+        for round in 1..10 {
+            window.throttled(at(1000 * round), at(1000 * round - 1));
+        }
+        assert_eq!(window.size(), 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! Keys that cannot be named: taken out of a store's answer before it is parsed.
+//!
+//! The client library names objects by paths without empty, `.` and `..` parts, and refuses a whole page of a
+//! listing because of one other key. So those keys are cut out of the page and reported. The marks that some tools
+//! keep for folders (empty objects whose keys end with a slash) are cut out, too; nobody misses them.
+
+/// A page without its keys that cannot be named, and those keys.
+pub(super) fn sift(page: &str) -> (String, Vec<String>) {
+    let (mut kept, mut refused) = (String::with_capacity(page.len()), Vec::new());
+    let mut rest = page;
+    while let Some((block, key, start, end)) = next_entry(rest) {
+        kept.push_str(&rest[..start]);
+        match fate(&key) {
+            Fate::Kept => kept.push_str(block),
+            Fate::Mark => {}
+            Fate::Refused => refused.push(key),
+        }
+        rest = &rest[end..];
+    }
+    kept.push_str(rest);
+    (kept, refused)
+}
+
+enum Fate {
+    Kept,
+    Mark,
+    Refused,
+}
+
+fn fate(key: &str) -> Fate {
+    let is_odd = |part: &str| matches!(part, "" | "." | "..");
+    match key.strip_suffix('/') {
+        Some(folder) if !folder.is_empty() && !folder.split('/').any(is_odd) => Fate::Mark,
+        _ if key.split('/').any(is_odd) || key.chars().any(char::is_control) => Fate::Refused,
+        _ => Fate::Kept,
+    }
+}
+
+/// The next object of a page: its element, its key, and where the element begins and ends.
+fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
+    // S3 and Google, then Azure.
+    let found = [("<Contents>", "</Contents>", "Key"), ("<Blob>", "</Blob>", "Name")]
+        .into_iter()
+        .filter_map(|(open, close, name)| Some((page.find(open)?, close, name)))
+        .min()?;
+    let (start, close, name) = found;
+    let end = start + page[start..].find(close)? + close.len();
+    let block = &page[start..end];
+    let (_, value) = block.split_once(&format!("<{name}>"))?;
+    let (value, _) = value.split_once(&format!("</{name}>"))?;
+    Some((block, unescape(value), start, end))
+}
+
+fn unescape(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('&') {
+        plain.push_str(before);
+        let Some((name, behind)) = behind.split_once(';') else {
+            plain.push('&');
+            rest = behind;
+            continue;
+        };
+        let number = match name.strip_prefix("#x") {
+            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+            None => name.strip_prefix('#').and_then(|digits| digits.parse().ok()),
+        };
+        plain.push(match name {
+            "amp" => '&',
+            "lt" => '<',
+            "gt" => '>',
+            "quot" => '"',
+            "apos" => '\'',
+            _ => number.and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER),
+        });
+        rest = behind;
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(keys: &[&str]) -> String {
+        let entry = |key: &&str| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
+        let all: String = keys.iter().map(entry).collect();
+        format!(
+            "<ListBucketResult><Name>b</Name>{all}<IsTruncated>false</IsTruncated></ListBucketResult>"
+        )
+    }
+
+    #[test]
+    fn keys_that_cannot_be_named_are_cut_out_and_told_and_marks_of_folders_only_cut_out() {
+        let good = ["a/b", "a b", "ü", "x&amp;y", "100%", "%2F", "a/.b", "...", "&#65;"];
+        assert_eq!(sift(&page(&good)), (page(&good), vec![]));
+        let all = ["a/b", "a//b", "/a", "a/../b", "a/", "a/b/", ".", "//", "x&#x1;y", "z"];
+        let (kept, refused) = sift(&page(&all));
+        assert_eq!(kept, page(&["a/b", "z"]));
+        assert_eq!(refused, ["a//b", "/a", "a/../b", ".", "//", "x\u{1}y"]);
+    }
+
+    #[test]
+    fn the_pages_of_azure_are_sifted_as_well_and_what_is_no_page_is_left_alone() {
+        let blob = |name: &str| format!("<Blob><Name>{name}</Name><Properties/></Blob>");
+        let page = |inside: &str| {
+            format!("<EnumerationResults><Blobs>{inside}</Blobs></EnumerationResults>")
+        };
+        let (kept, refused) = sift(&page(&(blob("a//b") + &blob("c"))));
+        assert_eq!((kept, refused), (page(&blob("c")), vec!["a//b".to_owned()]));
+        for text in ["", "<Contents>", "<Contents><Key>a", "<Contents></Contents>", "no XML & <"] {
+            assert_eq!(sift(text), (text.to_owned(), vec![]), "{text}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Makes the client library's client of a store, from an address, the environment and given settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
+use object_store::list::PaginatedListStore;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use super::failure::Failure;
+use super::profile;
+use super::watch::{Noted, Seen, Watching};
+use super::{Place, PlaceOptions, Scheme};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A store, as the client library has it.
+pub(super) struct Store {
+    /// For objects.
+    pub(super) objects: Arc<dyn ObjectStore>,
+    /// For listings by page; web servers have none.
+    pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
+}
+
+impl Store {
+    /// The store at `place`. Asks Amazon for the bucket's region if none is set.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the settings contradict each other, or one is missing.
+    pub(super) async fn open(
+        place: &Place,
+        options: &PlaceOptions,
+        seen: Arc<Seen>,
+    ) -> Result<Store> {
+        match place.scheme() {
+            Scheme::S3 => s3(place, options, seen).await,
+            Scheme::Gs => {
+                let builder = GoogleCloudStorageBuilder::from_env();
+                let builder = options.settings.iter().fold(builder, |builder, (key, value)| {
+                    match key.parse() {
+                        Ok(key) => builder.with_config(key, value),
+                        Err(_) => builder,
+                    }
+                });
+                let is_plain = endpoint_is_plain(options, &["GOOGLE_BASE_URL"]);
+                let builder = builder
+                    .with_bucket_name(place.authority())
+                    .with_client_options(client_options(options, is_plain))
+                    .with_retry(no_retry())
+                    .with_http_connector(Watching(seen));
+                made(builder.build())
+            }
+            Scheme::Az => {
+                let builder =
+                    azure_words().into_iter().chain(options.settings.iter().cloned()).fold(
+                        MicrosoftAzureBuilder::from_env(),
+                        |builder, (key, value)| match key.parse() {
+                            Ok(key) => builder.with_config(key, value),
+                            Err(_) => builder,
+                        },
+                    );
+                let is_plain =
+                    endpoint_is_plain(options, &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]);
+                let builder = builder
+                    .with_container_name(place.authority())
+                    .with_client_options(client_options(options, is_plain))
+                    .with_retry(no_retry())
+                    .with_http_connector(Watching(seen));
+                made(builder.build())
+            }
+            Scheme::Http | Scheme::Https => {
+                let builder = HttpBuilder::new()
+                    .with_url(place.base_url())
+                    .with_client_options(client_options(options, place.scheme() == Scheme::Http))
+                    .with_retry(no_retry())
+                    .with_http_connector(Watching(seen));
+                let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
+                Ok(Store { objects, pages: None })
+            }
+        }
+    }
+}
+
+async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<Store> {
+    let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let mut builder = AmazonS3Builder::from_env();
+    let own_keys = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
+    let has_own = own_keys.iter().any(|name| environment(name).is_some())
+        || options
+            .settings
+            .iter()
+            .any(|(key, _)| key == "aws_access_key_id" || key == "aws_skip_signature");
+    let profile = profile::settings(&environment).or_else(|error| match has_own {
+        true => Ok(Vec::new()), // as Amazon's tools do: keys of the environment suffice
+        false => Err(error),
+    })?;
+    let of_profile = profile.into_iter().filter(|(key, _)| {
+        let is_key = !matches!(&**key, "aws_region" | "aws_endpoint_url");
+        let is_set = environment(&key.to_ascii_uppercase()).is_some();
+        !(is_set || is_key && has_own)
+    });
+    for (key, value) in of_profile.chain(options.settings.iter().cloned()) {
+        if let Ok(key) = key.parse() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let set = |key| builder.get_config_value(&key);
+    let endpoint = set(AmazonS3ConfigKey::S3Endpoint).or(set(AmazonS3ConfigKey::Endpoint));
+    let is_plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let has_region = set(AmazonS3ConfigKey::Region).is_some();
+    let client = client_options(options, is_plain);
+    if endpoint.is_none() && !has_region && environment("AWS_DEFAULT_REGION").is_none() {
+        // If this fails, the first request tells why: this one is not tried again.
+        if let Ok(region) = resolve_bucket_region(place.authority(), &client).await {
+            builder = builder.with_region(region);
+        }
+    }
+    let builder = builder
+        .with_bucket_name(place.authority())
+        .with_client_options(client)
+        .with_retry(no_retry())
+        .with_http_connector(Watching(seen));
+    made(builder.build())
+}
+
+fn made<S: ObjectStore + PaginatedListStore>(built: object_store::Result<S>) -> Result<Store> {
+    let store = Arc::new(built.map_err(|error| invalid(&error))?);
+    Ok(Store { objects: store.clone(), pages: Some(store) })
+}
+
+fn invalid(error: &object_store::Error) -> Error {
+    let cause = Failure::of(error, Noted::default()).given_up(1, true);
+    Error::new(ErrorKind::InvalidArgument, "the settings of the store are invalid or incomplete")
+        .source(cause)
+}
+
+fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
+    ClientOptions::new()
+        .with_allow_http(is_plain)
+        // A request as a whole has a deadline of its own, which follows from its length.
+        .with_timeout_disabled()
+        .with_connect_timeout(options.silence.min(CONNECT))
+        .with_read_timeout(options.silence)
+        .with_pool_idle_timeout(IDLE)
+}
+
+/// Failures are tried again here, where they are counted and the window can follow.
+fn no_retry() -> RetryConfig {
+    let backoff = BackoffConfig::default();
+    RetryConfig { backoff, max_retries: 0, retry_timeout: Duration::ZERO }
+}
+
+fn endpoint_is_plain(options: &PlaceOptions, variables: &[&str]) -> bool {
+    let is_plain = |value: &str| value.starts_with("http://");
+    let given = options.settings.iter();
+    let mut given = given.filter(|(key, _)| key.contains("endpoint") || key.contains("base_url"));
+    given.any(|(_, value)| is_plain(value))
+        || variables.iter().any(|name| std::env::var(name).is_ok_and(|value| is_plain(&value)))
+}
+
+/// Settings by the names that Azure's own tools have for them.
+fn azure_words() -> Vec<(String, String)> {
+    let mut settings = Vec::new();
+    let mut add = |key: &str, value: Option<&str>| {
+        settings.extend(value.map(|value| (key.to_owned(), value.to_owned())));
+    };
+    let environment = |name: &str| std::env::var(name).ok();
+    let connection = environment("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
+    let of_connection = |name: &str| {
+        let mut parts = connection.split(';').filter_map(|part| part.split_once('='));
+        parts.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    };
+    add("azure_storage_account_name", of_connection("AccountName"));
+    add("azure_storage_account_key", of_connection("AccountKey"));
+    add("azure_storage_sas_token", of_connection("SharedAccessSignature"));
+    add("azure_storage_endpoint", of_connection("BlobEndpoint"));
+    add("azure_storage_account_name", environment("AZURE_STORAGE_ACCOUNT").as_deref());
+    add("azure_storage_account_key", environment("AZURE_STORAGE_KEY").as_deref());
+    settings
+}
+
+const CONNECT: Duration = Duration::from_secs(10);
+/// Stores close idle connections after about this time.
+const IDLE: Duration = Duration::from_secs(15);

@@ -1,0 +1,109 @@
+//! Sees each request and answer of the client library: statuses, what the store asks for, and pages of listings.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
+use parking_lot::Mutex;
+
+use super::keys::sift;
+
+/// What was seen of one request; it travels with the request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Note(Arc<Mutex<Noted>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Noted {
+    /// Whether the request was sent: otherwise, there were no credentials to sign it with.
+    pub(super) was_sent: bool,
+    /// The status of the answer.
+    pub(super) status: Option<u16>,
+    /// How long the store asks to wait.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Note {
+    pub(super) fn read(&self) -> Noted {
+        *self.0.lock()
+    }
+}
+
+/// What was seen of all requests.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) requests: AtomicU64,
+    /// Keys that were listed and cannot be named.
+    pub(super) refused: Mutex<Vec<String>>,
+}
+
+/// Makes clients that are watched.
+#[derive(Debug)]
+pub(super) struct Watching(pub(super) Arc<Seen>);
+
+impl HttpConnector for Watching {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Watched { client, seen: Arc::clone(&self.0) }))
+    }
+}
+
+#[derive(Debug)]
+struct Watched {
+    client: HttpClient,
+    seen: Arc<Seen>,
+}
+
+type Answer<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'a>>;
+
+impl HttpService for Watched {
+    fn call<'s, 'a>(&'s self, request: HttpRequest) -> Answer<'a>
+    where
+        's: 'a,
+        Self: 'a,
+    {
+        Box::pin(async move {
+            let note = request.extensions().get::<Note>().cloned();
+            let query = request.uri().query().unwrap_or_default();
+            let lists = query.split('&').any(|part| matches!(part, "list-type=2" | "comp=list"));
+            if let Some(note) = &note {
+                *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
+            }
+            self.seen.requests.fetch_add(1, Ordering::Relaxed);
+            let answer = self.client.execute(request).await?;
+            if let Some(note) = &note {
+                let mut noted = note.0.lock();
+                noted.status = Some(answer.status().as_u16());
+                noted.retry_after = retry_after(&answer);
+            }
+            match lists && answer.status().is_success() {
+                true => self.sifted(answer).await,
+                false => Ok(answer),
+            }
+        })
+    }
+}
+
+impl Watched {
+    async fn sifted(&self, answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+        let (parts, body) = answer.into_parts();
+        let bytes = body.bytes().await?;
+        let page = std::str::from_utf8(&bytes)
+            .map_err(|error| HttpError::new(HttpErrorKind::Decode, error))?;
+        let (kept, refused) = sift(page);
+        self.seen.refused.lock().extend(refused);
+        Ok(HttpResponse::from_parts(parts, kept.into()))
+    }
+}
+
+/// Seconds; the other form, a date, would need clocks that agree.
+fn retry_after(answer: &HttpResponse) -> Option<Duration> {
+    let value = answer.headers().get("retry-after")?.to_str().ok()?;
+    value.trim().parse().ok().map(Duration::from_secs)
+}
