@@ -20,7 +20,7 @@ use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
 use crate::import::options::{
     BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
-    Stage, no_samples,
+    RowOptions, Stage, no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
 use crate::import::plan::{Plan, Rows};
@@ -111,6 +111,11 @@ pub(super) fn open_source(
     };
     let indexing = &mut Indexing::new(&mut tell);
     let found = detect::look(sources, &source_options, indexing)?;
+    if !found.kind.is_rows() && options.rows != RowOptions::default() {
+        let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
+        let hint = "leave out --name, --label, --fields and --files";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
     if found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));

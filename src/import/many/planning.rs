@@ -64,7 +64,7 @@ pub fn plan_import(
             .hint("remove it, or name another one"));
     }
     let OpenSource::Indexed(source) = open_source(sources, image, options, progress)? else {
-        let text = "a pipe or compressed archive is read once, by one process";
+        let text = "a pipe, a compressed archive or a file of rows is read once, by one process";
         return Err(
             Error::new(ErrorKind::BadSource, text).hint("unpack it, or import it with dlfs import")
         );

@@ -5,7 +5,14 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+#[cfg(feature = "formats")]
+use bzip2::bufread::MultiBzDecoder;
 use flate2::read::MultiGzDecoder;
+#[cfg(feature = "formats")]
+use liblzma::{
+    bufread::XzDecoder,
+    stream::{CONCATENATED, Stream},
+};
 
 use crate::{Error, ErrorKind};
 
@@ -16,6 +23,12 @@ pub enum Compression {
     Gzip,
     /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB.
     Zstd,
+    /// The .xz format, any number of concatenated streams; with the feature `formats`.
+    #[cfg(feature = "formats")]
+    Xz,
+    /// bzip2, any number of concatenated streams; with the feature `formats`.
+    #[cfg(feature = "formats")]
+    Bzip2,
 }
 
 impl Compression {
@@ -27,6 +40,10 @@ impl Compression {
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
                 Some(Compression::Zstd)
             }
+            #[cfg(feature = "formats")]
+            [0xfd, b'7', b'z', b'X', ..] => Some(Compression::Xz),
+            #[cfg(feature = "formats")]
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
             _ => None,
         }
     }
@@ -36,6 +53,10 @@ impl Compression {
         match self {
             Compression::Gzip => "gzip",
             Compression::Zstd => "zstd",
+            #[cfg(feature = "formats")]
+            Compression::Xz => "xz",
+            #[cfg(feature = "formats")]
+            Compression::Bzip2 => "bzip2",
         }
     }
 
@@ -48,11 +69,18 @@ impl Compression {
         Ok(match self {
             Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
             Compression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
+            #[cfg(feature = "formats")]
+            Compression::Xz => {
+                let stream = Stream::new_stream_decoder(XZ_MEMORY_BYTES, CONCATENATED)?;
+                Box::new(XzDecoder::new_stream(from, stream))
+            }
+            #[cfg(feature = "formats")]
+            Compression::Bzip2 => Box::new(MultiBzDecoder::new(from)),
         })
     }
 }
 
-/// The program for a compression that is not supported.
+/// The program for a compression that this build does not support.
 pub fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
@@ -107,13 +135,20 @@ impl Read for FileAt<'_> {
 }
 
 const BUFFER_BYTES: usize = 256 * 1024;
+/// Enough for what xz writes with its strongest setting, 65 MiB.
+#[cfg(feature = "formats")]
+const XZ_MEMORY_BYTES: u64 = 256 << 20;
 
 /// The error for a source at `path` that only `program` decompresses.
 pub(super) fn packed(path: &Path, program: &str) -> Error {
-    let message = format!("the source is compressed with {program}, which dlfs does not read");
+    let (what, or) = match matches!(program, "xz" | "bzip2") {
+        true => ("this build of dlfs", ", or build dlfs with the feature `formats`"),
+        false => ("dlfs", ""),
+    };
+    let message = format!("the source is compressed with {program}, which {what} does not read");
     Error::new(ErrorKind::BadSource, message)
         .path(path)
-        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`"))
+        .hint(format!("pipe it: `{program} -dc FILE | dlfs import - IMAGE --spool DIR`{or}"))
 }
 
 #[cfg(test)]
@@ -125,7 +160,10 @@ mod tests {
         assert_eq!(Compression::of(b"\x1f\x8b\x08"), Some(Compression::Gzip));
         assert_eq!(Compression::of(b"\x28\xb5\x2f\xfd"), Some(Compression::Zstd));
         assert_eq!(Compression::of(b"\x28\xb5\x2f"), None);
-        assert_eq!((foreign(b"\xfd7zXZ\0"), foreign(b"BZh9")), (Some("xz"), Some("bzip2")));
+        let (xz, bzip2) = (&b"\xfd7zXZ\0"[..], &b"BZh9"[..]);
+        let name = |head| Compression::of(head).map(Compression::name).or(foreign(head));
+        assert_eq!((name(xz), name(bzip2)), (Some("xz"), Some("bzip2")));
+        assert_eq!(Compression::of(xz).is_some(), cfg!(feature = "formats"));
         assert_eq!((foreign(b"BZhello"), foreign(b"")), (None, None));
     }
 }

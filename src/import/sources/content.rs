@@ -87,11 +87,19 @@ impl Content {
     pub fn label(self) -> &'static str {
         match self {
             Content::Tar(None) => "tar archive",
-            Content::Tar(Some(Compression::Gzip)) => "tar archive in gzip",
-            Content::Tar(Some(Compression::Zstd)) => "tar archive in zstd",
+            Content::Tar(Some(compression)) => match compression.name() {
+                "gzip" => "tar archive in gzip",
+                "zstd" => "tar archive in zstd",
+                "xz" => "tar archive in xz",
+                _ => "tar archive in bzip2",
+            },
             Content::TfRecord(None) => "TFRecord shard",
-            Content::TfRecord(Some(Compression::Gzip)) => "TFRecord shard in gzip",
-            Content::TfRecord(Some(Compression::Zstd)) => "TFRecord shard in zstd",
+            Content::TfRecord(Some(compression)) => match compression.name() {
+                "gzip" => "TFRecord shard in gzip",
+                "zstd" => "TFRecord shard in zstd",
+                "xz" => "TFRecord shard in xz",
+                _ => "TFRecord shard in bzip2",
+            },
             Content::Rows(SourceKind::Parquet) => "Parquet file",
             Content::Rows(SourceKind::Arrow) => "Arrow file",
             Content::Rows(SourceKind::Mds) => "index of MDS shards",

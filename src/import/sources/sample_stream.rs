@@ -10,7 +10,7 @@ use crate::Result;
 use crate::import::field_types::FieldSpec;
 
 /// A source that is read once, front to back.
-pub(in crate::import) trait SampleStream {
+pub trait SampleStream {
     /// Names of the fields, known with the first sample; empty for one unnamed field.
     fn fields(&self) -> &[Vec<u8>];
 

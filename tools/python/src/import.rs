@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::Pack;
-use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder};
+use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder, RowOptions};
 use dlfs::qpair::ConnectOptions;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,6 +21,9 @@ use crate::writer::{catalog_name, onto, pack, written};
 #[pyo3(from_item_all)]
 struct How {
     field_types: Vec<String>,
+    name: Option<String>,
+    label: Option<String>,
+    fields: Vec<String>,
     columns: Option<PathBuf>,
     #[pyo3(item("from"))]
     kind: String,
@@ -107,6 +110,12 @@ impl How {
             on_error: self.on_error.parse().map_err(|error| raise(py, &error))?,
             field_types: types.collect::<PyResult<_>>()?,
             columns,
+            rows: RowOptions {
+                name: self.name.clone(),
+                label: self.label.clone(),
+                fields: self.fields.clone(),
+                files: None,
+            },
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })

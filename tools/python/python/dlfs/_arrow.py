@@ -24,18 +24,27 @@ class Rows(NamedTuple):
 
 
 def table_rows(source: Any) -> Rows | None:
-    """Those of a table, record batch, reader or data set of pyarrow, or of a data set of Hugging Face."""
+    """Those of a table of pyarrow, of a data set of Hugging Face, or of what gives an Arrow C stream."""
     package = type(source).__module__.split(".")[0]
     if package == "datasets":
         return _hugging_face(source)
     if package != "pyarrow":
-        return None
+        return _stream(source) if hasattr(source, "__arrow_c_stream__") else None
     kinds = {field.name: column_kind(field.type) for field in source.schema}
     if hasattr(source, "take") and hasattr(source, "num_rows"):
         return Rows(source.num_rows, kinds, {}, source.take, lambda: iter((source,)))
     if hasattr(source, "to_batches"):
         return Rows(None, kinds, {}, _no_take, lambda: iter(source.to_batches()))
     return Rows(None, kinds, {}, _no_take, lambda: iter(source))
+
+
+def _stream(source: Any) -> Rows:
+    """Those of anything that gives its rows by the Arrow C stream: tables of Polars, DuckDB and others."""
+    import pyarrow
+
+    reader = pyarrow.RecordBatchReader.from_stream(source)
+    kinds = {field.name: column_kind(field.type) for field in reader.schema}
+    return Rows(None, kinds, {}, _no_take, lambda: iter(reader))
 
 
 def _hugging_face(source: Any) -> Rows | None:
@@ -101,6 +110,8 @@ def _is_bytes(kind: Any) -> bool:
         or types.is_string(kind)
         or types.is_large_string(kind)
         or types.is_fixed_size_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
     )
 
 

@@ -43,15 +43,18 @@ def import_(
     """Imports `source` as a new image at `address`, or adds it to one; returns what it committed.
 
         dlfs.import_("pictures/", "train.dlfs")                                   # as the command dlfs import
+        dlfs.import_(glob("train-*.parquet"), "train.dlfs", label="label")        # rows of files
         dlfs.import_({"x": images, "y": classes}, "train.dlfs", label="y")        # numpy arrays, torch tensors
         dlfs.import_(datasets.load_dataset("mnist")["train"], "train.dlfs", label="label")
         dlfs.import_((make(i) for i in range(10**6)), "train.dlfs")               # anything, one after the other
 
     source    a path, or a list of paths, as for the command dlfs import; a mapping of names to arrays of one length,
-              or one array; a table, a record batch reader or a data set of pyarrow; a data set of Hugging Face; a
-              map-style data set of PyTorch; or any iterable of samples: mappings of fields, or bytes
+              or one array; a table, a record batch reader or a data set of pyarrow; a data set of Hugging Face; what
+              gives its rows by the Arrow C stream, as tables of Polars and DuckDB do; a map-style data set of PyTorch;
+              or any iterable of samples: mappings of fields, or bytes
     fields    the fields to take, or their names and types, as for dlfs.Writer. None: all of them, with the types that
-              the source or its first sample has. Of files: types of fields, where they have any
+              the source or its first sample has. Of files: types of fields, where they have any; of rows also the
+              columns to take, if one is named without a type
     columns   typed label columns: names and types. They come with the fields. Of files: the path of a table, as for
               --columns
     name      the field that is the name of the sample, or a function of the sample; else the id is
@@ -59,7 +62,7 @@ def import_(
     shuffle   True: samples are shuffled together where the source has a length and rows in any order; where it comes
               as a stream, so many bytes at a time as dlfs.Writer says
     from_, on_error, resume
-              of files: as for the command dlfs import; name and label are those of the files
+              of files: as for the command dlfs import; name and label are columns of their rows, if they have any
     append, overwrite, seed, chunk_size, pack, catalog, options
               as for dlfs.Writer
 
@@ -77,11 +80,13 @@ def import_(
     }
     paths = _paths(source)
     if paths is not None:
-        if name is not None or label is not None:
-            raise TypeError("names and labels are those of the files: name and label are for other sources")
-        types = [f"{field}:{kind}" for field, kind in _mapping(fields).items() if kind]
+        if name is not None and not isinstance(name, str):
+            raise TypeError("of files, the name is a column of their rows, not a function")
+        given = _mapping(fields)
+        types = [f"{field}:{kind}" for field, kind in given.items() if kind]
         table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
         more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
+        more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
     if resume or from_ != "auto" or on_error != "stop":
         raise TypeError("from_, on_error and resume are for sources that are files")
