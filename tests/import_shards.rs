@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use archives::{archive, member, record};
+use dlfs::import::sources::sample_stream::SampleStream as _;
 use dlfs::import::sources::stream::StreamSource;
 use dlfs::import::sources::{BadReason, Role, Source, SourceKind, SourceOptions};
 use dlfs::import::{ImportOptions, Progress, Stage, import};
@@ -405,6 +406,52 @@ fn make_sparse(path: &Path) {
         file.write_all_at(b"data", hole * 65536).unwrap();
     }
     file.set_len(120 * 65536).unwrap();
+}
+
+#[cfg(feature = "formats")]
+#[test]
+fn archives_of_xz_and_bzip2_are_read_as_they_come_and_when_they_are_broken() {
+    for (program, name) in [("xz", "a.tar.xz"), ("bzip2", "a.tar.bz2")] {
+        let whole = tar(&[member("big", b'0', "", &noise(300_000)), file("a.jpg")]);
+        // Two streams, one behind the other, as parallel compressors write them.
+        let parts = [&whole[..100_000], &whole[100_000..]].map(|part| piped(program, part));
+        let [Some(first), Some(second)] = parts else {
+            println!("SKIPPED: {program} is not installed");
+            continue;
+        };
+        let bytes = [first, second].concat();
+        let dir = folder(&[(name, bytes.clone())]);
+        let read = |dir: &Path| {
+            let paths = vec![dir.join(name)];
+            let mut source = StreamSource::new(paths, SourceKind::Tar, None).unwrap();
+            let mut samples = Vec::new();
+            while let Some(sample) = source.next_sample().unwrap() {
+                let field = sample.fields[0].as_deref().unwrap_or_default().to_vec();
+                samples.push((String::from_utf8(sample.name).unwrap(), field));
+            }
+            (samples, source.bad().len())
+        };
+        let (samples, bad) = read(dir.path());
+        assert_eq!((samples.len(), bad), (2, 0), "{name}");
+        assert_eq!(samples[0], ("big".to_owned(), noise(300_000)), "{name}");
+        fs::write(dir.path().join(name), &bytes[..bytes.len() - 9]).unwrap();
+        assert_eq!(read(dir.path()).1, 1, "{name}: truncated, it is an error");
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 0x10;
+        fs::write(dir.path().join(name), damaged).unwrap();
+        assert_eq!(read(dir.path()).1, 1, "{name}: damaged, it is an error");
+    }
+}
+
+/// What a program makes of `bytes`; `None`: it is not installed.
+#[cfg(feature = "formats")]
+fn piped(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+    use std::process::{Command, Stdio};
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    std::io::Seek::rewind(&mut file).unwrap();
+    let output = Command::new(program).arg("-c").stdin(Stdio::from(file)).output().ok()?;
+    output.status.success().then_some(output.stdout)
 }
 
 #[test]

@@ -27,7 +27,7 @@ mod commit;
 mod device;
 mod edit;
 mod field_types;
-mod formats;
+pub mod formats;
 mod give_back;
 mod importer;
 pub mod journal;

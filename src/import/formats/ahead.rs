@@ -11,6 +11,14 @@ use super::rows::{RowError, RowReader};
 use crate::Result;
 use crate::import::sources::BadReason;
 
+/// What `decode` gives; a panic of the decoder is an error of the file that it reads.
+pub(super) fn caught<T>(
+    decode: impl FnOnce() -> std::result::Result<T, String>,
+) -> std::result::Result<T, String> {
+    let panicked = |_| Err("its decoder panicked".to_owned());
+    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(panicked)
+}
+
 /// Batches that a thread decodes.
 pub(super) struct Ahead(Receiver<std::result::Result<RecordBatch, String>>);
 
@@ -25,10 +33,10 @@ impl Ahead {
         let (send, batch) = bounded(1);
         std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
             loop {
-                // What is wrong with a file is an error of the decoder, or a panic of it.
-                let next = catch_unwind(AssertUnwindSafe(|| batches.next()));
-                let next = next.unwrap_or_else(|_| Some(Err("its decoder panicked".to_owned())));
-                let Some(next) = next else { return };
+                let next = match caught(|| batches.next().transpose()).transpose() {
+                    Some(next) => next,
+                    None => return,
+                };
                 let is_last = next.is_err();
                 if send.send(next).is_err() || is_last {
                     return;

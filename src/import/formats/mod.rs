@@ -45,7 +45,7 @@ use crate::import::sources::{FoundFile, SourceKind};
 ///
 /// # Errors
 /// The first file does not open, or has not the columns that `options` ask for.
-pub(super) fn open<'a>(
+pub fn open<'a>(
     files: Vec<FoundFile>,
     kind: SourceKind,
     image: Option<&'a Directory>,

@@ -5,12 +5,11 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow_array::RecordBatch;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;
 
-use super::ahead::{Ahead, AheadRows};
+use super::ahead::{Ahead, AheadRows, caught};
 use super::arrow_cells;
 use super::column::Column;
 use super::rows::RowReader;
@@ -23,8 +22,20 @@ use crate::{Error, ErrorKind, Result};
 /// It cannot be read, or is none.
 pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReader>> {
     let file = File::open(path).map_err(|error| Error::from(error).path(path))?;
-    let bad = |error: ParquetError| bad_file(path, &error);
-    let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(bad)?;
+    let (columns, reader) = caught(|| decoder(file, options)).map_err(|what| {
+        let text = format!("the Parquet file cannot be read: {what}");
+        Error::new(ErrorKind::BadSource, text).path(path)
+    })?;
+    let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
+    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+}
+
+fn decoder(
+    file: File,
+    options: &RowOptions,
+) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReader), String> {
+    let text = |error: ParquetError| error.to_string();
+    let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(text)?;
     let columns = arrow_cells::columns(builder.schema());
     let rows_at_once = rows_at_once(&builder);
     let read = wanted(&columns, options);
@@ -33,10 +44,7 @@ pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReade
         builder = builder.with_projection(mask);
     }
     let columns = read.into_iter().map(|at| columns[at].clone()).collect();
-    let reader = builder.with_batch_size(rows_at_once).build().map_err(bad)?;
-    let batches = reader
-        .map(|batch: std::result::Result<RecordBatch, _>| batch.map_err(|error| error.to_string()));
-    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+    Ok((columns, builder.with_batch_size(rows_at_once).build().map_err(text)?))
 }
 
 /// The columns that are read at all, so that others are not decoded.
@@ -60,10 +68,6 @@ fn rows_at_once(builder: &ParquetRecordBatchReaderBuilder<File>) -> usize {
     let rows: i64 = groups.iter().map(|group| group.num_rows().max(0)).sum();
     let each = (bytes / rows.max(1)).max(1);
     (BATCH_BYTES / each).clamp(1, MAX_ROWS) as usize
-}
-
-fn bad_file(path: &Path, error: &ParquetError) -> Error {
-    Error::new(ErrorKind::BadSource, format!("the Parquet file cannot be read: {error}")).path(path)
 }
 
 const BATCH_BYTES: i64 = 8 << 20;

@@ -177,7 +177,7 @@ fn import_list(input: &[u8]) {
 }
 
 /// Files in memory, if there is a file system for that.
-fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     tempfile::tempdir_in(if memory.is_dir() { memory } else { Path::new("/tmp") }).unwrap()
 }

@@ -20,6 +20,7 @@ pub mod media;
 #[allow(dead_code, unreachable_pub)] // tests use other parts of it
 #[path = "../../support/raw_host.rs"]
 pub mod raw_host;
+pub mod rows;
 pub mod script;
 pub mod session;
 pub mod text;
@@ -49,6 +50,7 @@ pub struct Target {
 
 /// All of them.
 pub const TARGETS: &[&Target] = &[
+    &rows::ROWS,
     &archives::GZIP,
     &archives::LIST,
     &archives::TAR,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -44,8 +45,52 @@ def test_files_are_imported_as_by_the_command(tmp_path: Path) -> None:
         dlfs.import_(tmp_path / "files", tmp_path / "image")
     with pytest.raises(dlfs.NotFound, match="no such source"):
         dlfs.import_(tmp_path / "nowhere", tmp_path / "other")
-    with pytest.raises(TypeError, match="names and labels are those of the files"):
+    with pytest.raises(dlfs.InvalidArgument, match="columns are chosen of rows"):
         dlfs.import_(tmp_path / "files", tmp_path / "other", label="x")
+
+
+def test_files_of_rows_are_imported_with_their_types(tmp_path: Path) -> None:
+    rows = range(200)
+    table = pyarrow.table({
+        "image": [content(row) for row in rows],
+        "vector": pyarrow.array([[row, 1, 2] for row in rows], pyarrow.list_(pyarrow.float32(), 3)),
+        "kind": [("cat", "dog")[row % 2] for row in rows],
+        "key": [f"sample {row}" for row in rows],
+    })  # fmt: skip
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=64)
+    dlfs.import_(tmp_path / "a.parquet", tmp_path / "image", name="key", label="kind")
+    dataset = dlfs.open(tmp_path / "image")
+    assert set(dataset.classes) == {"cat", "dog"}
+    for row in (0, 63, 64, 199):
+        id = dataset.id_of(f"sample {row}")
+        assert bytes_of(dataset[id]["image"]) == content(row)
+        assert dataset[id]["vector"].tolist() == [row, 1, 2]
+        assert dataset.classes[dataset.labels[id]] == ("cat", "dog")[row % 2]
+    dlfs.import_(tmp_path / "a.parquet", tmp_path / "vectors", fields=["vector"])
+    assert dlfs.open(tmp_path / "vectors").fields == ("vector",)
+    with pytest.raises(dlfs.InvalidArgument, match="no column nme: they have image, vector, kind, key"):
+        dlfs.import_(tmp_path / "a.parquet", tmp_path / "other", name="nme")
+
+    features = datasets.Features({"x": datasets.Image(decode=False), "y": datasets.ClassLabel(names=["a", "b"])})
+    files = {"x": [{"bytes": content(row), "path": None} for row in rows], "y": [row % 2 for row in rows]}
+    datasets.Dataset.from_dict(files, features=features).save_to_disk(tmp_path / "saved")
+    dlfs.import_(list((tmp_path / "saved").glob("*.arrow")), tmp_path / "hub", shuffle=False)
+    hub = dlfs.open(tmp_path / "hub")
+    assert (hub.classes, list(hub.labels)) == (("a", "b"), [row % 2 for row in rows])
+    assert bytes_of(hub[7]["x"]) == content(7)
+
+
+def test_what_gives_an_arrow_stream_is_imported(tmp_path: Path) -> None:
+    class Frame:
+        """As tables of Polars and DuckDB, which have this method and views of text."""
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            table = pyarrow.table({"text": pyarrow.array(["a", "bc"], pyarrow.string_view()), "n": [1, 2]})
+            return table.__arrow_c_stream__(requested_schema)
+
+    dlfs.import_(Frame(), tmp_path / "image", shuffle=False)
+    dataset = dlfs.open(tmp_path / "image")
+    assert [(bytes_of(dataset[id]["text"]), int(dataset[id]["n"])) for id in range(2)] == [(b"a", 1), (b"bc", 2)]
 
 
 def test_arrays_and_tensors_become_typed_fields(tmp_path: Path) -> None:
