@@ -1,6 +1,5 @@
 //! Builds one chunk from the source and writes it, or finds it already written.
 
-use crate::Result;
 use crate::buf::IoBuf;
 use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::checksum::crc32c;
@@ -12,6 +11,7 @@ use crate::import::plan::{ChunkLayout, Rows, RowsAhead};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
+use crate::{Error, Result};
 
 /// What all chunks of an import share.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,8 @@ pub(super) enum Started {
     Found(ChunkHeader),
     /// All its writes are submitted: [`WriteBehind::close`] it.
     Writing(ChunkHeader),
+    /// A store could not be read, and not because of its objects. It was tried for long enough.
+    SourceFailed(Error),
     /// These rows cannot be imported; what was written of the chunk is useless.
     Bad(Vec<(u64, BadEntry)>),
 }
@@ -95,6 +97,8 @@ impl<'a, T> ChunkWriter<'a, T> {
         let buf = self.writes.chunk_buf();
         let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
         let mut bad = Vec::new();
+        let (placement, first) = (self.job.placement, self.job.placement.part().first);
+        self.reader.ask_ahead(slots(chunk).map(|slot| placement.id_at(slot).0 - first));
         for slot in slots(chunk) {
             let row = self.ahead.row(slot, self.job.rows.index, self.job.placement);
             let len = self.job.rows.record_len(row, &mut self.lens)?;
@@ -110,6 +114,10 @@ impl<'a, T> ChunkWriter<'a, T> {
         let finished =
             builder.finish(location.sequence, location.time_ns, location.namespace, location.cell);
         let FinishedChunk { header, mut buf, range } = finished;
+        if let Some(failure) = self.reader.take_failure() {
+            self.writes.give_back(buf);
+            return Ok(Started::SourceFailed(failure));
+        }
         if !bad.is_empty() {
             self.writes.give_back(buf);
             return Ok(Started::Bad(bad));
@@ -139,7 +147,10 @@ impl<'a, T> ChunkWriter<'a, T> {
             Ok(()) => {}
             Err(PieceError::Sink(error)) => return Err(error),
             Err(PieceError::Bad(reason)) => {
-                return Ok(Started::Bad(vec![(row, self.bad_entry(row, reason))]));
+                return match self.reader.take_failure() {
+                    Some(failure) => Ok(Started::SourceFailed(failure)),
+                    None => Ok(Started::Bad(vec![(row, self.bad_entry(row, reason))])),
+                };
             }
         }
         let sums = stream.finish()?;

@@ -26,6 +26,7 @@ use crate::import::pass::{Outcome, Pass};
 use crate::import::plan::{Plan, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
+use crate::import::sources::objects::{self, FoundObjects};
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Indexing, Source, SourceKind, SourceOptions, Step, detect,
 };
@@ -110,6 +111,9 @@ pub(super) fn open_source(
         !progress.stop()
     };
     let indexing = &mut Indexing::new(&mut tell);
+    if objects::are_objects(sources, options.from)? {
+        return open_objects(sources, options, indexing);
+    }
     let found = detect::look(sources, &source_options, indexing)?;
     if !found.kind.is_rows() && options.rows != RowOptions::default() {
         let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
@@ -120,7 +124,23 @@ pub(super) fn open_source(
     if found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
-    let source = Source::index_found(found, &source_options, indexing)?;
+    unless_bad(Source::index_found(found, &source_options, indexing)?, options)
+}
+
+fn open_objects(
+    sources: &[PathBuf],
+    options: &ImportOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<OpenSource> {
+    match objects::look(sources, options.from, &options.places, indexing)? {
+        FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
+        FoundObjects::Samples(kind, index, roots) => {
+            unless_bad(Source::of_objects(kind, *index, roots)?, options)
+        }
+    }
+}
+
+fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }

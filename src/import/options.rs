@@ -13,6 +13,7 @@ use crate::format::geometry::DEFAULT_CHUNK_BYTES;
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
 use crate::import::sources::{BadEntry, FileCount, SourceKind};
+use crate::places::PlaceOptions;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
 
@@ -43,6 +44,8 @@ pub struct ImportOptions {
     pub rows: RowOptions,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
+    /// How object stores are read.
+    pub places: PlaceOptions,
     /// Threads that read the source; 0: chosen for this machine.
     pub reader_threads: usize,
     /// UUID of a new image; `None`: a random one. With `time_ns` set too, the same source gives the same
@@ -219,6 +222,7 @@ impl Default for ImportOptions {
             field_types: Vec::new(),
             rows: RowOptions::default(),
             spool: None,
+            places: PlaceOptions::default(),
             reader_threads: 0,
             uuid: None,
             time_ns: None,

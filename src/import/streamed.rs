@@ -21,7 +21,10 @@ use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::sample_stream::{SampleStream, StreamSample};
 use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
-use crate::import::sources::{BadEntry, BadReason, FileCount, Found, FoundFile, SourceKind};
+use crate::import::sources::{
+    BadEntry, BadReason, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+};
+use crate::places::{Client, Object};
 use crate::units::SampleId;
 use crate::{Error, ErrorKind, Result};
 
@@ -42,7 +45,7 @@ pub(super) fn run(
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
-    let mut source = open(found.files, kind, image, options)?;
+    let mut source = open(found.files, found.objects, kind, image, options)?;
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
@@ -81,16 +84,17 @@ pub(super) fn run(
 /// The samples of `files`, in the order in which they are written.
 fn open<'a>(
     files: Vec<FoundFile>,
+    objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
 ) -> Result<Box<dyn SampleStream + 'a>> {
-    let source: Box<dyn SampleStream> = match kind.is_rows() {
-        true => formats::open(files, kind, image, &options.rows)?,
-        false => {
+    let source: Box<dyn SampleStream> = match kind {
+        rows if rows.is_rows() => formats::open(files, kind, image, &options.rows)?,
+        SourceKind::TfRecord => Box::new(RecordStream::new(Inputs::new(files, objects))),
+        _ => {
             let fields = image.map(|image| image.fields().to_vec());
-            let paths = files.into_iter().map(|file| file.path).collect();
-            Box::new(StreamSource::new(paths, kind, fields)?)
+            Box::new(StreamSource::of_inputs(Inputs::new(files, objects), kind, fields)?)
         }
     };
     Ok(match options.placement {

@@ -145,6 +145,10 @@ impl<'p, 'a> Worker<'p, 'a> {
                 self.shared.only_check.store(true, Ordering::Relaxed);
                 self.tell(Event::Bad(bad));
             }
+            Ok(Started::SourceFailed(error)) => {
+                self.writer.writes().give_up();
+                return Err(error);
+            }
             Err(error) => {
                 self.writer.writes().give_up();
                 self.try_again(task, error)?;

@@ -32,9 +32,15 @@ pub struct Reader {
 impl Reader {
     /// Reads `objects` in this order.
     pub fn new(client: Client, objects: Vec<Object>) -> Reader {
-        let options = client.options();
+        let window_bytes = client.options().window_bytes;
+        Reader::with_window(client, objects, window_bytes)
+    }
+
+    /// Reads `objects` in this order, and holds at most so many bytes of them: one range at least.
+    pub fn with_window(client: Client, objects: Vec<Object>, window_bytes: u64) -> Reader {
+        let range_bytes = client.options().range_bytes;
         let lens = objects.iter().map(|object| object.len_bytes);
-        let ranges = Ranges::new(lens, options.range_bytes, options.window_bytes);
+        let ranges = Ranges::new(lens, range_bytes, window_bytes);
         Reader {
             client,
             objects,

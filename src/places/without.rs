@@ -89,6 +89,11 @@ impl Reader {
         match client.0 {}
     }
 
+    /// Reads objects.
+    pub fn with_window(client: Client, _: Vec<Object>, _: u64) -> Reader {
+        match client.0 {}
+    }
+
     /// The next object.
     pub fn next_object(&mut self) -> Option<&Object> {
         match self.0 {}

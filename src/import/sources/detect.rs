@@ -11,44 +11,20 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::beneath::Root;
 use super::braces::braces;
 use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
-use super::file_counts::{FileCount, FileCounts, PIPE, Role};
-use super::index::{BadEntry, Index};
+use super::file_counts::{FileCounts, PIPE, Role};
+use super::found::{Found, FoundFile};
+use super::index::BadEntry;
 use super::indexing::Indexing;
 use super::kind::SourceKind;
+use super::read_input::ReadInput;
 use super::shard::{self, FrontToBack};
-use super::stream::ReadInput;
 use super::tree::{DetectedFile, Survey, Tree};
 use super::{SourceOptions, folder, list, spool, tar};
 use crate::import::formats;
 use crate::{Error, ErrorKind, Result};
-
-/// The kind of a source, and its files.
-#[derive(Debug)]
-pub struct Found {
-    /// Never [`SourceKind::Auto`].
-    pub kind: SourceKind,
-    /// Shards or lists, in order; empty if the source is folders of samples.
-    pub files: Vec<FoundFile>,
-    /// Folders of samples, indexed.
-    pub folders: Option<(Index, Vec<Root>)>,
-    /// How every file was treated.
-    pub file_counts: Vec<FileCount>,
-    /// Entries beside shards that are not files.
-    pub bad: Vec<BadEntry>,
-}
-
-/// A shard, list or stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundFile {
-    /// How to open it; `-` is standard input.
-    pub path: PathBuf,
-    /// Prefix of its records' names: its path beneath the given folder, or its file name.
-    pub name: Vec<u8>,
-}
 
 /// Expands `paths` and detects their kind.
 ///
@@ -133,7 +109,8 @@ fn absent(path: &Path) -> Error {
     let scheme = bytes.windows(3).position(|at| at == b"://").map(|end| &bytes[..end]);
     match scheme {
         Some(scheme) if scheme.iter().all(u8::is_ascii_alphanumeric) && !scheme.is_empty() => {
-            let text = "sources are files, folders and pipes, not URLs";
+            let text =
+                "sources are files, folders, pipes and objects: s3://, gs://, az://, http(s)://";
             let hint =
                 "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
             Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)
@@ -195,6 +172,7 @@ impl Judgement {
             kind,
             files,
             folders: None,
+            objects: Vec::new(),
             file_counts: self.file_counts.into_counts(),
             bad: self.bad,
         }
@@ -348,7 +326,8 @@ fn folders(
         }
     };
     let file_counts = file_counts.into_counts();
-    Ok(Found { kind: SourceKind::Folder, files: Vec::new(), folders, file_counts, bad: Vec::new() })
+    let (files, objects, bad) = Default::default();
+    Ok(Found { kind: SourceKind::Folder, files, folders, objects, file_counts, bad })
 }
 
 fn lists(paths: Vec<PathBuf>) -> Found {
@@ -361,7 +340,8 @@ fn lists(paths: Vec<PathBuf>) -> Found {
         files.push(file);
     }
     let file_counts = file_counts.into_counts();
-    Found { kind: SourceKind::List, files, folders: None, file_counts, bad: Vec::new() }
+    let (folders, objects, bad) = Default::default();
+    Found { kind: SourceKind::List, files, folders, objects, file_counts, bad }
 }
 
 /// Rejects a folder in which every file holds many samples in an unsupported format.

@@ -114,13 +114,13 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
     Ok(())
 }
 
-fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|&byte| byte == b'\n')
         .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
         .filter(|line| !line.is_empty())
 }
 
-fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
+pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     // The last TAB: a path may contain one.
     match line.iter().rposition(|&byte| byte == b'\t') {
         Some(tab) => (&line[..tab], Some(&line[tab + 1..])),
@@ -128,7 +128,7 @@ fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     }
 }
 
-fn number(text: &[u8]) -> Option<i64> {
+pub(super) fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 

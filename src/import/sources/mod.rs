@@ -20,10 +20,15 @@ pub mod content;
 pub mod detect;
 pub mod file_counts;
 pub mod folder;
+mod found;
 pub mod index;
 pub mod indexing;
+mod inputs;
 mod kind;
 pub mod list;
+pub(in crate::import) mod objects;
+mod read_input;
+mod record_stream;
 pub mod sample_stream;
 pub mod shard;
 pub(in crate::import) mod shuffled;
@@ -45,13 +50,16 @@ use rustix::fs::Stat;
 use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
-pub use self::detect::{Found, FoundFile};
 use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
+pub use self::found::{Found, FoundFile};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub use self::indexing::{Indexing, Step};
+pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
+use self::objects::{ObjectReads, ObjectRoot};
+pub(in crate::import) use self::record_stream::RecordStream;
 use self::shard::OpenShards;
 use crate::checksum::{crc32c, crc32c_append};
 use crate::format::columns::ColumnTable;
@@ -71,6 +79,8 @@ enum Store {
     Folders(Vec<Root>),
     /// Shards: a file stays open only if it has no name (spooled ones).
     Shards(Vec<Option<Arc<File>>>),
+    /// Objects of stores, each a sample: the containers are their prefixes.
+    Objects(Vec<ObjectRoot>),
 }
 
 /// Options for opening a source.
@@ -92,6 +102,9 @@ impl Found {
     pub fn is_streams(&self) -> Result<bool> {
         if self.kind == SourceKind::List {
             return Ok(false);
+        }
+        if !self.objects.is_empty() {
+            return Ok(true);
         }
         let mut streams = 0;
         for FoundFile { path, .. } in &self.files {
@@ -150,12 +163,36 @@ impl Source {
         index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
         drop_impossible_rows(&mut index, kind);
+        Source { kind, index, store }.unless_empty()
+    }
+
+    /// Objects of stores as samples.
+    ///
+    /// # Errors
+    /// `BadSource`: there is none.
+    pub(in crate::import) fn of_objects(
+        kind: SourceKind,
+        mut index: Index,
+        roots: Vec<ObjectRoot>,
+    ) -> Result<Source> {
+        drop_impossible_rows(&mut index, kind);
+        let source = Source { kind, index, store: Store::Objects(roots) };
+        source.unless_empty()
+    }
+
+    fn unless_empty(self) -> Result<Source> {
+        let Source { kind, index, .. } = &self;
         if index.is_empty() && index.bad.is_empty() {
             let message = format!("there is no sample in this {kind}");
             let path = index.containers.first().map(|container| container.path.clone());
             return Err(Error::new(ErrorKind::BadSource, message).path(path.unwrap_or_default()));
         }
-        Ok(Source { kind, index, store })
+        Ok(self)
+    }
+
+    /// Whether its samples are objects of stores.
+    pub(in crate::import) fn is_objects(&self) -> bool {
+        matches!(self.store, Store::Objects(_))
     }
 
     /// The source with the index that another process made.
@@ -183,6 +220,10 @@ impl Source {
             let text =
                 "a source that is unpacked while it is imported cannot be shared by processes";
             return Err(Error::new(ErrorKind::BadSource, text).hint("unpack it first"));
+        }
+        if self.is_objects() {
+            let text = "objects of stores are imported by one process";
+            return Err(Error::new(ErrorKind::BadSource, text).hint("use dlfs import"));
         }
         for container in &mut self.index.containers {
             container.path = std::path::absolute(&container.path).map_err(Error::from)?;
@@ -263,7 +304,7 @@ impl Source {
 
     /// A reader for one thread.
     pub fn reader(&self) -> SourceReader<'_> {
-        SourceReader { source: self, open: self.open_shards() }
+        SourceReader { source: self, open: self.open_shards(), objects: ObjectReads::default() }
     }
 }
 
@@ -316,9 +357,22 @@ const ROWS_PER_STEP: u64 = 4096;
 pub struct SourceReader<'a> {
     source: &'a Source,
     open: OpenShards,
+    objects: ObjectReads,
 }
 
 impl SourceReader<'_> {
+    /// Prepares to read the payloads of `rows` soon: those that are objects of stores are asked for at once.
+    pub(in crate::import) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
+        if let Store::Objects(roots) = &self.source.store {
+            self.objects.ask(roots, &self.source.index, rows);
+        }
+    }
+
+    /// Why the last payloads could not be read, if it was not because of them: a store that was away.
+    pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
+        self.objects.take_failure()
+    }
+
     /// Reads a payload of `row` into `into`, which has its length.
     ///
     /// # Errors
@@ -394,6 +448,9 @@ impl SourceReader<'_> {
                 read_file(root, self.source.index.name(row), payload.offset_or_stamp, at, into)
             }
             Store::Shards(_) => self.read_shard(payload, payload.offset_or_stamp + at, into),
+            Store::Objects(roots) => {
+                self.objects.read(roots, &self.source.index, row, payload, at, into)
+            }
         }
     }
 

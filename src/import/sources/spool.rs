@@ -75,7 +75,7 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
 /// It does not open.
 pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
-    let mut raw: Box<dyn Read + Send> = match path == Path::new("-") {
+    let raw: Box<dyn Read + Send> = match path == Path::new("-") {
         true => {
             widen(&io::stdin());
             Box::new(io::stdin())
@@ -86,6 +86,15 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
             Box::new(file)
         }
     };
+    decompressed(raw, path)
+}
+
+/// Reads a stream, decompressed; `path` is to be shown.
+///
+/// # Errors
+/// It cannot be read, or it is in a compression that is not supported.
+pub fn decompressed(mut raw: Box<dyn Read + Send>, path: &Path) -> Result<Box<dyn Read + Send>> {
+    let name = |error: io::Error| Error::from(error).path(path);
     let mut head = Vec::new();
     raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
     let (compression, foreign) = (Compression::of(&head), compression::foreign(&head));

@@ -4,24 +4,27 @@
 //! of a plain archive have no labels: the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::file_counts::{FileCount, FileCounts};
+use super::found::FoundFile;
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
+use super::inputs::Inputs;
 use super::kind::SourceKind;
+pub use super::read_input::ReadInput;
 use super::sample_stream::{FieldBytes, SampleStream, StreamSample};
-use super::spool::{is_stream, open_stream};
+use super::spool::is_stream;
 use super::tar::{key_and_field, parse_label};
-use super::tar_members::{Input, Member, MemberKind, Members, clean_name};
+use super::tar_members::{Member, MemberKind, Members, clean_name};
 use crate::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
 pub struct StreamSource {
-    paths: std::vec::IntoIter<PathBuf>,
+    inputs: Inputs,
     members: Option<(PathBuf, Members<Stream>)>,
     appended: FileCounts,
     /// Bytes read so far from streams of unknown length.
@@ -50,6 +53,17 @@ impl StreamSource {
         kind: SourceKind,
         fields: Option<Vec<Vec<u8>>>,
     ) -> Result<StreamSource> {
+        let file = |path| FoundFile { path, name: Vec::new() };
+        let files = paths.into_iter().map(file).collect();
+        StreamSource::of_inputs(Inputs::new(files, Vec::new()), kind, fields)
+    }
+
+    /// As [`new`](Self::new), for any inputs.
+    pub(in crate::import) fn of_inputs(
+        inputs: Inputs,
+        kind: SourceKind,
+        fields: Option<Vec<Vec<u8>>>,
+    ) -> Result<StreamSource> {
         if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
             let message = format!("a stream of the kind {kind} cannot be imported as it comes");
             return Err(Error::new(ErrorKind::BadSource, message)
@@ -58,7 +72,7 @@ impl StreamSource {
         let grouped = kind == SourceKind::WebDataset;
         let fields = if grouped { fields } else { Some(Vec::new()) };
         Ok(StreamSource {
-            paths: paths.into_iter(),
+            inputs,
             members: None,
             appended: FileCounts::default(),
             piped_bytes: 0,
@@ -226,9 +240,8 @@ impl SampleStream for StreamSource {
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         loop {
             if self.members.is_none() {
-                let Some(path) = self.paths.next() else { return Ok(None) };
-                let input = ReadInput::new(open_stream(&path)?);
-                self.members = Some((path, Members::new(input)));
+                let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
+                self.members = Some((file.path, Members::new(ReadInput::new(stream))));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {
@@ -241,6 +254,7 @@ impl SampleStream for StreamSource {
                     self.end_of_stream()
                 }
             };
+            self.inputs.check()?;
             if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
                 return Ok(Some(sample));
             }
@@ -249,36 +263,6 @@ impl SampleStream for StreamSource {
 }
 
 type Stream = ReadInput<Box<dyn Read + Send>>;
-
-/// Adapts a stream to the archive reader.
-#[derive(Debug)]
-pub struct ReadInput<R>(R);
-
-impl<R: Read> ReadInput<R> {
-    /// Reads all of `from`.
-    pub fn new(from: R) -> ReadInput<R> {
-        ReadInput(from)
-    }
-}
-
-impl<R: Read> Input for ReadInput<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.0.read(into) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
-            }
-        }
-    }
-
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        io::copy(&mut self.0.by_ref().take(bytes), &mut io::sink()).map(drop)
-    }
-
-    fn len_bytes(&self) -> Option<u64> {
-        None
-    }
-}
 
 /// Payload buffers that are kept for reuse.
 const MAX_SPARE: usize = 16;

@@ -119,7 +119,7 @@ impl Records {
     }
 }
 
-fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
+pub(super) fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
     let (len, crc) = header.split_first_chunk::<8>().expect("the header is longer than 8 bytes");
     check("length", crc32c(len), crc.try_into().expect("12 - 8 bytes"))?;
     Ok(u64::from_le_bytes(*len))
@@ -143,7 +143,8 @@ fn unreadable(error: std::io::Error) -> BadReason {
     BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-const HEADER_BYTES: usize = 12;
+/// Bytes before a payload.
+pub(super) const HEADER_BYTES: usize = 12;
 
 /// A slash and a 64-bit number.
 const MAX_NUMBER_BYTES: usize = 21;

@@ -57,7 +57,8 @@ pub(crate) struct ImportArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WhatArgs {
     /// Folders of class folders, tar or TFRecord shards or files of rows (or a folder of them), or list files with
-    /// path<TAB>label on each line; `-` is a pipe with a tar archive
+    /// path<TAB>label on each line; `-` is a pipe with a tar archive. Files, folders and lists may be in a store:
+    /// s3://BUCKET/KEY, gs://, az://, https://
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
     pub(crate) sources: Vec<PathBuf>,
     /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them
@@ -603,5 +604,6 @@ Examples:
   dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
   dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
   dlfs import train-*.parquet train.dlfs --label label
+  dlfs import s3://bucket/train train.dlfs                              # credentials as for aws
   dlfs import more/ train.dlfs --append
   dlfs import plan ~/pictures a.dlfs,b.dlfs                             # by many processes";

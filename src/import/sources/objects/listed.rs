@@ -1,0 +1,135 @@
+//! The listing of a prefix, compactly: a bucket may hold many millions of objects.
+
+use std::collections::BTreeMap;
+
+use crate::Result;
+use crate::import::sources::content::is_shard_name;
+use crate::import::sources::indexing::Indexing;
+use crate::places::{Client, Object};
+
+/// The objects beneath a prefix, or one object.
+#[derive(Debug)]
+pub(super) struct Listed {
+    /// The store.
+    pub(super) client: Client,
+    /// What all keys begin with, and names do not.
+    pub(super) prefix: String,
+    /// Whether it was named itself, not found beneath a prefix.
+    pub(super) is_given: bool,
+    /// Keys that cannot be named.
+    pub(super) refused: Vec<String>,
+    names: String,
+    rows: Vec<Row>,
+    /// The tags of what may be shards.
+    etags: BTreeMap<usize, Option<String>>,
+}
+
+#[derive(Debug)]
+struct Row {
+    name: u64,
+    len_bytes: u64,
+    stamp: u64,
+}
+
+impl Listed {
+    /// Lists what is beneath `prefix`.
+    ///
+    /// # Errors
+    /// Those of the store. `Interrupted`: it was asked to stop.
+    pub(super) fn beneath(
+        client: Client,
+        prefix: &str,
+        indexing: &mut Indexing<'_>,
+    ) -> Result<Listed> {
+        let mut listed = Listed::empty(client.clone(), prefix.to_owned(), false);
+        listed.refused = client.list(prefix, &mut |object| {
+            indexing.found(1, object.len_bytes);
+            listed.push(object);
+            indexing.check()
+        })?;
+        Ok(listed)
+    }
+
+    /// One object, named after the last part of its key.
+    pub(super) fn one(client: Client, object: Object) -> Listed {
+        let folder = object.key.rfind('/').map_or(0, |slash| slash + 1);
+        let mut listed = Listed::empty(client, object.key[..folder].to_owned(), true);
+        listed.push(object);
+        listed
+    }
+
+    fn empty(client: Client, prefix: String, is_given: bool) -> Listed {
+        Listed {
+            client,
+            prefix,
+            is_given,
+            refused: Vec::new(),
+            names: String::new(),
+            rows: Vec::new(),
+            etags: BTreeMap::new(),
+        }
+    }
+
+    fn push(&mut self, object: Object) {
+        // A web server may list what the prefix does not begin.
+        let Some(name) = object.key.strip_prefix(&*self.prefix).filter(|name| !name.is_empty())
+        else {
+            return;
+        };
+        if self.is_given || is_shard_name(name.as_bytes()) {
+            self.etags.insert(self.rows.len(), object.etag.clone());
+        }
+        let stamp = object.stamp();
+        self.rows.push(Row { name: self.names.len() as u64, len_bytes: object.len_bytes, stamp });
+        self.names.push_str(name);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn name(&self, row: usize) -> &str {
+        let end = self.rows.get(row + 1).map_or(self.names.len(), |next| next.name as usize);
+        &self.names[self.rows[row].name as usize..end]
+    }
+
+    pub(super) fn len_bytes(&self, row: usize) -> u64 {
+        self.rows[row].len_bytes
+    }
+
+    pub(super) fn stamp(&self, row: usize) -> u64 {
+        self.rows[row].stamp
+    }
+
+    /// The object, with its tag. Asks the store for it if it was not kept.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn object(&self, row: usize) -> Result<Object> {
+        let key = format!("{}{}", self.prefix, self.name(row));
+        match self.etags.get(&row) {
+            Some(etag) => Ok(Object { key, len_bytes: self.len_bytes(row), etag: etag.clone() }),
+            None => self.client.head(&key),
+        }
+    }
+
+    /// The beginning of an object.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
+        let object = self.object(row)?;
+        let mut bytes = vec![0; object.len_bytes.min(len) as usize];
+        self.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Its address, to be shown.
+    pub(super) fn address(&self) -> String {
+        self.client.place().with_key(&*self.prefix).to_string()
+    }
+}

@@ -1,0 +1,358 @@
+//! Tells what the objects of an import are: samples, shards or lists.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Cursor, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::MemfdFlags;
+
+use super::index::{self, ListText};
+use super::listed::Listed;
+use super::read::ObjectRoot;
+use crate::import::sources::braces::braces;
+use crate::import::sources::compression::Compression;
+use crate::import::sources::content::{Content, is_shard_name, is_side_file};
+use crate::import::sources::file_counts::{FileCounts, Role};
+use crate::import::sources::found::{Found, FoundFile};
+use crate::import::sources::index::Index;
+use crate::import::sources::indexing::Indexing;
+use crate::import::sources::kind::SourceKind;
+use crate::import::sources::list;
+use crate::import::sources::read_input::ReadInput;
+use crate::import::sources::tar;
+use crate::places::{Client, Object, Place, PlaceOptions, Reader};
+use crate::threads::map_at_once;
+use crate::{Error, ErrorKind, Result};
+
+/// Objects that are a source.
+pub(in crate::import) enum FoundObjects {
+    /// Shards, read once, front to back.
+    Shards(Box<Found>),
+    /// Objects that are samples.
+    Samples(SourceKind, Box<Index>, Vec<ObjectRoot>),
+}
+
+/// Whether the paths are addresses of objects, or local lists of such.
+///
+/// # Errors
+/// `InvalidArgument`: some are addresses and some are paths.
+pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Result<bool> {
+    let places = paths.iter().filter(|path| Place::is_place(path)).count();
+    if places > 0 && places < paths.len() {
+        let text = "some of the sources are objects of a store and some are files";
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, text).hint("import them one after the other")
+        );
+    }
+    let may_be_lists = matches!(kind, SourceKind::Auto | SourceKind::List) && !paths.is_empty();
+    Ok(places > 0 || may_be_lists && paths.iter().all(|path| is_list_of_objects(path)))
+}
+
+/// Whether the first line of a file is the address of an object.
+fn is_list_of_objects(path: &Path) -> bool {
+    let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    let head = || {
+        let mut head = Vec::new();
+        File::open(path)?.take(MAX_LINE_BYTES).read_to_end(&mut head)?;
+        io::Result::Ok(head)
+    };
+    is_file && head().is_ok_and(|head| begins_with_place(&head))
+}
+
+fn begins_with_place(head: &[u8]) -> bool {
+    let first = list::lines(head).next().unwrap_or_default();
+    Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
+}
+
+/// Finds the objects of `paths`, of which [`are_objects`] holds.
+///
+/// # Errors
+/// Those of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`: objects of several kinds, or
+/// of one that is not read from stores.
+pub(in crate::import) fn look(
+    paths: &[PathBuf],
+    kind: SourceKind,
+    options: &PlaceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut clients = Clients { options, open: Vec::new() };
+    if !paths.iter().any(|path| Place::is_place(path)) {
+        let text = |path: &PathBuf| {
+            let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
+            Ok(ListText { path: path.clone(), text, beside: None })
+        };
+        let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
+        let (index, roots) = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+        return Ok(FoundObjects::Samples(SourceKind::List, Box::new(index), roots));
+    }
+    let listed = list_all(paths, &mut clients, indexing)?;
+    if let Some(rows) = Some(kind).filter(|kind| kind.is_rows()) {
+        return Err(not_read(rows.name(), &listed[0]));
+    }
+    match kind {
+        SourceKind::Folder => samples(listed),
+        SourceKind::List => lists(&listed, &mut clients, indexing),
+        SourceKind::Auto => auto(listed, &mut clients, indexing),
+        kind => shards(listed, kind),
+    }
+}
+
+/// One client for each store.
+struct Clients<'a> {
+    options: &'a PlaceOptions,
+    open: Vec<Client>,
+}
+
+impl Clients<'_> {
+    fn of(&mut self, place: &Place) -> Result<Client> {
+        if let Some(client) = self.open.iter().find(|client| client.place().is_same_store(place)) {
+            return Ok(client.clone());
+        }
+        let client = Client::open(place, self.options)?;
+        self.open.push(client.clone());
+        Ok(client)
+    }
+}
+
+fn list_all(
+    paths: &[PathBuf],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<Vec<Listed>> {
+    let mut places = Vec::new();
+    for path in paths {
+        for name in braces(path.as_os_str().as_bytes())
+            .unwrap_or_else(|| vec![path.as_os_str().as_bytes().to_vec()])
+        {
+            let place = Place::of_path(Path::new(OsStr::from_bytes(&name)))?;
+            places.push((clients.of(&place)?, place));
+        }
+    }
+    // Many objects are looked up at once.
+    let given = map_at_once(OPENING, &places, |(client, place)| match place.is_folder() {
+        true => Ok(None),
+        false => Ok(Some(client.head(place.key()))),
+    })?;
+    let mut all = Vec::new();
+    for ((client, place), given) in places.into_iter().zip(given) {
+        let absent = match given {
+            Some(Ok(object)) => {
+                indexing.found(1, object.len_bytes);
+                all.push(Listed::one(client, object));
+                continue;
+            }
+            // Who may not list is told of no absence.
+            Some(Err(error))
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+            {
+                return Err(error);
+            }
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        let listed = Listed::beneath(client, &prefix, indexing);
+        match (listed, absent) {
+            (Ok(listed), _) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            (_, Some(absent)) => return Err(absent),
+            (Ok(_), None) => {
+                let text = "there is no object with this prefix";
+                return Err(Error::new(ErrorKind::NotFound, text).target(place.to_string()));
+            }
+            (Err(error), None) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+fn auto(
+    listed: Vec<Listed>,
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut contents = Vec::new();
+    for one in &listed {
+        // By its name, the first that may be a shard; and the first one at all.
+        let named = (0..one.len()).find(|row| is_shard_name(one.name(*row).as_bytes()));
+        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
+        let first = named.or(other).unwrap_or(0);
+        if !one.is_empty() {
+            contents.push((one, first, content(one, first)?));
+        }
+    }
+    let shard = contents.iter().find(|(_, _, content)| content.is_shard());
+    if let Some((one, first, content)) = shard {
+        let kind = match content {
+            Content::Tar(_) if looks_grouped(one, *first)? => SourceKind::WebDataset,
+            Content::Tar(_) => SourceKind::Tar,
+            Content::TfRecord(_) => SourceKind::TfRecord,
+            other => return Err(not_read(other.label(), one)),
+        };
+        return shards_only(listed, kind);
+    }
+    match listed.iter().all(|one| one.is_given) {
+        false => samples(listed),
+        true => {
+            for (one, first, content) in contents {
+                let start = one.start(first, START_BYTES)?;
+                if content != Content::Other || !is_text(&start) {
+                    let text = "cannot tell what this object is";
+                    return Err(Error::new(ErrorKind::BadSource, text)
+                        .target(format!("{}{}", one.address(), one.name(first)))
+                        .hint("say it with --from tar|webdataset|tfrecord|list"));
+                }
+            }
+            lists(&listed, clients, indexing)
+        }
+    }
+}
+
+fn is_text(start: &[u8]) -> bool {
+    let whole = start.len() < START_BYTES as usize;
+    let text = std::str::from_utf8(start).or_else(|error| match error.error_len() {
+        None if !whole => std::str::from_utf8(&start[..error.valid_up_to()]),
+        _ => Err(error),
+    });
+    text.is_ok_and(|text| !text.contains('\0') && !text.trim().is_empty())
+}
+
+/// What the object holds, by its first bytes.
+fn content(one: &Listed, row: usize) -> Result<Content> {
+    let start = one.start(row, START_BYTES)?;
+    let file = rustix::fs::memfd_create("start", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+    let mut file = File::from(file);
+    file.write_all(&start)?;
+    Ok(Content::of(&file, one.name(row).as_bytes())?)
+}
+
+fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
+    let mut reader =
+        Reader::with_window(one.client.clone(), vec![one.object(row)?], LOOKED_AT_BYTES);
+    reader.next_object();
+    let mut head = Vec::new();
+    let failed = |error: io::Error| error.downcast::<Error>().unwrap_or_else(Error::from);
+    reader.by_ref().take(6).read_to_end(&mut head).map_err(failed)?;
+    let compression = Compression::of(&head);
+    let whole = Cursor::new(head).chain(reader);
+    Ok(match compression {
+        None => tar::looks_grouped(ReadInput::new(whole)),
+        Some(compression) => tar::looks_grouped(ReadInput::new(compression.undo(whole)?)),
+    })
+}
+
+/// Shards of a kind that was detected: whatever else there is must describe them.
+fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+    for one in &listed {
+        let is_other = |row: &usize| {
+            let name = one.name(*row).as_bytes();
+            !one.is_given && !is_shard_name(name) && !is_side_file(name)
+        };
+        let by_name = (0..one.len()).any(|row| is_shard_name(one.name(row).as_bytes()));
+        if let Some(row) = (0..one.len()).find(is_other).filter(|_| by_name) {
+            let text = "there are shards and other objects";
+            return Err(Error::new(ErrorKind::BadSource, text)
+                .target(format!("{}{}", one.address(), one.name(row)))
+                .hint(
+                    "--from webdataset|tar|tfrecord imports the shards and sets the rest aside; --from folder \
+                     imports each object as one sample, as it is",
+                ));
+        }
+    }
+    shards(listed, kind)
+}
+
+/// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
+fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
+    let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
+    let mut file_counts = FileCounts::default();
+    let what = if kind == SourceKind::TfRecord { "TFRecord shard" } else { "tar archive" };
+    for one in &listed {
+        let by_name = (0..one.len()).any(|row| is_shard_name(one.name(row).as_bytes()));
+        let mut of_this = Vec::new();
+        for row in 0..one.len() {
+            let (name, len) = (one.name(row).as_bytes(), one.len_bytes(row));
+            if !one.is_given && if by_name { !is_shard_name(name) } else { is_side_file(name) } {
+                file_counts.add("side file", Role::SetAside, len, name);
+                continue;
+            }
+            file_counts.add(what, Role::Shard, len, name);
+            let path = PathBuf::from(
+                one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
+            );
+            files.push(FoundFile { path, name: name.to_vec() });
+            of_this.push(one.object(row)?);
+        }
+        match objects.last_mut() {
+            Some((client, before)) if client.place() == one.client.place() => {
+                before.extend(of_this)
+            }
+            _ => objects.push((one.client.clone(), of_this)),
+        }
+    }
+    if files.is_empty() {
+        let text = format!("there are no {kind} shards");
+        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
+    }
+    let file_counts = file_counts.into_counts();
+    let found = Found { kind, files, folders: None, objects, file_counts, bad: Vec::new() };
+    Ok(FoundObjects::Shards(Box::new(found)))
+}
+
+fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
+    if let Some(one) = listed.iter().find(|one| one.is_given) {
+        let text = "a folder of samples is a prefix, and this is an object";
+        let address = format!("{}{}", one.address(), one.name(0));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
+    }
+    let (mut index, roots) = index::folders(&listed);
+    let mut file_counts = FileCounts::default();
+    for one in &listed {
+        (0..one.len()).for_each(|row| {
+            file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
+        });
+    }
+    index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(SourceKind::Folder, Box::new(index), roots))
+}
+
+fn lists(
+    listed: &[Listed],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<FoundObjects> {
+    let mut texts = Vec::new();
+    let mut file_counts = FileCounts::default();
+    for one in listed {
+        for row in 0..one.len() {
+            let (text, name) = (one.start(row, u64::MAX)?, one.name(row));
+            file_counts.add("list", Role::List, text.len() as u64, name.as_bytes());
+            let path = PathBuf::from(format!("{}{name}", one.address()));
+            let beside = Some((one.client.clone(), one.prefix.clone()));
+            texts.push(ListText { path, text, beside });
+        }
+    }
+    let (mut index, roots) = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+    index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(SourceKind::List, Box::new(index), roots))
+}
+
+fn not_read(what: &str, one: &Listed) -> Error {
+    let text = format!("objects of this kind are not read from stores: {what}");
+    Error::new(ErrorKind::Unsupported, text)
+        .target(one.address())
+        .hint("copy them here first, or import each object as one sample with --from folder")
+}
+
+/// Enough to tell what an object holds.
+const START_BYTES: u64 = 64 << 10;
+/// Enough to find two members of a group.
+const LOOKED_AT_BYTES: u64 = 1 << 20;
+/// Longer than an address.
+const MAX_LINE_BYTES: u64 = 8 << 10;
+/// The name of the threads that look objects up.
+const OPENING: &str = "dlfs-open";

@@ -1,0 +1,15 @@
+//! Objects of stores as sources: folders of objects, shards, and lists.
+//!
+//! A folder of objects is indexed by its listing alone, in the order of a local folder; payloads are then read in the
+//! order of placement, those of a chunk at once. Shards are streams: they are read once, front to back. A list names
+//! objects of its own folder, or of any store by their addresses.
+//!
+//! Read `look.rs` first, which tells these apart; then `listed.rs`, `index.rs` and `read.rs`.
+
+mod index;
+mod listed;
+mod look;
+mod read;
+
+pub(in crate::import) use look::{FoundObjects, are_objects, look};
+pub(in crate::import) use read::{ObjectReads, ObjectRoot, ObjectStreams};

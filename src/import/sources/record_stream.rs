@@ -1,0 +1,161 @@
+//! Reads TFRecords from pipes, compressed files and objects of stores, in the order in which they arrive.
+
+use std::io::{self, Read};
+
+use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
+use super::sample_stream::{FieldBytes, SampleStream, StreamSample};
+use super::spool::is_stream;
+use super::{FoundFile, Inputs, tfrecord};
+use crate::Result;
+use crate::checksum::crc32c;
+
+/// The records of streams, one after the other; each is named after its stream and its number there.
+pub(in crate::import) struct RecordStream {
+    inputs: Inputs,
+    open: Option<Open>,
+    piped_bytes: u64,
+    bad: Vec<BadEntry>,
+    spare: Option<Vec<u8>>,
+}
+
+struct Open {
+    file: FoundFile,
+    stream: Box<dyn Read + Send>,
+    /// Of the next record.
+    number: u64,
+    offset: u64,
+}
+
+impl RecordStream {
+    /// The records of `inputs`.
+    pub(in crate::import) fn new(inputs: Inputs) -> RecordStream {
+        RecordStream { inputs, open: None, piped_bytes: 0, bad: Vec::new(), spare: None }
+    }
+
+    fn end(&mut self) {
+        if let Some(open) = self.open.take().filter(|open| is_stream(&open.file.path)) {
+            self.piped_bytes += open.offset;
+        }
+    }
+
+    fn take(&mut self, name: Vec<u8>, record: Record) -> Option<StreamSample> {
+        let reason = match record {
+            Record::Sound(bytes) if name.len() <= MAX_NAME_BYTES => {
+                return Some(StreamSample { name, label: None, fields: vec![Some(bytes.into())] });
+            }
+            Record::Sound(_) => BadReason::Name("is longer than 4,096 bytes"),
+            Record::Bad(reason) => reason,
+        };
+        let bad = BadEntry::new(&name, reason);
+        self.bad.push(match &self.open {
+            Some(open) => bad.within(&open.file.path),
+            None => bad,
+        });
+        None
+    }
+}
+
+impl SampleStream for RecordStream {
+    fn fields(&self) -> &[Vec<u8>] {
+        &[]
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        loop {
+            let open = match &mut self.open {
+                Some(open) => open,
+                closed => {
+                    let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
+                    closed.insert(Open { file, stream, number: 0, offset: 0 })
+                }
+            };
+            let mut name = open.file.name.clone();
+            name.extend_from_slice(format!("/{}", open.number).as_bytes());
+            let (start, next) = (open.offset, open.next(self.spare.take().unwrap_or_default()));
+            self.inputs.check()?;
+            match next {
+                Ok(Some(record)) => {
+                    if let Some(sample) = self.take(name, record) {
+                        return Ok(Some(sample));
+                    }
+                }
+                Ok(None) => self.end(),
+                Err(reason) => {
+                    let bad = BadEntry::new(&name, reason).within(&open.file.path);
+                    let bad = bad.rest(start..start);
+                    self.bad.push(bad);
+                    self.end();
+                }
+            }
+        }
+    }
+
+    fn give_back(&mut self, sample: StreamSample) {
+        self.spare = sample.fields.into_iter().flatten().find_map(FieldBytes::into_own);
+    }
+
+    fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+
+    fn piped_bytes(&self) -> u64 {
+        self.piped_bytes
+    }
+}
+
+/// A record that was read.
+enum Record {
+    Sound(Vec<u8>),
+    /// The next one can be read nevertheless.
+    Bad(BadReason),
+}
+
+impl Open {
+    /// The next record, in the memory of `into`; `None` at the end.
+    ///
+    /// # Errors
+    /// The rest of the stream cannot be read.
+    fn next(&mut self, mut into: Vec<u8>) -> std::result::Result<Option<Record>, BadReason> {
+        let mut header = [0; tfrecord::HEADER_BYTES];
+        match fill(&mut self.stream, &mut header).map_err(|error| unreadable(&error))? {
+            0 => return Ok(None),
+            tfrecord::HEADER_BYTES => {}
+            _ => return Err(BadReason::Truncated("the shard ends inside a record's header")),
+        }
+        let len = tfrecord::length(&header)?;
+        self.number += 1;
+        self.offset = self
+            .offset
+            .saturating_add((header.len() + tfrecord::CRC_BYTES) as u64)
+            .saturating_add(len);
+        let (from, ends) =
+            (&mut self.stream, BadReason::Truncated("the shard ends inside the record"));
+        into.clear();
+        let is_too_large = len > MAX_SAMPLE_BYTES;
+        let read = match is_too_large {
+            true => io::copy(&mut from.take(len), &mut io::sink()),
+            // Memory grows with the bytes that arrive, not with the stated length.
+            false => from.take(len).read_to_end(&mut into).map(|read| read as u64),
+        };
+        let mut crc = [0; tfrecord::CRC_BYTES];
+        let is_whole = read.map_err(|error| unreadable(&error))? == len
+            && fill(&mut self.stream, &mut crc).map_err(|error| unreadable(&error))? == crc.len();
+        if !is_whole {
+            return Err(ends);
+        }
+        Ok(Some(match tfrecord::check_crc(crc32c(&into), crc) {
+            _ if is_too_large => Record::Bad(BadReason::TooLarge(len)),
+            Ok(()) => Record::Sound(into),
+            Err(reason) => Record::Bad(reason),
+        }))
+    }
+}
+
+/// Reads until `into` is full or the stream ends; returns the number of bytes.
+fn fill(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
+    super::compression::read_some(from, into)
+}
+
+fn unreadable(error: &io::Error) -> BadReason {
+    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+}

@@ -1,0 +1,280 @@
+//! Imports from object stores: what they make is what the same files make locally.
+#![cfg(feature = "cloud")]
+
+#[path = "support/archives.rs"]
+mod archives;
+mod import_support;
+#[path = "support/object_store.rs"]
+#[allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
+mod object_store;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use archives::{member, record};
+use dlfs::import::sources::SourceKind;
+use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, import_onto};
+use dlfs::places::PlaceOptions;
+use dlfs::qpair::Device;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::{ErrorKind, Result};
+use import_support::{contents, options, tree};
+use object_store::{Fault, ObjectStore, mix};
+
+type Samples = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn memory() -> Vec<Arc<dyn Device>> {
+    vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())]
+}
+
+fn of_store(store: &ObjectStore) -> ImportOptions {
+    ImportOptions { places: store.options(), ..options(Onto::Empty) }
+}
+
+fn import(
+    sources: &[&str],
+    devices: &[Arc<dyn Device>],
+    options: &ImportOptions,
+) -> Result<ImportReport> {
+    let sources: Vec<PathBuf> = sources.iter().map(PathBuf::from).collect();
+    import_onto(&sources, devices, options, &mut ())
+}
+
+fn imported(sources: &[&str], options: &ImportOptions) -> (ImportReport, Samples) {
+    let devices = memory();
+    let report = import(sources, &devices, options).unwrap();
+    (report, contents(&devices).unwrap())
+}
+
+/// Puts the files of a folder into the bucket, below `prefix`.
+fn put_all(store: &ObjectStore, prefix: &str, files: &Samples) {
+    for (name, bytes) in files {
+        store.put(&format!("{prefix}{}", String::from_utf8_lossy(name)), bytes.clone());
+    }
+}
+
+fn bytes_of(devices: &[Arc<dyn Device>]) -> Vec<u8> {
+    let namespace = devices[0].namespace();
+    let mut io = dlfs::qpair::blocking::Blocking::new(devices[0].queue_pair().unwrap()).unwrap();
+    io.read(0, namespace.len_bytes() as usize).unwrap().to_vec()
+}
+
+#[test]
+fn a_folder_of_objects_makes_the_chunks_of_a_local_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = tree(folder.path(), 300, 3000, 11);
+    for name in ["class1/deep/x", "class1-b/y", "alone"] {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, name).unwrap();
+        files.insert(name.into(), name.into());
+    }
+    let store = ObjectStore::good();
+    put_all(&store, "set/", &files);
+    store.put("set/class1/", "");
+    store.put("settled/x", "no");
+    let (local, remote) = (memory(), memory());
+    let options = of_store(&store);
+    import(&[folder.path().to_str().unwrap()], &local, &options).unwrap();
+    let report = import(&["s3://bucket/set"], &remote, &options).unwrap();
+    assert_eq!((report.kind, report.samples), (SourceKind::Folder, 303));
+    assert_eq!(contents(&remote).unwrap(), files);
+    // All but the journal, which holds the fingerprint of the source.
+    let (local, remote) = (bytes_of(&local), bytes_of(&remote));
+    let differing = local.chunks(4096).zip(remote.chunks(4096)).filter(|(a, b)| a != b).count();
+    assert!(differing <= 2, "{differing} blocks differ");
+}
+
+#[test]
+fn a_hostile_store_changes_no_byte_of_what_is_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = tree(folder.path(), 200, 3000, 12);
+    let store = ObjectStore::with_faults(|request| {
+        let mut state = request.number;
+        match mix(&mut state) % 20 {
+            0 => Fault::Status(503, None),
+            1 => Fault::Reset,
+            2 => Fault::Cut,
+            3 if !request.key.is_empty() => Fault::ErrorWith200,
+            _ => Fault::None,
+        }
+    });
+    put_all(&store, "", &files);
+    let (report, samples) = imported(&["s3://bucket"], &of_store(&store));
+    assert_eq!((report.samples, samples), (200, files));
+}
+
+#[test]
+fn tar_shards_are_read_once_front_to_back_also_compressed_and_by_braces() {
+    let store = ObjectStore::good();
+    let mut expected = Samples::new();
+    for shard in 0..4 {
+        let mut members = Vec::new();
+        for number in 0..50 {
+            let (key, bytes) =
+                (format!("{shard}-{number:03}"), object_store::bytes_of(shard * 50 + number, 700));
+            members.push(member(&format!("{key}.jpg"), b'0', "", &bytes));
+            members.push(member(&format!("{key}.cls"), b'0', "", b"7"));
+            expected.insert(key.into_bytes(), bytes);
+        }
+        let mut tar = members.concat();
+        tar.resize(tar.len() + 1024, 0);
+        if shard == 3 {
+            let mut packed = flate2_of(&tar);
+            std::mem::swap(&mut tar, &mut packed);
+        }
+        store.put(&format!("w/s-{shard}.tar{}", if shard == 3 { ".gz" } else { "" }), tar);
+    }
+    store.put("w/README.md", "# shards");
+    let narrow = PlaceOptions { range_bytes: 10_000, window_bytes: 30_000, ..store.options() };
+    let options = ImportOptions { places: narrow, ..of_store(&store) };
+    for sources in
+        [&["s3://bucket/w/"][..], &["s3://bucket/w/s-{0..2}.tar", "s3://bucket/w/s-3.tar.gz"]]
+    {
+        for placement in [PlacementOrder::Source, PlacementOrder::Shuffled] {
+            let options = ImportOptions { placement, ..options.clone() };
+            let (report, samples) = imported(sources, &options);
+            assert_eq!((report.kind, report.samples), (SourceKind::WebDataset, 200));
+            let fields = samples
+                .iter()
+                .map(|(name, record)| (name, &record[record.len() - 701..record.len() - 1]));
+            let fields: Samples =
+                fields.map(|(name, bytes)| (name.clone(), bytes.to_vec())).collect();
+            assert!(fields == expected, "{sources:?}");
+        }
+    }
+}
+
+fn flate2_of(bytes: &[u8]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    fs::write(&path, bytes).unwrap();
+    let packed = std::process::Command::new("gzip").arg("-c").arg(&path).output().unwrap();
+    assert!(packed.status.success());
+    packed.stdout
+}
+
+#[test]
+fn tfrecord_shards_are_read_as_streams_and_a_broken_record_is_named() {
+    let store = ObjectStore::good();
+    let mut expected = Samples::new();
+    for shard in 0..3 {
+        let mut bytes = Vec::new();
+        for number in 0..40 {
+            let payload = object_store::bytes_of(shard * 40 + number, 900 + number as usize);
+            bytes.extend(record(&payload));
+            expected.insert(format!("t-{shard}.tfrecord/{number}").into_bytes(), payload);
+        }
+        store.put(&format!("r/t-{shard}.tfrecord"), bytes);
+    }
+    let options = ImportOptions { placement: PlacementOrder::Source, ..of_store(&store) };
+    let (report, samples) = imported(&["s3://bucket/r"], &options);
+    assert_eq!(report.kind, SourceKind::TfRecord);
+    assert_eq!(samples, expected);
+    let mut broken = record(b"first");
+    broken.extend(record(b"second"));
+    broken[14] ^= 1;
+    broken.extend(&record(b"third")[..9]);
+    store.put("broken.tfrecord", broken);
+    let error = import(&["s3://bucket/broken.tfrecord"], &memory(), &options).unwrap_err();
+    let report = error.report();
+    assert!(
+        report.contains("broken.tfrecord/0: payload CRC") && report.contains("broken.tfrecord/2"),
+        "{report}"
+    );
+    let options = ImportOptions { on_error: OnError::Skip, ..options };
+    let (report, samples) = imported(&["s3://bucket/broken.tfrecord"], &options);
+    assert_eq!((report.samples, report.bad.len()), (1, 2));
+    assert_eq!(samples[&b"broken.tfrecord/1"[..]], b"second");
+}
+
+#[test]
+fn lists_name_objects_beside_them_or_anywhere() {
+    let store = ObjectStore::good();
+    store.put("l/a/1", "one");
+    store.put("l/a/2", "two");
+    store.put("elsewhere", "three");
+    store.put("l/list.txt", "a/2\t5\ns3://bucket/elsewhere\t6\na/1\n");
+    let (report, samples) = imported(&["s3://bucket/l/list.txt"], &of_store(&store));
+    assert_eq!((report.kind, report.samples), (SourceKind::List, 3));
+    let expect = |pairs: &[(&str, &str)]| -> Samples {
+        pairs.iter().map(|(name, bytes)| ((*name).into(), (*bytes).into())).collect()
+    };
+    assert_eq!(samples, expect(&[("a/2", "two"), ("bucket/elsewhere", "three"), ("a/1", "one")]));
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("list");
+    let mut file = fs::File::create(&list).unwrap();
+    writeln!(
+        file,
+        "s3://bucket/l/a/1\t1\ns3://bucket/none\ns3://bucket/elsewhere\tx\ns3://bucket/l/a/2"
+    )
+    .unwrap();
+    let error = import(&[list.to_str().unwrap()], &memory(), &of_store(&store)).unwrap_err();
+    let report = error.report();
+    assert!(
+        report.contains("s3://bucket/none: unreadable") && report.contains("not a number"),
+        "{report}"
+    );
+    let options = ImportOptions { on_error: OnError::Skip, ..of_store(&store) };
+    let (report, samples) = imported(&[list.to_str().unwrap()], &options);
+    assert_eq!((report.samples, report.bad.len()), (2, 2));
+    assert_eq!(samples, expect(&[("bucket/l/a/1", "one"), ("bucket/l/a/2", "two")]));
+}
+
+#[test]
+fn a_store_that_goes_away_ends_the_import_which_is_resumed_and_skips_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = tree(folder.path(), 200, 3000, 13);
+    let is_away = Arc::new(AtomicBool::new(false));
+    let away = Arc::clone(&is_away);
+    let store = ObjectStore::with_faults(move |request| {
+        let is_late = request.number > 120 && away.load(Ordering::Relaxed);
+        if is_late { Fault::Reset } else { Fault::None }
+    });
+    put_all(&store, "x/", &files);
+    let shard: Vec<u8> = files
+        .iter()
+        .flat_map(|(name, bytes)| member(std::str::from_utf8(name).unwrap(), b'0', "", bytes))
+        .chain([0; 1024])
+        .collect();
+    store.put("shard.tar", shard);
+    for (source, range_bytes) in [("s3://bucket/x", 8 << 20), ("s3://bucket/shard.tar", 1000)] {
+        is_away.store(true, Ordering::Relaxed);
+        let places = PlaceOptions {
+            patience: Duration::from_millis(300),
+            range_bytes,
+            window_bytes: 10 * range_bytes,
+            ..store.options()
+        };
+        let places = PlaceOptions { window_bytes: places.window_bytes.min(64 << 20), ..places };
+        let options = ImportOptions { places, on_error: OnError::Skip, ..of_store(&store) };
+        let devices = memory();
+        let error = import(&[source], &devices, &options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.report());
+        is_away.store(false, Ordering::Relaxed);
+        let options = ImportOptions { onto: Onto::Resume, ..options };
+        let report = import(&[source], &devices, &options).unwrap();
+        assert_eq!((report.samples, report.bad.len()), (200, 0));
+        assert_eq!(contents(&devices).unwrap(), files);
+    }
+}
+
+#[test]
+fn what_is_not_there_or_is_several_kinds_is_refused_with_what_to_do() {
+    let store = ObjectStore::good();
+    store.put("mixed/a.tar", [0; 1024]);
+    store.put("mixed/b.jpg", "x");
+    store.put("t.parquet", "PAR1");
+    let refusal = |sources: &[&str]| import(sources, &memory(), &of_store(&store)).unwrap_err();
+    assert_eq!(refusal(&["s3://bucket/none"]).kind(), ErrorKind::NotFound);
+    assert_eq!(refusal(&["s3://bucket/none/"]).kind(), ErrorKind::NotFound);
+    assert_eq!(refusal(&["s3://bucket/mixed", "."]).kind(), ErrorKind::InvalidArgument);
+    let mixed = refusal(&["s3://bucket/mixed"]);
+    assert!(mixed.report().contains("s3://bucket/mixed/b.jpg"), "{}", mixed.report());
+    assert_eq!(refusal(&["s3://bucket/t.parquet"]).kind(), ErrorKind::Unsupported);
+}
