@@ -342,10 +342,10 @@ fn text_that_names_no_files_is_not_a_list() {
         ("empty", vec![]),
     ]);
     for (name, said) in [
-        ("train.jsonl", "JSON Lines file"),
-        ("part0", "JSON Lines file"),
+        ("train.jsonl", "a source of rows (jsonl)"),
+        ("part0", "a source of rows (jsonl)"),
         ("table.csv", "id,label"),
-        ("data.parquet", "Parquet file"),
+        ("data.parquet", "a source of rows (parquet)"),
         ("empty", "empty"),
     ] {
         let refused = refusal(open(&[&dir.path().join(name)]));
@@ -354,10 +354,10 @@ fn text_that_names_no_files_is_not_a_list() {
     let source = open(&[&dir.path().join("good.txt")]).unwrap();
     assert_eq!((source.kind(), names(&source)), (SourceKind::List, vec!["sub/here.jpg".into()]));
     assert_eq!(source.index().bad.len(), 1);
-    // A folder of only such files is not a folder of samples, unless the caller says so.
+    // A folder of only such files is one of rows, unless the caller says that they are samples.
     let dir = folder(&[("0.jsonl", lines.clone()), ("1.jsonl", lines), ("README", vec![b'r'])]);
     let refused = refusal(open(&[dir.path()]));
-    assert!(refused.contains("JSON Lines") && refused.contains("2 files .jsonl"), "{refused}");
+    assert!(refused.contains("a source of rows (jsonl)"), "{refused}");
     assert_eq!(open_as(SourceKind::Folder, &[dir.path()]).unwrap().index().len(), 3);
     let dir = folder(&[("cat/a.json", b"{\"a\": 1}\n".to_vec()), ("dog/b.json", b"{}".to_vec())]);
     assert_eq!(open(&[dir.path()]).unwrap().kind(), SourceKind::Folder);

@@ -50,7 +50,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error format nvme places process qpair random replace_file threads units",
+        "buf catalog checksum directory error format nvme permutation places process qpair random replace_file \
+         threads units",
     ),
     ("target", "auth buf error nvme process qpair random tcp threads tls units"),
     (

@@ -233,7 +233,7 @@ impl Kind {
     }
 }
 
-/// Whether a field of a source is meant by a name that a user gave, which is in lower case; columns of tables keep theirs.
+/// Whether a user means this field of a source: given names are in lower case, and those of columns as they are.
 pub(super) fn is_named(field: &[u8], given: &[u8]) -> bool {
     field.eq_ignore_ascii_case(given)
 }

@@ -8,7 +8,7 @@ use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
 use crate::format::{SampleMeta, fields};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
-use crate::import::field_types::{FieldSpec, Typing, typed_fields};
+use crate::import::field_types::{FieldSpec, Typing, is_named, typed_fields};
 use crate::import::formats;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -218,9 +218,15 @@ impl<'a> StreamImport<'a> {
             None => {
                 let image = self.state.current.as_ref().map(|current| &*current.directory);
                 let given = &self.options.field_types;
-                let is_given = |own: &FieldSpec| given.iter().any(|spec| spec.field == own.field);
-                let own = source.field_types().iter().filter(|own| !is_given(own));
-                let specs: Vec<FieldSpec> = given.iter().chain(own).cloned().collect();
+                let is_given =
+                    |own: &FieldSpec| given.iter().any(|spec| is_named(&own.field, &spec.field));
+                let own = source.fields().iter().zip(source.field_types());
+                let own = own.filter_map(|(field, kind)| {
+                    kind.as_ref()?;
+                    Some(FieldSpec { field: field.clone(), kind: kind.clone() })
+                });
+                let own: Vec<FieldSpec> = own.filter(|own| !is_given(own)).collect();
+                let specs: Vec<FieldSpec> = given.iter().cloned().chain(own).collect();
                 Typing::new(&specs, source.fields(), image)?
             }
         };

@@ -1,7 +1,6 @@
 //! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
 
 use crate::format::field_type::{Element, FieldType};
-use crate::import::field_types::FieldSpec;
 use crate::import::options::RowOptions;
 use crate::import::sources::sample_stream::FieldBytes;
 use crate::{Error, ErrorKind, Result};
@@ -118,15 +117,12 @@ impl Chosen {
     }
 
     /// The types of the fields.
-    pub(super) fn types(&self, columns: &[Column]) -> Vec<FieldSpec> {
-        let typed = self.fields.iter().filter_map(|at| match &columns[*at].kind {
-            CellKind::Elements(kind) => Some(FieldSpec {
-                field: columns[*at].name.clone().into_bytes(),
-                kind: Some(kind.clone()),
-            }),
+    pub(super) fn types(&self, columns: &[Column]) -> Vec<Option<FieldType>> {
+        let kind = |at: &usize| match &columns[*at].kind {
+            CellKind::Elements(kind) => Some(kind.clone()),
             _ => None,
-        });
-        typed.collect()
+        };
+        self.fields.iter().map(kind).collect()
     }
 }
 

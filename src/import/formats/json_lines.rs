@@ -1,7 +1,7 @@
 //! Rows of JSON Lines: each line is an object, whose values are columns, or name a file.
 //!
-//! The first lines tell which columns there are, and their types. Text is a column of bytes; numbers are `i64`, or `f64`
-//! where one of them has a fraction; lists of numbers are arrays; what is nested otherwise is its JSON.
+//! The first lines tell which columns there are, and their types. Text is a column of bytes; numbers are `i64`, or
+//! `f64` where one of them has a fraction; lists of numbers are arrays; what is nested otherwise is its JSON.
 
 use std::fmt;
 use std::fs::File;

@@ -13,6 +13,7 @@ use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
 use super::{How, RowFile};
 use crate::format::field_type::FieldType;
 use crate::import::sources::FoundFile;
+use crate::import::sources::row_indexes::beside;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -44,12 +45,6 @@ struct Config {
     item_loader: Option<String>,
 }
 
-/// The names of the chunks of an index with these bytes; `None`: they are none.
-pub(super) fn chunk_names(index: &[u8]) -> Option<Vec<String>> {
-    let index: Index = serde_json::from_slice(index).ok()?;
-    Some(index.chunks.into_iter().map(|chunk| chunk.filename).collect())
-}
-
 /// The chunks of the index `found`.
 ///
 /// # Errors
@@ -62,7 +57,7 @@ pub(super) fn shards(found: &FoundFile) -> Result<Vec<RowFile>> {
         .map_err(|error| bad(format!("this is no index of LitData's chunks: {error}")))?;
     let leaves = leaves(&index.config).map_err(bad)?;
     let chunk_path = |chunk: &Chunk| {
-        super::beside(path, &chunk.filename).ok_or_else(|| {
+        beside(path, &chunk.filename).ok_or_else(|| {
             bad(format!("it names a chunk outside of its folder: {}", chunk.filename))
         })
     };

@@ -13,6 +13,7 @@ use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
 use super::{How, RowFile};
 use crate::format::field_type::{Element, FieldType};
 use crate::import::sources::FoundFile;
+use crate::import::sources::row_indexes::beside;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -37,13 +38,6 @@ struct Shard {
 #[derive(Debug, Deserialize)]
 struct Part {
     basename: String,
-}
-
-/// The names of the shards, raw and compressed, of an index with these bytes; `None`: they are none.
-pub(super) fn shard_names(index: &[u8]) -> Option<Vec<String>> {
-    let index: Index = serde_json::from_slice(index).ok()?;
-    let names = index.shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
-    Some(names.flatten().map(|part| part.basename).collect())
 }
 
 /// The shards of the index `found`.
@@ -87,13 +81,13 @@ type Layout = (Vec<String>, Vec<String>, Vec<Option<u32>>);
 
 /// The shard, or its compressed form where that is there.
 fn shard_path(index: &Path, shard: &Shard) -> std::result::Result<PathBuf, String> {
-    let beside = |part: &Part| {
-        super::beside(index, &part.basename)
+    let path_of = |part: &Part| {
+        beside(index, &part.basename)
             .ok_or_else(|| format!("it names a shard outside of its folder: {}", part.basename))
     };
-    let raw = beside(&shard.raw_data)?;
+    let raw = path_of(&shard.raw_data)?;
     match &shard.zip_data {
-        Some(zip) if !raw.exists() => beside(zip),
+        Some(zip) if !raw.exists() => path_of(zip),
         _ => Ok(raw),
     }
 }

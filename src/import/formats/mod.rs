@@ -26,9 +26,7 @@ mod mds;
 mod parquet;
 mod rows;
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use self::items::{ItemFormat, ItemRows};
@@ -37,7 +35,6 @@ use self::rows::{RowReader, RowSource};
 use crate::Result;
 use crate::directory::Directory;
 use crate::import::options::RowOptions;
-use crate::import::sources::compression::FileAt;
 use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
 
@@ -62,30 +59,6 @@ pub fn open<'a>(
         }
     }
     Ok(Box::new(RowSource::new(rows, kind, image, options)?))
-}
-
-/// The kind of a data set with this `index.json`; `None`: it is another file of that name.
-///
-/// # Errors
-/// It cannot be read.
-pub(super) fn kind_of_index(index: &File) -> io::Result<Option<SourceKind>> {
-    if index.metadata()?.len() > MAX_INDEX_BYTES {
-        return Ok(None);
-    }
-    let mut bytes = Vec::new();
-    FileAt { file: index, offset: 0 }.take(MAX_INDEX_BYTES).read_to_end(&mut bytes)?;
-    Ok(match (mds::shard_names(&bytes), litdata::chunk_names(&bytes)) {
-        (Some(_), _) => Some(SourceKind::Mds),
-        (None, Some(_)) => Some(SourceKind::LitData),
-        (None, None) => None,
-    })
-}
-
-/// The paths of the files that hold the rows of the index at `path`: they are no samples themselves.
-pub(super) fn parts_of_index(path: &Path) -> Vec<PathBuf> {
-    let bytes = std::fs::read(path).unwrap_or_default();
-    let names = mds::shard_names(&bytes).or_else(|| litdata::chunk_names(&bytes));
-    names.unwrap_or_default().iter().filter_map(|name| beside(path, name)).collect()
 }
 
 /// A file of rows, and how it is read.
@@ -134,21 +107,11 @@ impl RowFile {
     }
 }
 
-/// The path of a file that an index names: beneath the folder of the index.
-fn beside(index: &Path, name: &str) -> Option<PathBuf> {
-    let is_beneath = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
-    let folder = index.parent().unwrap_or(Path::new(""));
-    (is_beneath && !name.is_empty()).then(|| folder.join(name))
-}
-
 /// The error of a build that does not read these files.
 #[cfg(not(feature = "formats"))]
-fn without_formats(path: &Path) -> crate::Error {
+fn without_formats(path: &std::path::Path) -> crate::Error {
     let text = "this build does not read Parquet and Arrow files";
     crate::Error::new(crate::ErrorKind::Unsupported, text)
         .path(path)
         .hint("build dlfs with the feature `formats`, which the released command and wheel have")
 }
-
-/// A data set has an index of a few MB for a million shards.
-const MAX_INDEX_BYTES: u64 = 1 << 30;

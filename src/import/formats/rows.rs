@@ -8,10 +8,9 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::RowFile;
 use super::column::{CellKind, Cells, Chosen, Column};
 use crate::directory::Directory;
-use crate::format::field_type::Element;
+use crate::format::field_type::{Element, FieldType};
 use crate::format::meta::check_label;
 use crate::import::columns::{Number, number};
-use crate::import::field_types::FieldSpec;
 use crate::import::options::RowOptions;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamSample};
@@ -59,7 +58,7 @@ pub(super) struct RowSource<'a> {
     columns: Vec<Column>,
     chosen: Chosen,
     fields: Vec<Vec<u8>>,
-    types: Vec<FieldSpec>,
+    types: Vec<Option<FieldType>>,
     classes: Classes,
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
@@ -210,7 +209,7 @@ impl SampleStream for RowSource<'_> {
         &self.fields
     }
 
-    fn field_types(&self) -> &[FieldSpec] {
+    fn field_types(&self) -> &[Option<FieldType>] {
         &self.types
     }
 

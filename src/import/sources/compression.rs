@@ -83,6 +83,7 @@ impl Compression {
 /// The program for a compression that this build does not support.
 pub fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
+        _ if Compression::of(head).is_some() => None,
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some("bzip2"),
         [0x04, 0x22, 0x4d, 0x18, ..] => Some("lz4"),

@@ -7,8 +7,8 @@ use serde::de::IgnoredAny;
 
 use super::compression::{self, Compression, FileAt, read_some};
 use super::kind::SourceKind;
+use super::row_indexes::{self, INDEX};
 use super::{tar_members, tfrecord};
-use crate::import::formats;
 
 /// What a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +69,7 @@ impl Content {
             }
             [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
             [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
-            _ if name == INDEX => {
-                formats::kind_of_index(file)?.map_or(Content::Other, Content::Rows)
-            }
+            _ if name == INDEX => row_indexes::kind_of(file)?.map_or(Content::Other, Content::Rows),
             _ if is_json_lines(head, &name) => Content::Rows(SourceKind::JsonLines),
             _ => Content::Other,
         })
@@ -182,9 +180,6 @@ fn position(text: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 const HEAD_BYTES: usize = 4096;
-
-/// What MosaicML Streaming and LitData call the index of their shards.
-const INDEX: &[u8] = b"index.json";
 
 const COMPRESSED_ENDS: &[&[u8]] =
     &[b".gz", b".zst", b".zstd", b".xz", b".bz2", b".bzip2", b".lz4", b".gzip"];

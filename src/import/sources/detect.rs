@@ -22,8 +22,7 @@ use super::kind::SourceKind;
 use super::read_input::ReadInput;
 use super::shard::{self, FrontToBack};
 use super::tree::{DetectedFile, Survey, Tree};
-use super::{SourceOptions, folder, list, spool, tar};
-use crate::import::formats;
+use super::{SourceOptions, folder, list, row_indexes, spool, tar};
 use crate::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -100,7 +99,7 @@ fn parts_of_indexes(tree: &Tree, detected: &[DetectedFile]) -> HashSet<PathBuf> 
         matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
     };
     let indexes = detected.iter().filter(is_index);
-    indexes.flat_map(|file| formats::parts_of_index(&tree.path_of(&file.name))).collect()
+    indexes.flat_map(|file| row_indexes::parts(&tree.path_of(&file.name))).collect()
 }
 
 /// The error for a path that does not exist.
@@ -451,10 +450,9 @@ fn no(kind: SourceKind, path: &Path) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
 
-const SAY_KIND: &str =
-    "say it with --from tar|webdataset|tfrecord|list|parquet|arrow|mds|litdata|jsonl";
+const SAY_KIND: &str = "say it with --from tar|webdataset|tfrecord|list|parquet|...";
 const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
                       with --from folder FOLDER";
-const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|arrow|mds|litdata|jsonl imports what the shards of that kind hold and sets \
+const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
 const HEAD_BYTES: usize = 64 * 1024;

@@ -29,6 +29,7 @@ pub mod list;
 pub(in crate::import) mod objects;
 mod read_input;
 mod record_stream;
+pub mod row_indexes;
 pub mod sample_stream;
 pub mod shard;
 pub(in crate::import) mod shuffled;
@@ -149,6 +150,11 @@ impl Source {
         indexing: &mut Indexing<'_>,
     ) -> Result<Source> {
         let kind = found.kind;
+        if kind.is_rows() {
+            let text = format!("a source of rows ({kind}) is read once, and has no index");
+            let path = found.files.into_iter().next().map(|file| file.path);
+            return Err(Error::new(ErrorKind::BadSource, text).path(path.unwrap_or_default()));
+        }
         let (mut index, store) = match (found.folders.take(), kind) {
             (Some((index, roots)), _) => (index, Store::Folders(roots)),
             (None, SourceKind::List) => {

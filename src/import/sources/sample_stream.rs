@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::file_counts::FileCount;
 use super::index::BadEntry;
 use crate::Result;
-use crate::import::field_types::FieldSpec;
+use crate::format::field_type::FieldType;
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
     /// Names of the fields, known with the first sample; empty for one unnamed field.
     fn fields(&self) -> &[Vec<u8>];
 
-    /// The types that the source itself gives to fields.
-    fn field_types(&self) -> &[FieldSpec] {
+    /// The types that the source itself gives to fields, by their places; behind the last one, no field has one.
+    fn field_types(&self) -> &[Option<FieldType>] {
         &[]
     }
 

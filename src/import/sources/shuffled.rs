@@ -7,7 +7,7 @@ use super::file_counts::FileCount;
 use super::index::BadEntry;
 use super::sample_stream::{SampleStream, StreamSample};
 use crate::Result;
-use crate::import::field_types::FieldSpec;
+use crate::format::field_type::FieldType;
 use crate::permutation::{Key, Permutation};
 
 /// The samples of a stream, shuffled among those of their window.
@@ -62,7 +62,7 @@ impl SampleStream for Shuffled<'_> {
         self.from.fields()
     }
 
-    fn field_types(&self) -> &[FieldSpec] {
+    fn field_types(&self) -> &[Option<FieldType>] {
         self.from.field_types()
     }
 

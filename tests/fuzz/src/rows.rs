@@ -16,9 +16,9 @@ const MDS_INDEX: &str = r#"{"version": 2, "shards": [{"format": "mds", "column_n
     "column_encodings": ["bytes", "ndarray", "int"], "column_sizes": [null, null, 8],
     "raw_data": {"basename": "shard"}, "zip_data": null}]}"#;
 
-const LITDATA_INDEX: &str = r#"{"chunks": [{"filename": "shard"}], "config": {"data_format": ["tensor", "numpy", "bytes"],
-    "data_spec": "[1, {\"type\": \"builtins.list\", \"context\": \"null\", \"children_spec\": [{\"type\": null}, {\"type\": null}, {\"type\": null}]}]",
-    "compression": null, "item_loader": "PyTreeLoader"}}"#;
+const LITDATA_INDEX: &str = r#"{"chunks": [{"filename": "shard"}], "config": {"compression": null,
+    "data_format": ["tensor", "numpy", "bytes"], "item_loader": "PyTreeLoader",
+    "data_spec": "[1, {\"type\": \"builtins.list\", \"children_spec\": [{\"type\": null}, {\"type\": null}, {\"type\": null}]}]"}}"#;
 
 const LINES: &str = "{\"a\": 1, \"b\": [1, 2.5], \"c\": \"text\", \"d\": {\"e\": null}}\n\n{\"b\": [], \"a\": -7}\n\
                      {\"file_name\": \"shard\", \"a\": 2}\n";

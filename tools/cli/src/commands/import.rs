@@ -32,8 +32,8 @@ use crate::text;
 /// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image
 ///
 /// Rows are those of Parquet and Arrow files, of the shards of MosaicML Streaming (mds) and LitData, given as their
-/// folder or index.json, and lines of JSON Lines (jsonl). Columns become fields: text and bytes as they are, numbers and
-/// lists of numbers with their type.
+/// folder or index.json, and lines of JSON Lines (jsonl). Columns become fields: text and bytes as they are, numbers
+/// and lists of numbers with their type.
 ///
 /// The kind of each source is detected from its content. Files that describe the shards of a folder
 /// (README, *.json, *.md, *.idx, _SUCCESS, hidden files) are set aside. If a folder mixes shards

@@ -1,0 +1,79 @@
+//! Indexes of data sets whose shards hold rows: `index.json` of MosaicML Streaming and of LitData.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::compression::FileAt;
+use super::kind::SourceKind;
+
+/// What both call their index.
+pub const INDEX: &[u8] = b"index.json";
+
+/// What is common to the indexes of both: the names of files beside them.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum AnyIndex {
+    Mds { shards: Vec<Shard> },
+    LitData { chunks: Vec<Chunk> },
+}
+
+#[derive(Debug, Deserialize)]
+struct Shard {
+    raw_data: Part,
+    zip_data: Option<Part>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    basename: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Chunk {
+    filename: String,
+}
+
+/// The kind of a data set with this `index.json`; `None`: it is another file of that name.
+///
+/// # Errors
+/// It cannot be read.
+pub fn kind_of(index: &File) -> io::Result<Option<SourceKind>> {
+    if index.metadata()?.len() > MAX_INDEX_BYTES {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    FileAt { file: index, offset: 0 }.take(MAX_INDEX_BYTES).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes).ok().map(|index| match index {
+        AnyIndex::Mds { .. } => SourceKind::Mds,
+        AnyIndex::LitData { .. } => SourceKind::LitData,
+    }))
+}
+
+/// The paths of the files that hold the rows of the index at `path`: they are no samples themselves.
+pub fn parts(path: &Path) -> Vec<PathBuf> {
+    let index = fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let names: Vec<String> = match index {
+        Some(AnyIndex::Mds { shards }) => {
+            let both = shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
+            both.flatten().map(|part| part.basename).collect()
+        }
+        Some(AnyIndex::LitData { chunks }) => {
+            chunks.into_iter().map(|chunk| chunk.filename).collect()
+        }
+        None => Vec::new(),
+    };
+    names.iter().filter_map(|name| beside(path, name)).collect()
+}
+
+/// The path of a file that an index names, which lies beneath the folder of the index.
+pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {
+    let is_beneath = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    let folder = index.parent().unwrap_or(Path::new(""));
+    (is_beneath && !name.is_empty()).then(|| folder.join(name))
+}
+
+/// A data set has an index of a few MB for a million shards.
+const MAX_INDEX_BYTES: u64 = 1 << 30;
