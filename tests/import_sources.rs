@@ -295,9 +295,19 @@ fn an_empty_folder_is_refused() {
     assert_eq!(error.kind(), ErrorKind::BadSource);
     assert!(error.to_string().contains("no sample"), "{error}");
     assert_eq!(open(dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
-    let url = open(PathBuf::from("s3://bucket/train")).unwrap_err();
+    let url = open(PathBuf::from("ftp://host/train")).unwrap_err();
     assert_eq!(url.kind(), ErrorKind::Unsupported, "{url:?}");
-    assert!(url.report().contains("not URLs"), "{}", url.report());
+    assert!(url.report().contains("s3://"), "{}", url.report());
+}
+
+#[cfg(not(feature = "cloud"))]
+#[test]
+fn a_build_without_object_stores_names_the_feature() {
+    let (options, sources) =
+        (dlfs::import::ImportOptions::default(), [PathBuf::from("s3://bucket/train")]);
+    let error = dlfs::import::import_onto(&sources, &[], &options, &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    assert!(error.report().contains("--features cloud"), "{}", error.report());
 }
 
 #[test]

@@ -5,9 +5,11 @@
 #[allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 mod object_store;
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::places::{Client, Object, Place, PlaceOptions, Reader};
@@ -245,4 +247,89 @@ fn many_keys_are_listed_by_the_thousand() {
     });
     assert_eq!((count, refused.unwrap().len()), (keys, 0));
     assert!(store.state().lists.load(Ordering::Relaxed) <= keys.div_ceil(1000) + 1);
+}
+
+/// Another implementation: moto, a server of S3 in Python.
+#[test]
+fn a_store_of_another_implementation_is_listed_and_read() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let command = Command::new("moto_server")
+        .args(["-H", "127.0.0.1", "-p", &port.to_string()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut server) = command else {
+        println!("SKIPPED: no moto_server (pip install 'moto[s3,server]')");
+        return;
+    };
+    let address = format!("127.0.0.1:{port}");
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_there = loop {
+        let has_ended = server.try_wait().unwrap().is_some();
+        match TcpStream::connect(&address) {
+            Ok(_) => break true,
+            Err(_) if has_ended || Instant::now() > until => break false,
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    let outcome =
+        is_there.then(|| std::panic::catch_unwind(|| of_another_implementation(&address)));
+    let _ = server.kill(); // it may have ended
+    server.wait().unwrap();
+    match outcome {
+        Some(outcome) => outcome.unwrap(),
+        None => println!("SKIPPED: moto_server does not start here"),
+    }
+}
+
+fn of_another_implementation(address: &str) {
+    let put = |path: &str, body: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let len = body.len();
+        let head = format!("PUT {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len}\r\n");
+        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    };
+    put("/bucket", b"");
+    let keys = ["a/0", "a/b c", "a/ü&<x>", "a/p%q+r", "z"];
+    let lens = [0, 100_000, 5, 70_000, 1];
+    for (number, (key, len)) in keys.into_iter().zip(lens).enumerate() {
+        let escaped = key.bytes().map(|byte| match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'/' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        });
+        put(&format!("/bucket/{}", escaped.collect::<String>()), &bytes_of(number as u64, len));
+    }
+    // More than a page takes it some seconds.
+    let many = if std::env::var_os("DLFS_CLOUD_REQUESTS").is_some() { 1100 } else { 20 };
+    (0..many).for_each(|number| put(&format!("/bucket/m/{number:04}"), b""));
+    let setting = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let options = PlaceOptions {
+        settings: vec![
+            setting("aws_endpoint_url", &format!("http://{address}")),
+            setting("aws_access_key_id", "id"),
+            setting("aws_secret_access_key", "key"),
+            setting("aws_region", "us-east-1"),
+        ],
+        range_bytes: 30_000,
+        ..PlaceOptions::default()
+    };
+    let client = open(&options);
+    let mut objects = listed(&client, "");
+    let of_many = objects.iter().filter(|object| object.key.starts_with("m/"));
+    assert_eq!(of_many.count(), many);
+    objects.retain(|object| !object.key.starts_with("m/"));
+    objects.sort_unstable_by_key(|object| keys.iter().position(|key| *key == object.key));
+    let mut reader = Reader::new(client.clone(), objects);
+    for (number, (key, len)) in keys.into_iter().zip(lens).enumerate() {
+        assert_eq!(reader.next_object().unwrap().key, key);
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, bytes_of(number as u64, len), "{key}");
+    }
+    let other = Object { etag: Some("\"old\"".to_owned()), ..client.head("z").unwrap() };
+    assert_eq!(read(&client, &other).unwrap_err().kind(), ErrorKind::BadSource);
 }

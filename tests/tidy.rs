@@ -37,7 +37,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("tcp", "buf checksum nvme units"),
     ("spdk", "buf error nvme units"),
     ("format", "buf checksum error permutation units"),
-    ("qpair", "auth buf error nvme process random spdk sync tcp threads tls units"),
+    ("qpair", "auth buf error nvme places process random spdk sync tcp threads tls units"),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
     ("view", "checksum directory format permutation units"),
@@ -65,7 +65,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("keys", "auth error nvme qpair random target tls units"),
     (
         "dataset",
-        "buf cache catalog directory error format nvme order peers plan posix prefetch process qpair reader \
+        "buf cache catalog directory error format nvme order peers places plan posix prefetch process qpair reader \
          replace_file store threads tier units view",
     ),
 ];

@@ -17,6 +17,7 @@ use crate::format::superblock_set::{
     IMPORT, SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
 };
 use crate::nvme::Address;
+use crate::places::Place;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::read_superblocks;
@@ -83,6 +84,11 @@ impl Image {
             && path.is_dir()
         {
             let folder = Arc::new(FolderNamespace::open(path)?);
+            return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
+        }
+        if let [Address::Objects(place)] = addresses {
+            let (place, places) = (Place::parse(place)?, &options.connect.places);
+            let folder = Arc::new(FolderNamespace::open_objects(&place, places)?);
             return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;

@@ -5,6 +5,8 @@
 //! ADDRESS = path
 //!         | nvme-tcp://host[:4420]/NQN[?ns=N]                 host: name, IPv4, or IPv6 in brackets
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
+//!         | s3://BUCKET/PREFIX | gs://BUCKET/PREFIX | az://CONTAINER/PREFIX | http(s)://HOST/PATH
+//!                                                             objects of a store, as files of a folder; only read
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
 //! ```
@@ -38,6 +40,8 @@ pub enum Address {
     Tcp(TcpAddress),
     /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
+    /// Objects of a store, by their address: `crate::places` reads it. It holds no secret.
+    Objects(String),
     /// A whole image by its name: `crate::catalog` finds its addresses.
     Named(CatalogName),
 }
@@ -98,13 +102,16 @@ impl FromStr for Address {
             return match inner.parse::<Address>()? {
                 Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
                 Address::Spdk(address) => Ok(Address::Spdk(address)),
-                Address::Path(_) | Address::Named(_) => {
+                Address::Path(_) | Address::Objects(_) | Address::Named(_) => {
                     Err(AddressError::SpdkPath(inner.to_owned()))
                 }
             };
         }
         if text.trim_start().starts_with(TRTYPE_PREFIX) {
             return parse_transport_id(text);
+        }
+        if STORES.iter().any(|scheme| text.starts_with(scheme)) {
+            return parse_objects(text);
         }
         if has_scheme(text) {
             return Err(AddressError::Scheme(text.to_owned()));
@@ -114,6 +121,26 @@ impl FromStr for Address {
             return Err(AddressError::Nul);
         }
         Ok(Address::Path(PathBuf::from(OsString::from_vec(path))))
+    }
+}
+
+/// The address of objects. In keys of buckets, `%2C` and `%25` stand for bytes; URLs have their own escapes.
+fn parse_objects(text: &str) -> Result<Address, AddressError> {
+    if text.starts_with("http") {
+        // An address is printed and kept, and these may be secrets.
+        let authority = text.split("://").nth(1).and_then(|rest| rest.split('/').next());
+        let has_user = authority.is_some_and(|authority| authority.contains('@'));
+        return match has_user || text.contains('?') {
+            true => Err(AddressError::SecretUrl),
+            false => Ok(Address::Objects(text.to_owned())),
+        };
+    }
+    let bytes = unescape(text, |byte| byte == b',' || byte == b'%');
+    let text = String::from_utf8(bytes).map_err(|_| AddressError::Nul)?;
+    if text.chars().any(char::is_control) {
+        Err(AddressError::Nul)
+    } else {
+        Ok(Address::Objects(text))
     }
 }
 
@@ -212,6 +239,8 @@ impl fmt::Display for Address {
             Address::Tcp(tcp) => tcp.fmt(f),
             Address::Spdk(spdk) => spdk.fmt(f),
             Address::Named(name) => name.fmt(f),
+            Address::Objects(url) if url.starts_with("http") => f.write_str(url),
+            Address::Objects(place) => fmt_path(f, place.as_bytes()),
             Address::Path(path) => {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
@@ -262,9 +291,30 @@ fn escape_non_utf8(bytes: &[u8]) -> String {
 const SPDK_PREFIX: &str = "spdk:";
 const TRTYPE_PREFIX: &str = "trtype:";
 
+/// What addresses of objects begin with.
+const STORES: [&str; 5] = ["s3://", "gs://", "az://", "http://", "https://"];
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_objects_are_kept_as_they_are_and_hold_no_secret() {
+        for text in ["s3://bucket/a b/%2C%25x", "gs://b", "https://h:1/a%20b/"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string().parse::<Address>().unwrap(), address, "{text}");
+        }
+        let list = Address::parse_list("s3://b/a%2Cb,s3://b/c").unwrap();
+        assert_eq!(list[0], Address::Objects("s3://b/a,b".to_owned()));
+        assert_eq!(
+            (list.len(), Address::list_to_string(&list)),
+            (2, "s3://b/a%2Cb,s3://b/c".to_owned())
+        );
+        for text in ["https://h/a?sig=SECRET", "https://me:SECRET@h/a"] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(!error.to_string().contains("SECRET"), "{error}");
+        }
+    }
     use crate::nvme::{CatalogPlace, CatalogVersion, Nqn, NqnError};
     use crate::units::{Generation, Nsid};
     use proptest::prelude::*;
@@ -318,7 +368,7 @@ mod tests {
         assert_eq!(Address::parse_list("a,,b"), Err(Empty));
         assert_eq!(parse("a\0b"), Nul);
         for url in
-            ["s3://bucket/train.dlfs", "http://h/x", "file:///x", "nvme-rdma://h/x", "a+b.1-2://"]
+            ["s4://bucket/train.dlfs", "ftp://h/x", "file:///x", "nvme-rdma://h/x", "a+b.1-2://"]
         {
             assert_eq!(parse(url), Scheme(url.into()));
             let path = Address::from_path(format!("./{url}"));

@@ -73,9 +73,16 @@ pub enum AddressError {
     /// A URL with a scheme that dlfs does not support.
     #[error(
         "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N], \
-             dlfs://CATALOGUE/NAME or a path (./{0} for a file with this name)"
+             s3://, gs://, az:// or https:// for objects, dlfs://CATALOGUE/NAME or a path (./{0} for a file \
+             with this name)"
     )]
     Scheme(String),
+    /// A URL of objects with a user or a query.
+    #[error(
+        "a URL of objects has neither a user nor a query here, since addresses are printed: put the \
+             signed URLs in a list and import it"
+    )]
+    SecretUrl,
     /// A port that is not a number from 1 to 65535.
     #[error("'{0}' is not a port")]
     Port(String),

@@ -9,6 +9,7 @@ use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Device};
 use crate::error::Result;
 use crate::nvme::{Address, Nqn, TcpAddress};
+use crate::places::Place;
 use crate::threads::map_at_once;
 use crate::units::Nsid;
 
@@ -98,7 +99,7 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
     let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
     let place_of = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
-        Address::Path(_) | Address::Spdk(_) | Address::Named(_) => None,
+        Address::Path(_) | Address::Objects(_) | Address::Spdk(_) | Address::Named(_) => None,
     };
     // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
@@ -149,6 +150,15 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        Address::Objects(_) if writable => {
+            use crate::error::{Error, ErrorKind};
+            let message =
+                "objects of a store are only read, and hold no image that could be written";
+            Err(Error::new(ErrorKind::InvalidArgument, message).target(address.to_string()))
+        }
+        Address::Objects(place) => {
+            Ok(Arc::new(FolderNamespace::open_objects(&Place::parse(place)?, &options.places)?))
+        }
         Address::Named(_) => {
             use crate::error::{Error, ErrorKind};
             let message = "a name in a catalogue stands for a whole image, not for a namespace";

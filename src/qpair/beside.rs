@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::folder::helpers::Helpers;
+use super::folder::helpers::{Helpers, MAX_THREADS};
 use super::readiness::Registry;
 use super::{
     Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
@@ -157,7 +157,7 @@ impl Pair {
 
     fn start_helpers(&mut self) -> Result<()> {
         let open = Open { files: Arc::clone(&self.files), last: Mutex::default() };
-        let mut helpers = Helpers::start(Box::new(move |io| open.run(io)))?;
+        let mut helpers = Helpers::start(Box::new(move |io| open.run(io)), MAX_THREADS)?;
         self.registry.iter().for_each(|registry| helpers.register(registry));
         self.helpers = Some(helpers);
         Ok(())

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::auth::{ConfiguredPsk, Derivation, Secret};
 use crate::nvme::{Address, Nqn};
+use crate::places::PlaceOptions;
 
 /// Options of [`crate::qpair::open`]; the defaults suit a training job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +68,8 @@ pub struct ConnectOptions {
     pub writable: bool,
     /// Options of SPDK.
     pub spdk: SpdkOptions,
+    /// How object stores are read.
+    pub places: PlaceOptions,
 }
 
 /// Options of namespaces that are reached through SPDK.
@@ -160,6 +163,7 @@ impl Default for ConnectOptions {
             direct: Direct::Auto,
             writable: false,
             spdk: SpdkOptions::default(),
+            places: PlaceOptions::default(),
         }
     }
 }

@@ -66,6 +66,10 @@ pub struct State {
     /// So many empty objects, whose keys are numbers, besides those in the map.
     numbered: AtomicU64,
     faults: Faults,
+    /// Bytes a second of all bodies together; 0: as fast as it goes.
+    rate: AtomicU64,
+    /// When the line is free again.
+    line: Mutex<Instant>,
     pub requests: AtomicU64,
     pub lists: AtomicU64,
     /// Ranges that were asked for without saying of which version.
@@ -93,6 +97,8 @@ impl ObjectStore {
             objects: Mutex::default(),
             numbered: AtomicU64::new(0),
             faults: Box::new(faults),
+            rate: AtomicU64::new(0),
+            line: Mutex::new(Instant::now()),
             requests: AtomicU64::new(0),
             lists: AtomicU64::new(0),
             unconditional: AtomicU64::new(0),
@@ -140,6 +146,11 @@ impl ObjectStore {
     /// Has `count` empty objects with the keys `many/00000000.jpg` and so on.
     pub fn number(&self, count: u64) {
         self.state.numbered.store(count, Ordering::Relaxed);
+    }
+
+    /// Sends bodies at this rate, all together.
+    pub fn shape(&self, bytes_a_second: u64) {
+        self.state.rate.store(bytes_a_second, Ordering::Relaxed);
     }
 
     /// Settings that lead to it, and limits so short that tests end.
@@ -277,7 +288,7 @@ impl State {
         if request.if_match.is_none() && request.method == "GET" {
             self.unconditional.fetch_add(1, Ordering::Relaxed);
         }
-        send(to, request, &stored, fault)
+        self.send(to, request, &stored, fault)
     }
 
     fn page(&self, request: &Request) -> String {
@@ -332,6 +343,93 @@ impl State {
     }
 }
 
+impl State {
+    fn send(
+        &self,
+        mut to: &TcpStream,
+        request: &Request,
+        stored: &Stored,
+        fault: Fault,
+    ) -> io::Result<bool> {
+        let len = stored.bytes.len() as u64;
+        let (start, end) =
+            request.range.map_or((0, len), |(first, last)| (first, (last + 1).min(len)));
+        if request.range.is_some() && start >= len {
+            return status(to, request, "416 Range Not Satisfiable", "InvalidRange");
+        }
+        let (mut start, mut end) = (start, end);
+        if fault == Fault::OtherRange {
+            (start, end) =
+                if end < len { (start + 1, end + 1) } else { (start.saturating_sub(1), end - 1) };
+        }
+        let mut body = &stored.bytes[start as usize..end as usize];
+        let more;
+        match fault {
+            Fault::Nothing => body = &[],
+            Fault::More => {
+                more = [body, &b"more"[..]].concat();
+                body = &more;
+            }
+            Fault::ErrorWith200 => body = b"<Error><Code>InternalError</Code></Error>",
+            _ => {}
+        }
+        let is_ranged = request.range.is_some() && fault != Fault::ErrorWith200;
+        let mut head = String::from(if is_ranged {
+            "HTTP/1.1 206 Partial\r\n"
+        } else {
+            "HTTP/1.1 200 OK\r\n"
+        });
+        if is_ranged {
+            head += &format!("Content-Range: bytes {start}-{}/{len}\r\n", end.max(1) - 1);
+        }
+        head +=
+            &format!("ETag: {}\r\nLast-Modified: Thu, 26 Nov 2026 00:00:00 GMT\r\n", stored.etag);
+        if fault == Fault::BrokenChunks {
+            write!(to, "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", body.len())?;
+            to.write_all(body)?;
+            to.write_all(b"\r\nzz\r\n")?;
+            return Ok(false);
+        }
+        write!(to, "{head}Content-Length: {}\r\n\r\n", body.len())?;
+        if request.method == "HEAD" {
+            return Ok(true);
+        }
+        match fault {
+            Fault::Cut => {
+                to.write_all(&body[..body.len() / 2])?;
+                Ok(false)
+            }
+            Fault::Drip => {
+                for byte in body {
+                    to.write_all(&[*byte])?;
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Ok(true)
+            }
+            _ => self.write(to, body).map(|()| true),
+        }
+    }
+
+    /// Writes a body, as fast as the line is.
+    fn write(&self, mut to: &TcpStream, body: &[u8]) -> io::Result<()> {
+        let rate = self.rate.load(Ordering::Relaxed);
+        if rate == 0 {
+            return to.write_all(body);
+        }
+        for piece in body.chunks(64 << 10) {
+            let free = {
+                let mut line = self.line.lock().unwrap();
+                let taken = Duration::from_secs_f64(piece.len() as f64 / rate as f64);
+                *line = (*line).max(Instant::now()) + taken;
+                *line
+            };
+            std::thread::sleep(free.saturating_duration_since(Instant::now()));
+            to.write_all(piece)?;
+        }
+        Ok(())
+    }
+}
+
 fn status(mut to: &TcpStream, request: &Request, status: &str, code: &str) -> io::Result<bool> {
     let body = format!("<Error><Code>{code}</Code></Error>");
     write!(to, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n", body.len())?;
@@ -339,61 +437,6 @@ fn status(mut to: &TcpStream, request: &Request, status: &str, code: &str) -> io
         to.write_all(body.as_bytes())?;
     }
     Ok(true)
-}
-
-fn send(mut to: &TcpStream, request: &Request, stored: &Stored, fault: Fault) -> io::Result<bool> {
-    let len = stored.bytes.len() as u64;
-    let (start, end) = request.range.map_or((0, len), |(first, last)| (first, (last + 1).min(len)));
-    if request.range.is_some() && start >= len {
-        return status(to, request, "416 Range Not Satisfiable", "InvalidRange");
-    }
-    let (mut start, mut end) = (start, end);
-    if fault == Fault::OtherRange {
-        (start, end) =
-            if end < len { (start + 1, end + 1) } else { (start.saturating_sub(1), end - 1) };
-    }
-    let mut body = &stored.bytes[start as usize..end as usize];
-    let more;
-    match fault {
-        Fault::Nothing => body = &[],
-        Fault::More => {
-            more = [body, &b"more"[..]].concat();
-            body = &more;
-        }
-        Fault::ErrorWith200 => body = b"<Error><Code>InternalError</Code></Error>",
-        _ => {}
-    }
-    let is_ranged = request.range.is_some() && fault != Fault::ErrorWith200;
-    let mut head =
-        String::from(if is_ranged { "HTTP/1.1 206 Partial\r\n" } else { "HTTP/1.1 200 OK\r\n" });
-    if is_ranged {
-        head += &format!("Content-Range: bytes {start}-{}/{len}\r\n", end.max(1) - 1);
-    }
-    head += &format!("ETag: {}\r\nLast-Modified: Thu, 26 Nov 2026 00:00:00 GMT\r\n", stored.etag);
-    if fault == Fault::BrokenChunks {
-        write!(to, "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", body.len())?;
-        to.write_all(body)?;
-        to.write_all(b"\r\nzz\r\n")?;
-        return Ok(false);
-    }
-    write!(to, "{head}Content-Length: {}\r\n\r\n", body.len())?;
-    if request.method == "HEAD" {
-        return Ok(true);
-    }
-    match fault {
-        Fault::Cut => {
-            to.write_all(&body[..body.len() / 2])?;
-            Ok(false)
-        }
-        Fault::Drip => {
-            for byte in body {
-                to.write_all(&[*byte])?;
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Ok(true)
-        }
-        _ => to.write_all(body).map(|()| true),
-    }
 }
 
 fn unescape(text: &str) -> String {

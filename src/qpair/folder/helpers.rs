@@ -24,6 +24,7 @@ pub(in crate::qpair) struct Helpers {
     /// The event that its poller watches.
     watched: Watched<Arc<Shared>>,
     num_threads: usize,
+    most_threads: usize,
     /// Only the process that created it has its threads.
     home: Forked<()>,
 }
@@ -54,11 +55,11 @@ struct Queue {
 }
 
 impl Helpers {
-    /// Starts the first thread.
+    /// Starts the first thread, of `most_threads`.
     ///
     /// # Errors
     /// The process has reached its limit of threads or descriptors.
-    pub(in crate::qpair) fn start(call: Call) -> Result<Helpers> {
+    pub(in crate::qpair) fn start(call: Call, most_threads: usize) -> Result<Helpers> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(std::io::Error::from)?;
         mark_ours(&event);
@@ -73,7 +74,8 @@ impl Helpers {
         let (queue, done) = (Mutex::new(queue), Mutex::default());
         let shared = Arc::new(Shared { call, queue, work, ended, done, event });
         let watched = Watched::new(Arc::clone(&shared));
-        let mut helpers = Helpers { shared, watched, num_threads: 0, home: Forked::new(()) };
+        let (num_threads, home) = (0, Forked::new(()));
+        let mut helpers = Helpers { shared, watched, num_threads, most_threads, home };
         helpers.spawn()?;
         Ok(helpers)
     }
@@ -130,7 +132,7 @@ impl Helpers {
 
     /// When to add another thread, if no I/O is taken until then.
     pub(in crate::qpair) fn joins_at(&self) -> Option<Instant> {
-        if self.num_threads == MAX_THREADS {
+        if self.num_threads == self.most_threads {
             return None;
         }
         let queue = self.shared.queue.lock();
@@ -203,8 +205,8 @@ impl Shared {
     }
 }
 
-/// The most threads of a queue pair.
-const MAX_THREADS: usize = 8;
+/// The most threads of a queue pair on a file system.
+pub(in crate::qpair) const MAX_THREADS: usize = 8;
 
 /// How long dropping a queue pair waits for outstanding calls.
 const LAST_CALLS: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 //!
 //! The order is that of torchvision's ImageFolder: class folders by name; within a class folder, folders by
 //! path; within a folder, files by name; files outside class folders last. Links to files are followed. Links
-//! to folders are not, because they may form a cycle.
+//! to folders are not, because they may form a cycle. Objects of a store are listed alike.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +11,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::places::{Client, Object};
 
 /// One file of a folder, and the address of its first byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +57,17 @@ impl Stamp {
         }
     }
 
+    /// An object's content is told by its stamp alone.
+    fn of_object(object: &Object) -> Stamp {
+        let inode = object.stamp();
+        Stamp { device: 0, inode, len_bytes: object.len_bytes, modified_s: 0, modified_ns: 0 }
+    }
+
+    /// The stamp of the object.
+    pub(super) fn object_stamp(&self) -> u64 {
+        self.inode
+    }
+
     pub(super) fn identity(&self) -> (u64, u64) {
         (self.device, self.inode)
     }
@@ -81,7 +93,30 @@ impl Listing {
     pub(super) fn of(root: &Path) -> Result<Listing> {
         let mut found = Found::default();
         found.folder(root, b"", None)?;
+        Ok(Listing::of_found(found))
+    }
+
+    /// Lists the objects of a store beneath `prefix`, which is empty or ends with a slash.
+    ///
+    /// # Errors
+    /// Those of the store. `NotFound`: there is none. `Unsupported`: an object of 4 GiB or more.
+    pub(super) fn of_objects(client: &Client, prefix: &str) -> Result<Listing> {
+        let mut found = Found::default();
+        let left_out = client.list(prefix, &mut |object| found.object(prefix, &object))?;
+        for key in left_out {
+            tracing::warn!(key, "left out: the key has empty, . or .. parts");
+        }
+        if found.files.is_empty() {
+            let text = "there is no object with this prefix";
+            let place = client.place().with_key(prefix).to_string();
+            return Err(Error::new(ErrorKind::NotFound, text).target(place));
+        }
+        Ok(Listing::of_found(found))
+    }
+
+    fn of_found(mut found: Found) -> Listing {
         found.classes.sort_unstable();
+        found.classes.dedup();
         let class_of = |top: &[u8]| found.classes.binary_search_by(|class| class[..].cmp(top)).ok();
         let mut files = Vec::with_capacity(found.files.len());
         for (folder, name, stamp) in found.files {
@@ -93,7 +128,7 @@ impl Listing {
         let mut listing =
             Listing { files: Vec::new(), classes: found.classes, len_bytes: 0, identity: [0; 16] };
         listing.assign_addresses(files);
-        Ok(listing)
+        listing
     }
 
     /// Gives each file its address.
@@ -167,6 +202,25 @@ struct Found {
 }
 
 impl Found {
+    fn object(&mut self, prefix: &str, object: &Object) -> Result<()> {
+        let Some(beneath) = object.key.strip_prefix(prefix).filter(|name| !name.is_empty()) else {
+            return Ok(()); // a web server may list more
+        };
+        if object.len_bytes > u64::from(u32::MAX) {
+            let text = "an object of 4 GiB or more is too long for a sample";
+            return Err(Error::new(ErrorKind::Unsupported, text).target(object.key.clone()));
+        }
+        let (folder, name) = beneath.split_at(beneath.rfind('/').map_or(0, |slash| slash + 1));
+        if let Some((class, _)) = folder.split_once('/')
+            && self.classes.last().is_none_or(|last| last != class.as_bytes())
+        {
+            self.classes.push(class.into());
+        }
+        let stamp = Stamp::of_object(object);
+        self.files.push((folder.into(), name.into(), stamp));
+        Ok(())
+    }
+
     fn folder(&mut self, path: &Path, beneath: &[u8], class: Option<()>) -> Result<()> {
         let failed = |error: std::io::Error| Error::from(error).path(path);
         for entry in std::fs::read_dir(path).map_err(failed)? {

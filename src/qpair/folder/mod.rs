@@ -1,4 +1,4 @@
-//! A plain folder as a read-only namespace: data on a parallel file system without an import.
+//! A plain folder as a read-only namespace: data on a parallel file system, or in an object store, without an import.
 //!
 //! The addresses of files follow from the sorted listing ([`FolderFile`]); the gaps between files read as
 //! zeroes. Directory, tiers and target work on it as on any namespace.
@@ -8,11 +8,14 @@
 //! So threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a file
 //! that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
+//! Objects beneath a prefix of a store are such a folder, too: `objects.rs` reads them, and the same threads wait.
+//!
 //! Read `listing.rs` first, then `files.rs`.
 
 mod files;
 pub(super) mod helpers;
 mod listing;
+mod objects;
 
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
@@ -30,11 +33,13 @@ use super::readiness::Registry;
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::{Error, Result};
+use crate::places::{Client, Place, PlaceOptions};
 use crate::process::Forked;
 use crate::units::Lba;
 use files::Files;
-use helpers::Helpers;
+use helpers::{Helpers, MAX_THREADS};
 use listing::Listing;
+use objects::Store;
 
 /// An open folder. Its listing is that of the time when it was opened.
 pub struct FolderNamespace {
@@ -55,6 +60,8 @@ pub struct FolderStats {
 
 struct Folder {
     root: PathBuf,
+    /// The store, if its files are objects; then `root` is its address, to be shown.
+    store: Option<Store>,
     listing: Listing,
     opens: AtomicU64,
     reads: AtomicU64,
@@ -88,7 +95,39 @@ impl FolderNamespace {
         let (opens, reads, bytes) = Default::default();
         let lent = Forked::empty();
         Ok(FolderNamespace {
-            folder: Arc::new(Folder { root, listing, opens, reads, bytes, lent }),
+            folder: Arc::new(Folder { root, store: None, listing, opens, reads, bytes, lent }),
+            namespace,
+        })
+    }
+
+    /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
+    /// import.
+    ///
+    /// # Errors
+    /// `NotFound`: there is none. `Refused`, `Disconnected`: as the store says. `Unsupported`: an object of 4 GiB or
+    /// more, or this build reads no stores.
+    pub fn open_objects(place: &Place, options: &PlaceOptions) -> Result<FolderNamespace> {
+        let client = Client::open(place, options)?;
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        let listing = Listing::of_objects(&client, &prefix)?;
+        let namespace = Namespace {
+            address: place.to_string(),
+            block_len_bytes: BLOCK_LEN_BYTES,
+            num_blocks: listing.len_bytes / u64::from(BLOCK_LEN_BYTES),
+            max_transfer_bytes: MAX_OBJECT_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: listing.identity,
+            read_only: true,
+            engine: format!("objects ({})", place.scheme().name()),
+        };
+        let (root, store) = (place.to_string().into(), Some(Store::new(client, prefix, options)));
+        let (opens, reads, bytes) = Default::default();
+        let lent = Forked::empty();
+        Ok(FolderNamespace {
+            folder: Arc::new(Folder { root, store, listing, opens, reads, bytes, lent }),
             namespace,
         })
     }
@@ -149,7 +188,8 @@ impl Device for FolderNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let namespace = self.namespace.clone();
         let files = Files::new(Arc::clone(&self.folder), namespace.clone());
-        let helpers = Helpers::start(Box::new(move |io| files.run(io)))?;
+        let most = if self.folder.store.is_some() { MOST_AT_ONCE } else { MAX_THREADS };
+        let helpers = Helpers::start(Box::new(move |io| files.run(io)), most)?;
         Ok(Box::new(FolderPair { namespace, helpers, outstanding: 0 }))
     }
 
@@ -161,7 +201,7 @@ impl Device for FolderNamespace {
             late_writes: Duration::ZERO,
             checks_writes: true,
             is_page_cached: false,
-            local_path: Some(self.folder.root.clone()),
+            local_path: self.folder.store.is_none().then(|| self.folder.root.clone()),
             allocated_bytes: None,
         }
     }
@@ -255,6 +295,10 @@ impl QueuePair for FolderPair {
 
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+/// A request takes long, whatever its length.
+const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
+/// I/Os of a queue pair that wait for a store at once.
+const MOST_AT_ONCE: usize = 32;
 const QUEUE_DEPTH: u16 = 128;
 /// Open files of others that are kept.
 pub const MOST_LENT: usize = 64;

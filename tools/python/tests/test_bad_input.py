@@ -17,7 +17,7 @@ from conftest import command, damaged, target, wait_until
     "address, kind, text",
     [
         ("/absent/image.dlfs", dlfs.FileNotFound, "/absent/image.dlfs"),
-        ("s3://bucket/train.dlfs", dlfs.InvalidArgument, "s3://bucket.*scheme that is not supported"),
+        ("ftp://bucket/train.dlfs", dlfs.InvalidArgument, "ftp://bucket.*scheme that is not supported"),
         ("", dlfs.InvalidArgument, "empty"),
         ("nvme-tcp://host", dlfs.InvalidArgument, "nvme-tcp"),
         ("nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x", dlfs.Refused, "127.0.0.1:1"),

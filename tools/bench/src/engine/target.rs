@@ -175,6 +175,9 @@ fn engine_of(job: &Job, name: &str) -> Result<Engine, String> {
         Address::Path(_) => Engine::File,
         Address::Tcp(_) => Engine::Tcp,
         Address::Spdk(_) => Engine::Spdk,
+        Address::Objects(_) => {
+            return Err(format!("{name} is in an object store, which is no engine of this bench"));
+        }
         Address::Named(_) => {
             return Err(format!(
                 "{name} is an image: give the address of a namespace of it (dlfs catalog show)"
