@@ -259,6 +259,14 @@ mod tests {
     }
 
     #[test]
+    fn a_source_is_shown_without_its_secrets() {
+        use crate::places::shown;
+        assert_eq!(shown(Path::new("a/b c")), "a/b c");
+        assert_eq!(shown(Path::new("https://me:SECRET@h/x.tar?SECRET")), "https://h/x.tar?...");
+        assert_eq!(shown(Path::new("https://me:SECRET@/x")), "an invalid address");
+    }
+
+    #[test]
     fn an_address_that_is_shown_leads_to_the_same_object() {
         for text in ["s3://b/a b/%20/ü", "http://h:1/a%20b/%25/%C3%BC", "az://c/"] {
             let place = Place::parse(text).unwrap();

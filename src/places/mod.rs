@@ -43,6 +43,7 @@ mod watch;
 #[cfg(not(feature = "cloud"))]
 mod without;
 
+use std::path::Path;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -54,6 +55,15 @@ pub use client::{Client, Pending};
 pub use reader::Reader;
 #[cfg(not(feature = "cloud"))]
 pub use without::{Client, Pending, Reader};
+
+/// A source as it may be shown and kept: the address of an object without its secrets, or the path.
+pub fn shown(source: &Path) -> String {
+    match Place::is_place(source).then(|| Place::of_path(source)) {
+        None => source.display().to_string(),
+        Some(Ok(place)) => place.to_string(),
+        Some(Err(_)) => "an invalid address".to_owned(),
+    }
+}
 
 /// An object of a store, as it was listed.
 #[derive(Debug, Clone, PartialEq, Eq)]

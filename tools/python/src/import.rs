@@ -58,7 +58,7 @@ pub(crate) fn import_files<'py>(
         let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
         cataloging::committed(&image, report.generation, &connect, made_by);
         if let Some(name) = &catalog {
-            let sources = paths.iter().map(|source| source.display().to_string()).collect();
+            let sources = paths.iter().map(|source| dlfs::places::shown(source)).collect();
             let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
             cataloging::add(name, &image, &connect, origin).map_err(|error| {
                 error.hint("the import is done: add the image with dlfs catalog add")

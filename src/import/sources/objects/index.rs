@@ -1,7 +1,9 @@
 //! Indexes folders of objects, and lists of objects.
 
 use std::cmp::Ordering;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::listed::Listed;
 use super::read::ObjectRoot;
@@ -11,7 +13,7 @@ use crate::import::sources::index::{
 };
 use crate::import::sources::indexing::Indexing;
 use crate::import::sources::list;
-use crate::places::{Client, Object, Place};
+use crate::places::{Client, Object, Place, shown};
 use crate::threads::map_at_once;
 
 /// The objects of `folders` as samples: ids and classes are those of a local folder with the same names.
@@ -116,7 +118,9 @@ pub(super) fn lists(
         for line in list::lines(&list.text) {
             match wanted(line, list, open, &mut roots)? {
                 Ok(wanted) => lines.push((line, wanted)),
-                Err(reason) => index.bad.push(BadEntry::new(line, reason).within(&list.path)),
+                Err(reason) => {
+                    index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
+                }
             }
         }
         for lines in lines.chunks(AT_ONCE) {
@@ -132,7 +136,9 @@ pub(super) fn lists(
                 };
                 match pushed {
                     Ok(len_bytes) => drop(indexing.found(1, len_bytes)),
-                    Err(reason) => index.bad.push(BadEntry::new(line, reason).within(&list.path)),
+                    Err(reason) => {
+                        index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
+                    }
                 }
             }
             indexing.check()?;
@@ -190,6 +196,12 @@ fn wanted(
         roots.len() - 1
     });
     Ok(Ok(Wanted { root: known, name, label }))
+}
+
+/// A line without what may be secret in its address.
+fn shown_line(line: &[u8]) -> Vec<u8> {
+    let path = Path::new(OsStr::from_bytes(list::split(line).0));
+    if Place::is_place(path) { shown(path).into_bytes() } else { line.to_vec() }
 }
 
 const ODD: BadReason =

@@ -110,6 +110,11 @@ impl Clients<'_> {
         if let Some(client) = self.open.iter().find(|client| client.place().is_same_store(place)) {
             return Ok(client.clone());
         }
+        if self.open.len() == MOST_STORES {
+            let text = "the sources are in more than 64 stores; each user and query of a URL counts as one";
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .hint("import them in parts, with --append"));
+        }
         let client = Client::open(place, self.options)?;
         self.open.push(client.clone());
         Ok(client)
@@ -348,6 +353,8 @@ fn not_read(what: &str, one: &Listed) -> Error {
         .hint("copy them here first, or import each object as one sample with --from folder")
 }
 
+/// Each has a thread.
+const MOST_STORES: usize = 64;
 /// Enough to tell what an object holds.
 const START_BYTES: u64 = 64 << 10;
 /// Enough to find two members of a group.

@@ -229,7 +229,7 @@ impl WhatArgs {
         let made_by = if self.onto.append { "append" } else { "import" };
         cataloging::committed(&self.image().0, report.generation, connect, made_by);
         let Some(name) = &self.catalog else { return Ok(()) };
-        let sources = self.sources.iter().map(|source| source.display().to_string()).collect();
+        let sources = self.sources.iter().map(|source| dlfs::places::shown(source)).collect();
         let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
         let added = cataloging::add(&name.0, &self.image().0, connect, origin);
         added.map(drop).map_err(|error| {
