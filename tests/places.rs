@@ -217,6 +217,22 @@ fn a_redirect_loop_and_a_store_that_is_away_end_with_an_error_that_shows_no_secr
 }
 
 #[test]
+fn a_listing_outlasts_a_storm_and_a_refused_one_says_so() {
+    // It asks for a second each time, longer in all than credentials are waited for.
+    let store = ObjectStore::with_faults(|request| match request.number < 7 {
+        true => Fault::Status(503, Some(1)),
+        false => Fault::None,
+    });
+    store.put("x", "y");
+    assert_eq!(listed(&open(&store.options()), "").len(), 1);
+    let busy = ObjectStore::with_faults(|_| Fault::Status(503, None));
+    let options = PlaceOptions { patience: Duration::from_secs(1), ..busy.options() };
+    let error = open(&options).list("", &mut |_| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{}", error.report());
+    assert!(error.report().contains("SlowDown"), "{}", error.report());
+}
+
+#[test]
 fn what_is_dropped_is_not_waited_for() {
     let store = ObjectStore::with_faults(|request| match request.key.is_empty() {
         true => Fault::None,

@@ -198,11 +198,12 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
     let Some(pages) = &shared.store.pages else { return list_all(shared, prefix, send).await };
     let mut token = None;
     loop {
-        let note = Note::default();
+        let note = shared.seen.list.clone();
         let page = shared.again(&note, || {
             let prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
             let page_token = token.clone();
             let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
+            note.reset();
             limited(shared, pages.list_paginated(prefix, options), &note)
         });
         let page = page.await?;
@@ -224,7 +225,8 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
 
 /// A web server lists everything at once.
 async fn list_all(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
-    let note = Note::default();
+    let note = shared.seen.list.clone();
+    note.reset();
     let all = shared.again(&note, || async {
         let prefix = Key::parse(prefix).map_err(|error| Failure::of(&error.into(), note.read()))?;
         let mut found = shared.store.objects.list(Some(&prefix));

@@ -30,6 +30,11 @@ pub(super) struct Noted {
 }
 
 impl Note {
+    /// Forgets what was seen of an earlier request.
+    pub(super) fn reset(&self) {
+        *self.0.lock() = Noted::default();
+    }
+
     pub(super) fn read(&self) -> Noted {
         *self.0.lock()
     }
@@ -39,6 +44,8 @@ impl Note {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) requests: AtomicU64,
+    /// Of the last request for a listing: no note travels with those.
+    pub(super) list: Note,
     /// Keys that were listed and cannot be named.
     pub(super) refused: Mutex<Vec<String>>,
 }
@@ -69,9 +76,14 @@ impl HttpService for Watched {
         Self: 'a,
     {
         Box::pin(async move {
-            let note = request.extensions().get::<Note>().cloned();
             let query = request.uri().query().unwrap_or_default();
             let lists = query.split('&').any(|part| matches!(part, "list-type=2" | "comp=list"));
+            let note = match request.extensions().get::<Note>() {
+                None if lists || request.method().as_str() == "PROPFIND" => {
+                    Some(self.seen.list.clone())
+                }
+                note => note.cloned(),
+            };
             if let Some(note) = &note {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
