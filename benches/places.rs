@@ -33,7 +33,7 @@ fn main() {
     let defaults =
         [("rounds", "5"), ("bytes", "1G"), ("dir", "target"), ("side", ""), ("line", "0")];
     let options = Options::parse(USAGE, &defaults);
-    if options.is_set("side") {
+    if options.text("side") == "serve" {
         return serve(&options);
     }
     let (bytes, rounds) = (options.number("bytes"), options.number("rounds"));
