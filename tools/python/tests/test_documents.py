@@ -20,7 +20,7 @@ NEEDS = ("torch", "PIL", "fsspec")
 def blocks(document):
     """(language, code) of each block, except those after a comment that says why they are not run."""
     text = (ROOT / document).read_text()
-    found = re.findall(r"^(<!-- not run: .* -->\n)?```(python|sh)\n(.*?)^```$", text, re.M | re.S)
+    found = re.findall(r"^(<!-- not run: [^\n]* -->\n)?```(python|sh)\n(.*?)^```$", text, re.M | re.S)
     return [(language, code) for excused, language, code in found if not excused]
 
 
