@@ -18,7 +18,7 @@ const MDS_INDEX: &str = r#"{"version": 2, "shards": [{"format": "mds", "column_n
 
 const LITDATA_INDEX: &str = r#"{"chunks": [{"filename": "shard"}], "config": {"compression": null,
     "data_format": ["tensor", "numpy", "bytes"], "item_loader": "PyTreeLoader",
-    "data_spec": "[1, {\"type\": \"list\", \"children_spec\": [{\"type\":null}, {\"type\":null}, {\"type\":null}]}]"}}"#;
+    "data_spec": "[1, {\"type\":\"list\",\"children_spec\":[{\"type\":null}, {\"type\":null}, {\"type\":null}]}]"}}"#;
 
 const LINES: &str = "{\"a\": 1, \"b\": [1, 2.5], \"c\": \"text\", \"d\": {\"e\": null}}\n\n{\"b\": [], \"a\": -7}\n\
                      {\"file_name\": \"shard\", \"a\": 2}\n";
