@@ -164,7 +164,8 @@ fn jsonl_has_types_by_its_first_lines_and_may_name_files() {
     )
     .unwrap();
     let disks = Disks::new(1, 8 << 20);
-    import_onto(&[lines.clone()], &disks.devices(), &options(Onto::Empty), &mut ()).unwrap();
+    import_onto(std::slice::from_ref(&lines), &disks.devices(), &options(Onto::Empty), &mut ())
+        .unwrap();
     let found = samples(&disks);
     assert_eq!(found.keys().collect::<Vec<_>>(), ["a.png", "deep/b.png"]);
     assert_eq!(found["deep/b.png"].0["file"], bytes("deep/b.png"));
@@ -178,7 +179,8 @@ fn jsonl_has_types_by_its_first_lines_and_may_name_files() {
     )
     .unwrap();
     let disks = Disks::new(1, 8 << 20);
-    let stopped = import_onto(&[lines.clone()], &disks.devices(), &options(Onto::Empty), &mut ());
+    let stopped =
+        import_onto(std::slice::from_ref(&lines), &disks.devices(), &options(Onto::Empty), &mut ());
     let told = (stopped.unwrap_err()).report();
     for words in
         ["metadata.jsonl/1", "metadata.jsonl/2", "metadata.jsonl/3", "no JSON object", "a.png"]
@@ -396,8 +398,12 @@ mod tables {
             bytes[at] ^= 0x5a;
             fs::write(&path, bytes).unwrap();
             let disks = Disks::new(1, 8 << 20);
-            let imported =
-                import_onto(&[path.clone()], &disks.devices(), &options(Onto::Empty), &mut ());
+            let imported = import_onto(
+                std::slice::from_ref(&path),
+                &disks.devices(),
+                &options(Onto::Empty),
+                &mut (),
+            );
             outcomes[usize::from(imported.is_ok())] += 1;
             if let Ok(report) = imported {
                 // Parquet has no checksum of its values unless a writer adds them.
