@@ -177,6 +177,8 @@ impl IdentifyController {
     pub const TYPE_DISCOVERY: u8 = 2;
     /// `cmic`: the subsystem may have several controllers.
     pub const CMIC_SEVERAL_CONTROLLERS: u8 = 1 << 1;
+    /// `cmic`: the subsystem reports Asymmetric Namespace Access.
+    pub const CMIC_ANA: u8 = 1 << 3;
     /// `vwc`: there is a volatile write cache, so Flush matters.
     pub const VWC_PRESENT: u8 = 1;
 

@@ -360,6 +360,11 @@ impl Sqe {
         self.cdw10.get().to_le_bytes()[0]
     }
 
+    /// Retain Asynchronous Event (RAE) of Get Log Page: reading it does not allow the next event.
+    pub fn retains_event(&self) -> bool {
+        self.cdw10.get() & (1 << 15) != 0
+    }
+
     /// Length of a Get Log Page in bytes.
     pub fn log_len_bytes(&self) -> u64 {
         let num_dwords =

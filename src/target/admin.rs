@@ -99,8 +99,8 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
             if nsid >= 0xFFFF_FFFE {
                 return Err(Status::INVALID_NAMESPACE);
             }
-            let active = subsystem.nsids().filter(|id| id.0 > nsid && access.has(*id));
-            Ok(encode_namespace_list(active))
+            let nsids = subsystem.namespaces.nsids().into_iter();
+            Ok(encode_namespace_list(nsids.filter(|id| id.0 > nsid && access.has(*id))))
         }
         cns::NAMESPACE
         | cns::NAMESPACE_DESCRIPTORS
@@ -116,7 +116,8 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
             };
             Ok(match cns {
                 cns::NAMESPACE => {
-                    let id = IdentifyNamespace::new(num_blocks, block_len, nguid, read_only);
+                    let mut id = IdentifyNamespace::new(num_blocks, block_len, nguid, read_only);
+                    id.anagrpid = U32::new(if subsystem.options.ana { ANA_GROUP } else { 0 });
                     match subsystem.allocated_bytes(nsid) {
                         None => zerocopy::transmute!(id),
                         Some(bytes) => zerocopy::transmute!(id.thin(bytes / u64::from(block_len))),
@@ -124,17 +125,18 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
                 }
                 cns::NAMESPACE_DESCRIPTORS => descriptors.encode(),
                 cns::CSI_NAMESPACE => [0; IDENTIFY_LEN_BYTES], // no protection, no limits
-                _ => independent_namespace(read_only),
+                _ => independent_namespace(read_only, subsystem.options.ana),
             })
         }
         _ => Err(Status::INVALID_FIELD),
     }
 }
 
-/// I/O command set independent Identify Namespace: NMIC at 1, NSATTR at 8, NSTAT at 14.
-fn independent_namespace(read_only: bool) -> Page {
+/// I/O command set independent Identify Namespace: NMIC at 1, ANAGRPID at 4, NSATTR at 8, NSTAT at 14.
+fn independent_namespace(read_only: bool, ana: bool) -> Page {
     let mut page = [0; IDENTIFY_LEN_BYTES];
     page[1] = IdentifyNamespace::NMIC_SHARED;
+    page[4] = if ana { ANA_GROUP as u8 } else { 0 };
     page[8] = u8::from(read_only) * IdentifyNamespace::NSATTR_WRITE_PROTECTED;
     page[14] = 1; // NRDY: ready
     page
@@ -168,7 +170,13 @@ fn identify_controller(subsystem: &Subsystem, controller: &Controller) -> Identi
     id.lpa |= 1 << 1; // commands supported and effects
     id.frmw = 1 << 1 | 1; // one slot, read only
     (id.sqes, id.cqes) = (0x66, 0x44);
-    id.nn = U32::new(subsystem.devices.len() as u32);
+    id.oaes = U32::new(subsystem.optional_events());
+    if subsystem.options.ana {
+        id.cmic |= IdentifyController::CMIC_ANA;
+        (id.anatt, id.anacap) = (ANA_TRANSITION_S, ANACAP_OPTIMIZED | ANACAP_INACCESSIBLE);
+        (id.anagrpmax, id.nanagrpid) = (U32::new(ANA_GROUP), U32::new(1));
+    }
+    id.nn = U32::new(subsystem.max_nsid());
     id.mnan = id.nn;
     id.vwc = IdentifyController::VWC_PRESENT | 0b10 << 1; // Flush, but not of all namespaces at once
     id
@@ -199,7 +207,7 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
             }
         }
         feature::ASYNC_EVENT_CONFIG => {
-            controller.async_event_config.store(value, Ordering::Relaxed);
+            controller.events.configure(value);
             Answer::Done(0)
         }
         feature::ERROR_RECOVERY => {
@@ -227,9 +235,7 @@ fn get_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
         feature::NUMBER_OF_QUEUES => {
             Answer::Done(queues_to_wire(controller.granted_queues().max(1)))
         }
-        feature::ASYNC_EVENT_CONFIG => {
-            Answer::Done(u64::from(controller.async_event_config.load(Ordering::Relaxed)))
-        }
+        feature::ASYNC_EVENT_CONFIG => Answer::Done(u64::from(controller.events.config())),
         feature::ERROR_RECOVERY if !controller.is_discovery => {
             let is_on = subsystem.is_thin() && !controller.hides_unwritten();
             Answer::Done(if is_on { feature::DULBE.into() } else { 0 })
@@ -264,7 +270,10 @@ fn get_log_page(
         (log_page::ERROR, _) => vec![0; 64],
         (log_page::HEALTH, false) => health_log(),
         (log_page::FIRMWARE_SLOT, false) => firmware_log(),
-        (log_page::CHANGED_NAMESPACES, false) => vec![0; 4096],
+        (log_page::CHANGED_NAMESPACES, false) => {
+            controller.events.changed_namespaces(sqe.retains_event()).to_vec()
+        }
+        (log_page::ANA, false) if subsystem.options.ana => ana_log(subsystem, controller, sqe),
         (log_page::COMMAND_EFFECTS, false) => effects_log(subsystem.options.writable),
         _ => return Answer::Fail(Status::INVALID_LOG_PAGE),
     };
@@ -292,6 +301,25 @@ fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8
     for record in &records {
         log.extend_from_slice(record.as_bytes());
     }
+    log
+}
+
+/// The ANA log: one group with all namespaces that exist for the host.
+fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8> {
+    let is_inaccessible = subsystem.draining_since().is_some();
+    controller.events.ana_was_read(sqe.retains_event(), is_inaccessible);
+    let groups_only = sqe.cdw10.get() & 1 << 8 != 0; // RGO
+    let nsids = subsystem.namespaces.nsids().into_iter().filter(|id| controller.access.has(*id));
+    let nsids: Vec<Nsid> = nsids.filter(|_| !groups_only).collect();
+    let changes = u64::from(is_inaccessible);
+    let mut log = vec![0; 48];
+    log[..8].copy_from_slice(&changes.to_le_bytes());
+    log[8] = 1; // groups
+    log[16..20].copy_from_slice(&ANA_GROUP.to_le_bytes());
+    log[20..24].copy_from_slice(&(nsids.len() as u32).to_le_bytes());
+    log[24..32].copy_from_slice(&changes.to_le_bytes());
+    log[32] = if is_inaccessible { ANA_INACCESSIBLE } else { ANA_OPTIMIZED };
+    nsids.iter().for_each(|nsid| log.extend_from_slice(&nsid.0.to_le_bytes()));
     log
 }
 
@@ -335,6 +363,16 @@ fn effects_log(writable: bool) -> Vec<u8> {
     }
     log
 }
+
+/// The ANA group of all namespaces.
+const ANA_GROUP: u32 = 1;
+/// States of an ANA group in the ANA log, and their bits in ANACAP.
+const ANA_OPTIMIZED: u8 = 1;
+const ANA_INACCESSIBLE: u8 = 3;
+const ANACAP_OPTIMIZED: u8 = 1;
+const ANACAP_INACCESSIBLE: u8 = 1 << 2;
+/// ANATT: the longest change of state; none takes time.
+const ANA_TRANSITION_S: u8 = 10;
 
 /// The most outstanding asynchronous event requests.
 pub(super) const MAX_ASYNC_EVENTS: u8 = 4;

@@ -1,6 +1,7 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
 mod authentication;
+mod events;
 mod security;
 
 use std::collections::VecDeque;
@@ -81,6 +82,8 @@ pub(super) struct HostConnection {
     pub(super) is_dirty: bool,
     /// Set after a protocol error: nothing is served any more, and the connection closes soon.
     terminated: Option<Instant>,
+    /// Since when it is drained: the target has closed its side, and waits for the host's.
+    drained: Option<Instant>,
 }
 
 /// What a waiting command needs memory for.
@@ -149,6 +152,8 @@ pub(super) enum Closed {
     Dropped(&'static str),
     /// Its controller is gone.
     Orphaned,
+    /// The target drains, and this connection's commands have ended.
+    Drained,
     /// The target stops.
     Stopped,
 }
@@ -162,6 +167,7 @@ impl fmt::Display for Closed {
             Closed::Orphaned => {
                 f.write_str("its controller is gone, or was closed in favour of another")
             }
+            Closed::Drained => f.write_str("the target drains"),
             Closed::Stopped => f.write_str("the target stops"),
         }
     }
@@ -204,6 +210,7 @@ impl HostConnection {
             is_blocked: false,
             is_dirty: false,
             terminated: None,
+            drained: None,
         })
     }
 
@@ -276,6 +283,9 @@ impl HostConnection {
         let waiting = self.waiting.len();
         let has_memory = self.held_bytes <= backend.connection_bytes
             && (!backend.subsystem.options.writable || backend.has_room_for_capsules());
+        if self.takes_no_more(backend) {
+            return false;
+        }
         !is_io || has_memory && (waiting < MIN_WAITING || backend.num_waiting < MAX_WAITING)
     }
 
@@ -344,8 +354,8 @@ impl HostConnection {
             Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
-        if self.terminated.is_some() {
-            return Ok(()); // discarded after a protocol error
+        if self.terminated.is_some() || self.drained.is_some() {
+            return Ok(()); // discarded
         }
         if matches!(self.carriage, Carriage::Unknown)
             && self.begins_tls(&scratch.plain[..len], backend, now)?
@@ -561,6 +571,7 @@ impl HostConnection {
             Answer::Pending if self.async_events.len() < usize::from(MAX_ASYNC_EVENTS) => {
                 self.protocol.park(id);
                 self.async_events.push(id);
+                self.report_events();
             }
             Answer::Pending => self.fail(id, Status::AER_LIMIT_EXCEEDED.do_not_retry()),
         }
@@ -580,6 +591,10 @@ impl HostConnection {
         now: Instant,
     ) {
         let Some(queue) = &self.queue else { return };
+        if backend.subsystem.is_inaccessible_to(&queue.controller) {
+            Counters::add(&backend.counters.errors, 1);
+            return self.fail(id, Status::ANA_INACCESSIBLE);
+        }
         let request = match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => request,
             Err(status) => {
@@ -688,28 +703,6 @@ impl HostConnection {
         started > 0
     }
 
-    /// Sends a host elsewhere whose reads have waited for memory longer than the options allow.
-    pub(super) fn give_up_waiting(&mut self, backend: &mut Backend, now: Instant) {
-        let Some(limit) = backend.subsystem.options.max_memory_wait else { return };
-        let is_long = |since: Instant| now.saturating_duration_since(since) >= limit;
-        if self.waiting.is_empty() || !self.waiting_since.is_some_and(is_long) {
-            return;
-        }
-        let is_read = |(_, need): &(CommandId, MemoryNeed)| match need {
-            MemoryNeed::Io(request) => request.kind == Kind::Read,
-            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
-        };
-        let (reads, others): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(is_read);
-        self.waiting = others;
-        backend.num_waiting -= reads.len();
-        for (id, _) in reads {
-            Counters::add(&backend.counters.errors, 1);
-            self.fail(id, Status::UNWRITTEN_BLOCK.do_not_retry());
-        }
-        self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
-    }
-
     /// All data of a write have arrived.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let (len, in_capsule) = (buf.len() as u32, true);
@@ -813,10 +806,10 @@ impl HostConnection {
         self.protocol.shrink();
         self.check_authentication(&backend.subsystem, now);
         let options = &backend.subsystem.options;
-        let passed =
-            |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
+        let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);
         let late = match (&self.terminated, &self.queue) {
             (Some(since), _) => passed(*since, LINGER).then_some(BROKE_PROTOCOL),
+            _ if self.drained.is_some_and(|since| passed(since, LINGER)) => Some(Closed::Drained),
             (None, None) if self.is_late_handshake(now) => Some(LATE_HANDSHAKE),
             (None, None) => passed(self.opened, options.connect_timeout).then_some(NO_CONNECT),
             (None, Some(queue)) if queue.is_orphan() => Some(Closed::Orphaned),
@@ -855,6 +848,13 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// Whether `limit` has passed since an instant.
+fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
+    now.saturating_duration_since(since) >= limit
+}
+
+/// How long a host that knows ANA has to read that its namespaces are inaccessible, before it is drained.
+const ANA_LIMIT: Duration = Duration::from_secs(2);
 /// How much a host must read or send within a time limit.
 const PROGRESS_BYTES: usize = 64 << 10;
 /// How long a connection stays open after a protocol error, so that the host can read the reason.

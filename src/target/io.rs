@@ -3,8 +3,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use slab::Slab;
 
 use super::hosts::Hosts;
+use super::namespaces::ServedNamespace;
 use super::options::Access;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
@@ -30,16 +34,49 @@ pub(super) struct Backend {
     pub(super) num_waiting: usize,
     /// How much memory each host holds.
     pub(super) hosts: Hosts,
-    /// One queue pair per namespace, in the order of the NSIDs.
-    pub(super) queues: Vec<NamespaceQueue>,
+    /// One queue pair per namespace. A removed namespace keeps its place until its last I/O has ended.
+    pub(super) queues: Slab<NamespaceQueue>,
+    /// Where in `queues` the namespace is, by NSID; [`NO_QUEUE`] for none.
+    pub(super) by_nsid: Vec<u32>,
     /// The most bytes of the pool that one connection may hold.
     pub(super) connection_bytes: usize,
 }
 
 /// A namespace's queue pair, and the I/O that waits for room in it.
 pub(super) struct NamespaceQueue {
+    pub(super) nsid: Nsid,
+    /// Whether no host may write to it.
+    pub(super) read_only: bool,
     pub(super) queue_pair: Box<dyn QueuePair>,
     pub(super) pending: VecDeque<Io>,
+    /// Whether it serves no new command.
+    pub(super) is_removed: bool,
+}
+
+impl NamespaceQueue {
+    pub(super) fn new(served: &ServedNamespace, queue_pair: Box<dyn QueuePair>) -> NamespaceQueue {
+        let (nsid, read_only) = (served.nsid, served.read_only);
+        NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
+    }
+
+    /// Whether it has I/O to do.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.pending.is_empty() || self.queue_pair.outstanding() > 0
+    }
+}
+
+/// A change that a poller applies to its queue pairs, and says so.
+pub(super) struct Change {
+    pub(super) what: What,
+    pub(super) applied: Sender<()>,
+}
+
+/// What changes.
+pub(super) enum What {
+    /// A namespace is there from now on.
+    Add(NamespaceQueue),
+    /// New commands for this namespace fail from now on; those that have begun end as usual.
+    Remove(Nsid),
 }
 
 /// An I/O command that has been checked.
@@ -83,11 +120,11 @@ impl Backend {
         data: DataTransfer,
         access: &Access,
     ) -> Result<Request, Status> {
-        let queue = sqe.nsid.get().checked_sub(1).map(|index| index as usize);
-        let queue = queue.filter(|&queue| queue < self.queues.len());
-        let queue = queue.filter(|_| access.has(Nsid(sqe.nsid.get())));
+        let nsid = Nsid(sqe.nsid.get());
+        let queue = self.queue_of(nsid).filter(|_| access.has(nsid));
         let queue = queue.ok_or(Status::INVALID_NAMESPACE)?;
-        let namespace = self.queues[queue].queue_pair.namespace();
+        let NamespaceQueue { queue_pair, read_only, .. } = &self.queues[queue];
+        let namespace = queue_pair.namespace();
         let kind = match sqe.opcode {
             nvm::READ => Kind::Read,
             nvm::WRITE if sqe.cdw12.get() & FUA != 0 => Kind::DurableWrite,
@@ -100,8 +137,10 @@ impl Backend {
             }
             _ => return Err(Status::INVALID_OPCODE),
         };
-        let is_read_only =
-            namespace.read_only || access.read_only || !self.subsystem.options.writable;
+        let is_read_only = namespace.read_only
+            || *read_only
+            || access.read_only
+            || !self.subsystem.options.writable;
         if kind != Kind::Read && is_read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED);
         }
@@ -176,9 +215,30 @@ impl Backend {
 
     /// Whether any I/O is queued or outstanding.
     pub(super) fn is_busy(&self) -> bool {
-        self.queues
-            .iter()
-            .any(|queue| !queue.pending.is_empty() || queue.queue_pair.outstanding() > 0)
+        self.queues.iter().any(|(_, queue)| queue.is_busy())
+    }
+
+    /// Where in `queues` the namespace is, unless there is none.
+    fn queue_of(&self, nsid: Nsid) -> Option<usize> {
+        let queue = *self.by_nsid.get(nsid.0 as usize)?;
+        (queue != NO_QUEUE).then_some(queue as usize)
+    }
+
+    /// Adds the queue of a namespace; returns where it is in `queues`.
+    pub(super) fn add_queue(&mut self, queue: NamespaceQueue) -> usize {
+        let nsid = queue.nsid.0 as usize;
+        let index = self.queues.insert(queue);
+        self.by_nsid.resize(self.by_nsid.len().max(nsid + 1), NO_QUEUE);
+        self.by_nsid[nsid] = index as u32;
+        index
+    }
+
+    /// New commands no longer find the namespace. Returns where in `queues` it was.
+    pub(super) fn remove_queue(&mut self, nsid: Nsid) -> Option<usize> {
+        let index = self.queue_of(nsid)?;
+        self.by_nsid[nsid.0 as usize] = NO_QUEUE;
+        self.queues[index].is_removed = true;
+        Some(index)
     }
 }
 
@@ -226,6 +286,8 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
     }
 }
 
+/// The place in `queues` of a namespace that does not exist.
+const NO_QUEUE: u32 = u32::MAX;
 /// Size of the reserve.
 pub(super) const RESERVE_BYTES: usize = 4 << 20;
 const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);

@@ -30,10 +30,12 @@
 
 mod admin;
 mod connection;
+mod events;
 mod exponentiations;
 mod generated_keys;
 mod hosts;
 mod io;
+mod namespaces;
 mod options;
 mod peers;
 mod poller;
@@ -45,10 +47,13 @@ mod warnings;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+pub use namespaces::{MAX_NSID, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};
+pub use subsystem::ConnectedController;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::nvme::{Address, Nqn, TcpAddress};
@@ -57,6 +62,7 @@ use crate::qpair::Device;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::tls::{self, TlsError};
 use crate::units::Nsid;
+use io::{Change, NamespaceQueue, What};
 use poller::{Mailbox, Poller};
 use stats::Counters;
 use subsystem::Subsystem;
@@ -84,19 +90,42 @@ impl Target {
     /// `InvalidArgument`: no device, or a non-loopback address without allowed hosts. `Busy`: the
     /// port is in use. Otherwise the device's error when it cannot create a queue pair.
     pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
-        check(&options, &devices)?;
-        let address = options.listen;
-        let listener = TcpListener::bind(address).map_err(|e| poller::listen_error(address, e))?;
-        // A thousand hosts may connect at once; the standard library's backlog is 128.
-        rustix::net::listen(&listener, LISTEN_BACKLOG).map_err(std::io::Error::from)?;
-        listener.set_nonblocking(true)?;
-        let local_addr = listener.local_addr()?;
+        if devices.is_empty() {
+            let message = "a target needs at least one namespace";
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let served = ServedNamespace::numbered(devices);
+        check(&options, &[options.listen], &served)?;
+        let listener = listen(options.listen)?;
+        Target::serve(options, vec![listener], served)
+    }
+
+    /// Serves `served` to hosts that connect to `listeners`, on threads of its own. The address in the
+    /// options is not used. There may be no namespace yet.
+    ///
+    /// # Errors
+    /// As [`Target::bind`]; `InvalidArgument` also: no listener, or two namespaces with one NSID.
+    pub fn serve(
+        options: TargetOptions,
+        listeners: Vec<TcpListener>,
+        served: Vec<ServedNamespace>,
+    ) -> Result<Target> {
+        let addresses = listeners.iter().map(TcpListener::local_addr);
+        let addresses = addresses.collect::<std::io::Result<Vec<SocketAddr>>>()?;
+        check(&options, &addresses, &served)?;
+        for listener in &listeners {
+            // A thousand hosts may connect at once; the standard library's backlog is 128.
+            rustix::net::listen(listener, LISTEN_BACKLOG).map_err(std::io::Error::from)?;
+            listener.set_nonblocking(true)?;
+        }
+        let local_addr = addresses[0];
+        let is_local = addresses.iter().all(|address| address.ip().is_loopback());
         let num_pollers = options.num_pollers.max(1);
         let mailboxes =
             (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
         let counters = Arc::<Counters>::default();
         let mut target = Target {
-            subsystem: Arc::new(Subsystem::new(options, devices, counters.clone())),
+            subsystem: Arc::new(Subsystem::new(options, served, is_local, counters.clone())),
             counters,
             mailboxes,
             threads: Vec::new(),
@@ -105,13 +134,13 @@ impl Target {
             local_addr,
             home: Forked::new(()),
         };
-        let mut listener = Some(listener);
+        let mut listeners = Some(listeners);
         for number in 0..num_pollers {
             let (subsystem, counters) = (target.subsystem.clone(), target.counters.clone());
             let mailboxes = target.mailboxes.clone();
             let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
-            let listener = listener.take();
-            let make = || Poller::new(subsystem, counters, mailboxes, number, listener);
+            let listeners = listeners.take().unwrap_or_default(); // the first poller accepts
+            let make = || Poller::new(subsystem, counters, mailboxes, number, listeners);
             // Created on its own processor, so that its memory is local to it.
             let poller = match &cpu {
                 None => make()?,
@@ -147,7 +176,7 @@ impl Target {
     /// exist. Nothing has changed then. Otherwise: the operating system cannot start the thread that computes
     /// for authentications.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
-        check_hosts(&keys, self.subsystem.devices.len())?;
+        check_hosts(&keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
         self.subsystem.set_keys(keys);
         self.start_authenticating()
     }
@@ -155,6 +184,110 @@ impl Target {
     /// Replaces the hosts that may connect without keys. Hosts that are connected stay.
     pub fn set_allowed_hosts(&self, hosts: Vec<Nqn>) {
         self.subsystem.set_allowed(hosts);
+    }
+
+    /// Ends the connections of a host; returns how many controllers it had. Whether it may connect again is
+    /// not changed.
+    pub fn disconnect(&self, host: &Nqn) -> usize {
+        let ended = self.subsystem.disconnect(host);
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+        ended
+    }
+
+    /// The hosts that are connected, one entry for each of their controllers.
+    pub fn connected(&self) -> Vec<ConnectedController> {
+        self.subsystem.connected(Instant::now())
+    }
+
+    /// The namespaces, by NSID.
+    pub fn namespaces(&self) -> Vec<ServedNamespace> {
+        self.subsystem.namespaces.all()
+    }
+
+    /// Adds a namespace. Hosts that are connected, and to which it exists, get an event.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is one with this NSID, it cannot be served, or takes smaller
+    /// transfers than hosts were told of. Otherwise the device's error when it cannot create a queue pair.
+    pub fn add_namespace(&mut self, served: ServedNamespace) -> Result<()> {
+        namespaces::check_one(&served)?;
+        let (nsid, subsystem) = (served.nsid, &self.subsystem);
+        if subsystem.namespaces.get(nsid).is_some() {
+            let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
+            return Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid));
+        }
+        let (takes, told) =
+            (served.device.namespace().max_transfer_bytes, subsystem.max_transfer_bytes);
+        if takes < told {
+            let message = format!(
+                "its transfers have at most {takes} bytes, and hosts were told that {told} are possible"
+            );
+            let error = Error::new(ErrorKind::InvalidArgument, message).nsid(nsid);
+            return Err(error.hint("restart the target with it"));
+        }
+        let make = |mailbox: &Mailbox| served.device.queue_pair_in(&mailbox.scope);
+        let queue_pairs = self.mailboxes.iter().map(make).collect::<Result<Vec<_>>>()?;
+        let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
+        let queues = queue_pairs.into_iter().map(queue);
+        self.apply(queues.collect())?;
+        self.subsystem.namespaces.insert(served);
+        self.report_change(nsid);
+        Ok(())
+    }
+
+    /// Removes a namespace. Hosts that are connected get an event, and *Invalid Namespace or Format* for new
+    /// commands to it; commands that have begun end as usual.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such namespace.
+    pub fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
+        if self.subsystem.namespaces.remove(nsid).is_none() {
+            let message = format!("{} has no namespace {}", self.nqn(), nsid.0);
+            return Err(Error::new(ErrorKind::NotFound, message).nsid(nsid));
+        }
+        self.apply(self.mailboxes.iter().map(|_| What::Remove(nsid)).collect())?;
+        self.report_change(nsid);
+        Ok(())
+    }
+
+    /// Has each poller apply its change, and waits until all have.
+    fn apply(&self, changes: Vec<What>) -> Result<()> {
+        let (applied, all) = channel();
+        for (mailbox, what) in self.mailboxes.iter().zip(changes) {
+            mailbox.change(Change { what, applied: applied.clone() });
+        }
+        drop(applied);
+        self.await_pollers(&all)
+    }
+
+    fn await_pollers(&self, all: &Receiver<()>) -> Result<()> {
+        let until = Instant::now() + poller::CHANGE_LIMIT;
+        for _ in self.mailboxes.iter() {
+            if all.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
+                self.check()?;
+                let message = "a thread of the target does not answer: a device may be stuck";
+                return Err(Error::new(ErrorKind::TimedOut, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn report_change(&self, nsid: Nsid) {
+        self.subsystem.namespace_changed(nsid);
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+    }
+
+    /// Begins to send all hosts away, and returns at once. New connections are refused; hosts that know ANA
+    /// ([`TargetOptions::ana`]) are told that the namespaces are inaccessible here; commands that have begun
+    /// end as usual, and then the connections are closed. [`Target::is_drained`] tells when it is over.
+    pub fn drain(&self) {
+        self.subsystem.begin_to_drain(Instant::now());
+        self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
+    }
+
+    /// Whether no host is connected any more.
+    pub fn is_drained(&self) -> bool {
+        self.subsystem.num_controllers() == 0
     }
 
     /// Starts the thread of authentications, unless it runs.
@@ -253,10 +386,20 @@ impl std::fmt::Debug for Target {
 /// Length of the queue of connections that wait for `accept`.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// Refuses hosts that need TLS in a build without it, and namespaces that do not exist.
-fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, num_namespaces: usize) -> Result<()> {
+/// Listens on `address`; port 0 takes a free port.
+///
+/// # Errors
+/// `Busy`: the port is in use. `InvalidArgument`: the machine does not have that address. `Refused`: the port
+/// needs a privilege.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| poller::listen_error(address, error))
+}
+
+/// Refuses hosts that need TLS in a build without it, and namespaces that do not exist and cannot be added.
+fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) -> Result<()> {
     for (host, keys) in keys {
-        let is_missing = |nsid: &&Nsid| !(1..=num_namespaces as u64).contains(&u64::from(nsid.0));
+        let may_exist = |nsid: &Nsid| nsids.contains(nsid) || (1..=max_nsid).contains(&nsid.0);
+        let is_missing = |nsid: &&Nsid| !may_exist(nsid);
         if let Some(nsid) = keys.access.namespaces.iter().flatten().find(is_missing) {
             let message = format!("{host} may use namespace {}, which does not exist", nsid.0);
             let hint = "namespaces are numbered from 1 in the order of the addresses";
@@ -273,15 +416,16 @@ fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, num_namespaces: usize) -> Result<
 }
 
 /// Refuses options and devices that cannot be served.
-fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
+fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespace]) -> Result<()> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
-    if devices.is_empty() {
-        return Err(invalid("a target needs at least one namespace".to_owned()));
+    if listen.is_empty() {
+        return Err(invalid("a target needs an address to listen on".to_owned()));
     }
     if options.max_queue_entries < 2 {
         return Err(invalid("a queue has at least 2 entries".to_owned()));
     }
-    check_hosts(&options.host_keys, devices.len())?;
+    let nsids: Vec<Nsid> = served.iter().map(|served| served.nsid).collect();
+    check_hosts(&options.host_keys, &nsids, options.max_nsid)?;
     if options.nqn.as_str() == Nqn::DISCOVERY {
         return Err(invalid(
             "a subsystem cannot have the name of the discovery service".to_owned(),
@@ -289,20 +433,11 @@ fn check(options: &TargetOptions, devices: &[Arc<dyn Device>]) -> Result<()> {
     }
     let is_open =
         options.allow_any_host || !options.allow_hosts.is_empty() || !options.host_keys.is_empty();
-    if !options.listen.ip().is_loopback() && !is_open {
-        let message =
-            format!("{} is reachable from other machines, and no host is allowed", options.listen);
+    let far = listen.iter().find(|address| !address.ip().is_loopback());
+    if let Some(address) = far.filter(|_| !is_open) {
+        let message = format!("{address} is reachable from other machines, and no host is allowed");
         return Err(invalid(message)
             .hint("name the hosts (--allow-host NQN), or allow all (--allow-any-host)"));
     }
-    for device in devices {
-        let namespace = device.namespace();
-        if !(512..=4096).contains(&namespace.block_len_bytes)
-            || !namespace.block_len_bytes.is_power_of_two()
-        {
-            let message = format!("blocks of {} bytes cannot be served", namespace.block_len_bytes);
-            return Err(invalid(message).target(namespace.address));
-        }
-    }
-    Ok(())
+    namespaces::check(served)
 }

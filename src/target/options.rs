@@ -87,6 +87,12 @@ pub struct TargetOptions {
     /// [`Target::set_allowed_hosts`]: super::Target::set_allowed_hosts
     /// [`Target::set_host_keys`]: super::Target::set_host_keys
     pub hold: bool,
+    /// The highest NSID that hosts are told of (NN), if namespaces may be added while the target serves; else
+    /// that of the namespaces it starts with.
+    pub max_nsid: u32,
+    /// Whether the target reports Asymmetric Namespace Access: [`Target::drain`](super::Target::drain) then
+    /// tells hosts that the namespaces are inaccessible here, so that they go on by other paths.
+    pub ana: bool,
 }
 
 /// What a host proves itself with, and what the target proves itself to that host with.
@@ -166,6 +172,8 @@ impl TargetOptions {
             send_timeout: Duration::from_secs(30),
             max_memory_wait: None,
             hold: false,
+            max_nsid: 0,
+            ana: false,
         }
     }
 }

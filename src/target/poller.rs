@@ -1,5 +1,7 @@
 //! A poller thread: moves data between sockets and queue pairs.
 
+mod changes;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -17,7 +19,9 @@ use slab::Slab;
 use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryWait};
-use super::io::{Backend, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag};
+use super::io::{
+    Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag,
+};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
@@ -35,6 +39,12 @@ pub(super) struct Mailbox {
     inbox: Mutex<Vec<(TcpStream, SocketAddr)>>,
     /// Results for connections that authenticate.
     computed: Mutex<Vec<Computed>>,
+    /// Changes of namespaces.
+    changes: Mutex<Vec<Change>>,
+    /// Whether controllers may have events to report.
+    has_events: AtomicBool,
+    /// What the poller's queue pairs share connections in.
+    pub(super) scope: PairScope,
     waker: OwnedFd,
     stop: AtomicBool,
     /// I/O queues, plus connections that have not sent Connect yet. Admin queues are nearly idle
@@ -49,6 +59,9 @@ impl Mailbox {
         Ok(Mailbox {
             inbox: Mutex::default(),
             computed: Mutex::default(),
+            changes: Mutex::default(),
+            has_events: AtomicBool::new(false),
+            scope: PairScope::new(),
             waker,
             stop: AtomicBool::new(false),
             load: AtomicUsize::new(0),
@@ -64,6 +77,18 @@ impl Mailbox {
     /// Hands the poller a result that one of its connections waits for.
     pub(super) fn computed(&self, computed: Computed) {
         self.computed.lock().push(computed);
+        self.wake();
+    }
+
+    /// Hands the poller a change of its namespaces.
+    pub(super) fn change(&self, change: Change) {
+        self.changes.lock().push(change);
+        self.wake();
+    }
+
+    /// Tells the poller that controllers may have events to report, or may be gone.
+    pub(super) fn look_at_controllers(&self) {
+        self.has_events.store(true, Ordering::Release);
         self.wake();
     }
 
@@ -88,8 +113,8 @@ pub(super) struct Poller {
     epoll: OwnedFd,
     /// Readiness of the devices' queue pairs.
     devices: Readiness,
-    /// The first poller accepts for all pollers.
-    listener: Option<TcpListener>,
+    /// The first poller accepts for all pollers; the others have no listeners.
+    listeners: Vec<TcpListener>,
     /// Whether accepting is suspended until the next tick.
     accept_paused: bool,
     /// A spare file descriptor. When the process has no other, it is closed so that one connection
@@ -125,7 +150,7 @@ impl Poller {
         counters: Arc<Counters>,
         mailboxes: Arc<[Mailbox]>,
         number: usize,
-        listener: Option<TcpListener>,
+        listeners: Vec<TcpListener>,
     ) -> Result<Poller> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let add = |fd: &dyn AsFd, token| {
@@ -133,19 +158,19 @@ impl Poller {
                 .map_err(|errno| Error::from(io::Error::from(errno)))
         };
         add(&mailboxes[number].waker, WAKER)?;
-        if let Some(listener) = &listener {
-            add(listener, LISTENER)?;
+        for (number, listener) in listeners.iter().enumerate() {
+            add(listener, LISTENER - number as u64)?;
         }
         let busy_poll = subsystem.options.busy_poll;
         let peer_limits = peer_limits(&subsystem, mailboxes.len());
         let devices = Readiness::new()?;
         Ok(Poller {
-            backend: make_backend(subsystem, counters, &devices)?,
+            backend: make_backend(subsystem, counters, &mailboxes[number].scope, &devices)?,
             mailboxes,
             number,
             epoll,
             devices,
-            listener,
+            listeners,
             accept_paused: false,
             spare: spare_descriptor(),
             peer_limits,
@@ -175,7 +200,7 @@ impl Poller {
                 self.spinning.slept(now.elapsed());
             }
         }
-        self.listener = None;
+        self.listeners.clear();
         self.close_all();
         let limit = Instant::now() + STOP_LIMIT;
         while self.backend.is_busy() && Instant::now() < limit {
@@ -195,7 +220,9 @@ impl Poller {
             let (token, flags) = (event.data.u64(), event.flags);
             match token {
                 WAKER => self.take_from_inbox(now),
-                LISTENER => self.accept(now),
+                _ if LISTENER - token < self.listeners.len() as u64 => {
+                    self.accept((LISTENER - token) as usize, now);
+                }
                 index => self.socket_ready(index as usize, flags, now),
             }
         }
@@ -218,10 +245,9 @@ impl Poller {
     /// Sleeps until a socket or a device is ready, or until the next tick. Does not allocate.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
-        for NamespaceQueue { queue_pair, pending } in &self.backend.queues {
-            until = queue_pair.next_timeout().map_or(until, |at| until.min(at));
-            let is_busy = queue_pair.outstanding() > 0 || !pending.is_empty();
-            if is_busy && queue_pair.notice() == Notice::Poll {
+        for (_, queue) in &self.backend.queues {
+            until = queue.queue_pair.next_timeout().map_or(until, |at| until.min(at));
+            if queue.is_busy() && queue.queue_pair.notice() == Notice::Poll {
                 return;
             }
         }
@@ -241,6 +267,14 @@ impl Poller {
         let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
         let streams = std::mem::take(&mut *mailbox.inbox.lock());
         let computed = std::mem::take(&mut *mailbox.computed.lock());
+        let changes = std::mem::take(&mut *mailbox.changes.lock());
+        let has_events = mailbox.has_events.swap(false, Ordering::Acquire);
+        for change in changes {
+            self.apply(change, now);
+        }
+        if has_events {
+            self.report_events(now);
+        }
         for (stream, peer) in streams {
             self.add(stream, peer, now);
         }
@@ -254,18 +288,19 @@ impl Poller {
         }
     }
 
-    fn accept(&mut self, now: Instant) {
+    fn accept(&mut self, number: usize, now: Instant) {
         if self.backend.subsystem.is_held() {
             self.next_tick = self.next_tick.min(now + HELD_TICK);
             return self.pause_accepting(true);
         }
         for _ in 0..ACCEPTS_PER_ITERATION {
-            let Some(listener) = &self.listener else { return };
-            let (stream, peer) = match listener.accept() {
+            let (stream, peer) = match self.listeners[number].accept() {
                 Ok(accepted) => accepted,
                 Err(error) if is_transient(&error) => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) if is_out_of_descriptors(&error) && self.find_descriptor(now) => {
+                Err(error)
+                    if is_out_of_descriptors(&error) && self.find_descriptor(number, now) =>
+                {
                     continue;
                 }
                 Err(error) => {
@@ -303,26 +338,27 @@ impl Poller {
         self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Suspends or resumes polling the listener, which would otherwise stay ready all the time.
+    /// Suspends or resumes polling the listeners, which would otherwise stay ready all the time.
     fn pause_accepting(&mut self, pause: bool) {
-        let Some(listener) = &self.listener else { return };
         let flags = if pause { EventFlags::empty() } else { EventFlags::IN };
-        // Cannot fail: the listener is registered as long as it exists.
-        let _ = epoll::modify(&self.epoll, listener, EventData::new_u64(LISTENER), flags);
+        for (number, listener) in self.listeners.iter().enumerate() {
+            let token = EventData::new_u64(LISTENER - number as u64);
+            // Cannot fail: the listener is registered as long as it exists.
+            let _ = epoll::modify(&self.epoll, listener, token, flags);
+        }
         self.accept_paused = pause;
     }
 
     /// No file descriptor is left to accept a connection: closes the oldest connection without a
     /// queue, or else accepts the new connection with the spare descriptor and closes it. Returns
     /// whether to go on.
-    fn find_descriptor(&mut self, now: Instant) -> bool {
+    fn find_descriptor(&mut self, number: usize, now: Instant) -> bool {
         if self.close_unconnected(None, now) {
             return true;
         }
         let Some(spare) = self.spare.take() else { return false };
         drop(spare);
-        let accepted = self.listener.as_ref().map(TcpListener::accept);
-        if let Some(Ok((stream, peer))) = accepted {
+        if let Ok((stream, peer)) = self.listeners[number].accept() {
             drop(stream);
             self.refuse(peer, "no file descriptor is left", now);
         }
@@ -483,8 +519,12 @@ impl Poller {
     fn run_devices(&mut self, now: Instant) -> usize {
         let mut num_completed = 0;
         self.devices.look(|_| {}); // resets their descriptors; all queue pairs are polled anyway
-        for number in 0..self.backend.queues.len() {
-            let queue = &mut self.backend.queues[number];
+        let mut number = 0;
+        while number < self.backend.queues.capacity() {
+            let Some(queue) = self.backend.queues.get_mut(number) else {
+                number += 1;
+                continue;
+            };
             if !queue.pending.is_empty() {
                 queue.queue_pair.submit(&mut queue.pending);
             }
@@ -496,6 +536,8 @@ impl Poller {
                 self.complete(number, completion);
             }
             self.done = done;
+            self.forget_if_over(number);
+            number += 1;
         }
         num_completed
     }
@@ -611,8 +653,12 @@ impl Poller {
             .iter_mut()
             .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
             .collect();
+        let draining_since = self.backend.subsystem.draining_since();
         for (_, connection) in &mut self.connections {
             connection.give_up_waiting(&mut self.backend, now);
+            if let Some(since) = draining_since {
+                connection.drain(&self.backend, now, since);
+            }
         }
         // Those whose time has brought them something to send.
         let wants = |c: &HostConnection| c.wants_to_send() && !c.is_dirty && !c.is_blocked;
@@ -642,7 +688,8 @@ impl Poller {
         }
         let counters = &self.backend.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
-        let is_its_own = matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Stopped);
+        let is_its_own =
+            matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Drained | Closed::Stopped);
         if !is_its_own || connection.is_terminated() {
             Counters::add(&counters.dropped, 1);
         }
@@ -668,18 +715,13 @@ impl Poller {
 fn make_backend(
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
+    scope: &PairScope,
     devices: &Readiness,
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
-    let scope = PairScope::new();
-    let queues = subsystem.devices.iter().enumerate().map(|(number, device)| {
-        let mut queue_pair = device.queue_pair_in(&scope)?;
-        queue_pair.register(&devices.registry(number));
-        Ok(NamespaceQueue { queue_pair, pending: VecDeque::new() })
-    });
-    let queues = queues.collect::<Result<Vec<NamespaceQueue>>>()?;
-    Ok(Backend {
+    let served = subsystem.namespaces.all();
+    let mut backend = Backend {
         subsystem,
         counters,
         tally: Tally::default(),
@@ -691,9 +733,16 @@ fn make_backend(
             huge_pages: HugePages::Off,
         })?,
         num_waiting: 0,
-        queues,
+        queues: Slab::new(),
+        by_nsid: Vec::new(),
         connection_bytes: bytes / 4,
-    })
+    };
+    for served in served {
+        let queue = NamespaceQueue::new(&served, served.device.queue_pair_in(scope)?);
+        let index = backend.add_queue(queue);
+        backend.queues[index].queue_pair.register(&devices.registry(index));
+    }
+    Ok(backend)
 }
 
 /// Connection limits of a poller: the configured ones, capped at this poller's share of three
@@ -770,6 +819,7 @@ pub(super) fn listen_error(address: SocketAddr, error: io::Error) -> Error {
 }
 
 const WAKER: u64 = u64::MAX;
+/// The first listener; the others count down from it.
 const LISTENER: u64 = u64::MAX - 1;
 /// Send buffer of a loopback connection.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
@@ -784,5 +834,7 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 const IDLE_TICK: Duration = Duration::from_secs(60);
 /// How often it is checked whether connections that wait for their hosts to be known may go on.
 const HELD_TICK: Duration = Duration::from_millis(5);
+/// How long the target waits for its pollers to apply a change.
+pub(super) const CHANGE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a stopped poller waits for its devices.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

@@ -5,14 +5,16 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
+use super::events::{ANA, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
 use super::generated_keys::GeneratedKeys;
+use super::namespaces::{Namespaces, ServedNamespace};
 use super::options::{Access, HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
@@ -20,13 +22,15 @@ use super::warnings::{WarningKind, Warnings, Who};
 use crate::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
-use crate::qpair::{Device, Namespace};
+use crate::qpair::Namespace;
 use crate::units::Nsid;
 
 /// The subsystem that a target serves, and its discovery service.
 pub(super) struct Subsystem {
     pub(super) options: TargetOptions,
-    pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) namespaces: Namespaces,
+    /// Whether it listens on loopback addresses only.
+    is_local: bool,
     /// The most data of a command: a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
@@ -42,6 +46,8 @@ pub(super) struct Subsystem {
     pub(super) generated: GeneratedKeys,
     /// Times are stored as milliseconds since this instant, so that they fit into atomics.
     start: Instant,
+    /// Since when no host gets in and all are sent away.
+    draining_since: OnceLock<Instant>,
     controllers: Mutex<Controllers>,
 }
 
@@ -78,8 +84,10 @@ pub(super) struct Controller {
     pub(super) kato_ms: AtomicU32,
     /// When one of its connections last received something.
     last_seen_ms: AtomicU64,
-    /// Asynchronous event configuration, kept for Get Features.
-    pub(super) async_event_config: AtomicU32,
+    /// What it reports by asynchronous events.
+    pub(super) events: Events,
+    /// When it was created.
+    since: Instant,
     /// Whether the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
     pub(super) hides_unwritten: AtomicBool,
     queues: Mutex<Queues>,
@@ -108,6 +116,23 @@ pub(super) struct Queue {
     subsystem: Arc<Subsystem>,
 }
 
+/// A controller of a host that is connected now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectedController {
+    /// Its identifier.
+    pub cntlid: u16,
+    /// The name that its host states, or has proved.
+    pub host: Nqn,
+    /// The address that its admin queue connected from.
+    pub peer: SocketAddr,
+    /// I/O queues that are connected.
+    pub num_io_queues: usize,
+    /// Whether its connections are inside TLS.
+    pub is_secured: bool,
+    /// Seconds since it connected.
+    pub connected_s: u64,
+}
+
 /// Whose key the TLS session of a connection has.
 #[derive(Debug)]
 pub(super) struct Names {
@@ -131,10 +156,12 @@ pub(super) struct Refusal {
 impl Subsystem {
     pub(super) fn new(
         options: TargetOptions,
-        devices: Vec<Arc<dyn Device>>,
+        served: Vec<ServedNamespace>,
+        is_local: bool,
         counters: Arc<Counters>,
     ) -> Subsystem {
-        let smallest = devices.iter().map(|device| device.namespace().max_transfer_bytes).min();
+        let limits = served.iter().map(|served| served.device.namespace().max_transfer_bytes);
+        let smallest = limits.min();
         let wanted = options.max_transfer_bytes.min(smallest.unwrap_or(4096)).max(4096);
         let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
         let max_transfer_bytes = 1 << wanted.min(held).ilog2();
@@ -156,22 +183,24 @@ impl Subsystem {
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
             held: AtomicBool::new(options.hold),
             options,
-            devices,
+            namespaces: Namespaces::new(served),
+            is_local,
             max_transfer_bytes,
             warnings: Warnings::new(start),
             counters,
             exponentiations: Exponentiations::new(),
             generated: GeneratedKeys::default(),
             start,
+            draining_since: OnceLock::new(),
             controllers: Mutex::new(controllers),
         }
     }
 
     /// The namespace `nsid` as hosts see it, if it exists.
     pub(super) fn namespace(&self, nsid: u32) -> Option<Namespace> {
-        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
-        let mut namespace = self.devices.get(index)?.namespace();
-        namespace.read_only |= !self.options.writable;
+        let served = self.namespaces.get(Nsid(nsid))?;
+        let mut namespace = served.device.namespace();
+        namespace.read_only |= served.read_only || !self.options.writable;
         if namespace.nguid == [0; 16] {
             namespace.nguid = self.nguid_of(nsid);
         }
@@ -180,18 +209,77 @@ impl Subsystem {
 
     /// Bytes of the allocated blocks of namespace `nsid`, if it is thinly provisioned.
     pub(super) fn allocated_bytes(&self, nsid: u32) -> Option<u64> {
-        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
-        self.devices.get(index)?.capabilities().allocated_bytes
+        self.namespaces.get(Nsid(nsid))?.device.capabilities().allocated_bytes
     }
 
     /// Whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
     pub(super) fn is_thin(&self) -> bool {
-        self.devices.iter().any(|device| device.capabilities().allocated_bytes.is_some())
+        let allocated = |served: &ServedNamespace| served.device.capabilities().allocated_bytes;
+        self.namespaces.all().iter().any(|served| allocated(served).is_some())
     }
 
-    /// NSIDs of the namespaces, all of which are active.
-    pub(super) fn nsids(&self) -> impl Iterator<Item = Nsid> {
-        (1..=self.devices.len() as u32).map(Nsid)
+    /// The highest NSID that hosts are told of (NN).
+    pub(super) fn max_nsid(&self) -> u32 {
+        let highest = self.namespaces.nsids().last().map_or(0, |nsid| nsid.0);
+        highest.max(self.options.max_nsid)
+    }
+
+    /// Asynchronous events that it may send (OAES).
+    pub(super) fn optional_events(&self) -> u32 {
+        NAMESPACES | if self.options.ana { ANA } else { 0 }
+    }
+
+    /// Tells all controllers to which the namespace exists that it has come or gone.
+    pub(super) fn namespace_changed(&self, nsid: Nsid) {
+        for controller in self.controllers.lock().by_cntlid.values() {
+            if !controller.is_discovery && controller.access.has(nsid) {
+                controller.events.namespace_changed(nsid);
+            }
+        }
+    }
+
+    /// From now on no host gets in, and those that are in are sent away.
+    pub(super) fn begin_to_drain(&self, now: Instant) {
+        if self.draining_since.set(now).is_ok() && self.options.ana {
+            let controllers = self.controllers.lock();
+            controllers.by_cntlid.values().for_each(|controller| controller.events.ana_changed());
+        }
+    }
+
+    /// Since when it drains.
+    pub(super) fn draining_since(&self) -> Option<Instant> {
+        self.draining_since.get().copied()
+    }
+
+    /// Whether the controller's commands fail because its host knows what *inaccessible* means.
+    pub(super) fn is_inaccessible_to(&self, controller: &Controller) -> bool {
+        self.draining_since.get().is_some() && self.options.ana && controller.events.knows_ana()
+    }
+
+    /// Ends the controllers of a host; returns how many there were.
+    pub(super) fn disconnect(&self, hostnqn: &Nqn) -> usize {
+        let mut controllers = self.controllers.lock();
+        let its = |controller: &&Arc<Controller>| {
+            !controller.is_discovery && controller.hostnqn == *hostnqn
+        };
+        let its: Vec<_> = controllers.by_cntlid.values().filter(its).cloned().collect();
+        its.iter().for_each(|controller| controllers.remove(controller));
+        its.len()
+    }
+
+    /// The controllers of hosts.
+    pub(super) fn connected(&self, now: Instant) -> Vec<ConnectedController> {
+        let controllers = self.controllers.lock();
+        let hosts = controllers.by_cntlid.values().filter(|controller| !controller.is_discovery);
+        let describe = |controller: &Arc<Controller>| ConnectedController {
+            cntlid: controller.cntlid,
+            host: controller.hostnqn.clone(),
+            peer: controller.from,
+            num_io_queues: controller.queues.lock().connected.len(),
+            is_secured: controller.is_secured,
+            connected_s: now.saturating_duration_since(controller.since).as_secs(),
+        };
+        hosts.map(describe).collect()
     }
 
     /// An NGUID for a namespace that has none: always the same for the same subsystem and NSID.
@@ -203,7 +291,7 @@ impl Subsystem {
     pub(super) fn allows(&self, host: &Nqn) -> bool {
         let (options, keys, allowed) = (&self.options, self.keys.read(), self.allowed.read());
         let is_open = allowed.is_empty() && keys.is_empty();
-        let any = is_open && options.listen.ip().is_loopback();
+        let any = is_open && self.is_local;
         options.allow_any_host || any || allowed.contains(host) || keys.contains_key(host)
     }
 
@@ -321,6 +409,9 @@ impl Subsystem {
             let why = format!("there is no subsystem {:?} here", subnqn.as_str());
             return Err(Refusal::data(ConnectData::SUBNQN_OFFSET, why));
         }
+        if self.draining_since.get().is_some() {
+            return Err(Refusal { kind: None, ..busy("the target drains before it stops") });
+        }
         if !is_discovery && !self.allows(&hostnqn) {
             let refusal =
                 Refusal::of(Status::CONNECT_INVALID_HOST, "the host is not on the allow-list");
@@ -404,7 +495,8 @@ impl Subsystem {
             resets: AtomicU32::new(0),
             kato_ms: AtomicU32::new(kato_ms),
             last_seen_ms: AtomicU64::new(self.millis(now)),
-            async_event_config: AtomicU32::new(0),
+            events: Events::default(),
+            since: now,
             hides_unwritten: AtomicBool::new(false),
             queues: Mutex::default(),
         });
@@ -593,6 +685,7 @@ impl Controller {
         let mut csts = self.csts.load(Ordering::Relaxed);
         if before.is_enabled() && !after.is_enabled() {
             csts = 0;
+            self.events.reset();
             self.resets.fetch_add(1, Ordering::Relaxed);
             *self.queues.lock() = Queues::default();
         }
@@ -610,6 +703,11 @@ impl Controller {
     fn can_enable(&self, cc: u32) -> bool {
         let entries = cc >> 16 & 0xFF;
         cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
+    }
+
+    /// Whether I/O queues of it are connected.
+    pub(super) fn has_io_queues(&self) -> bool {
+        !self.queues.lock().connected.is_empty()
     }
 
     /// Grants up to `max` I/O queues; refused once some are connected.
