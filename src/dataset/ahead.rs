@@ -174,7 +174,7 @@ struct Window<T> {
     kept: VecDeque<Kept<T>>,
     /// The number of the first of `kept`; they are numbered on.
     first: u64,
-    /// The number of the last one of each sample.
+    /// The number of the first one of each sample that nobody has taken, or of its last one.
     of: HashMap<SampleId, u64>,
     /// The samples of the batch that the thread waits for, and those of the next one: between two batches, too, a
     /// program that follows the order waits for what is being read instead of reading it itself.
@@ -206,6 +206,8 @@ struct Kept<T> {
     len: u64,
     what: T,
     is_taken: bool,
+    /// The number of the next one of this sample: near the end of an epoch, the window has some of two.
+    again: Option<u64>,
 }
 
 /// Why nothing more is read ahead.
@@ -378,17 +380,27 @@ impl<T: Clone> Window<T> {
         while self.missed.front().is_some_and(|(_, asked)| self.asked - asked > MISSES) {
             self.missed.pop_front();
         }
-        let at = self.of.get(&id).map(|number| (number - self.first) as usize);
-        let Some(kept) = at.and_then(|at| self.kept.get_mut(at)) else {
+        while let Some(again) =
+            self.of_sample(id).filter(|kept| kept.is_taken).and_then(|kept| kept.again)
+        {
+            self.of.insert(id, again);
+        }
+        let Some(kept) = self.of_sample(id) else {
             self.stats.misses += 1;
             self.misses += 1;
             self.missed.push_back((id, self.asked));
             return None;
         };
         kept.is_taken = true;
+        let what = kept.what.clone();
         (self.misses, self.moves) = (0, 0);
         self.stats.hits += 1;
-        Some(kept.what.clone())
+        Some(what)
+    }
+
+    fn of_sample(&mut self, id: SampleId) -> Option<&mut Kept<T>> {
+        let number = *self.of.get(&id)?;
+        self.kept.get_mut((number - self.first) as usize)
     }
 
     /// Whether the sample is being read, so that it is worth a wait.
@@ -405,20 +417,29 @@ impl<T: Clone> Window<T> {
     /// up, since it does not wait for room.
     fn keep(&mut self, id: SampleId, len: u64, what: T) {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
-        if is_missed || self.awaited.contains(&id) {
+        let is_awaited = self.awaited.contains(&id);
+        if is_missed || is_awaited {
             self.sought = None;
+        }
+        if is_awaited {
+            self.misses = 0; // the program is here
         }
         if let Some(sought) = &mut self.sought {
             *sought += 1;
         }
-        if (is_missed || self.sought.is_some()) && !self.awaited.contains(&id) {
+        if (is_missed || self.sought.is_some()) && !is_awaited {
             self.stats.samples += 1;
             self.stats.bytes += len;
             self.stats.unused += 1;
             return;
         }
-        self.of.insert(id, self.first + self.kept.len() as u64);
-        self.kept.push_back(Kept { id, len, what, is_taken: false });
+        let number = self.first + self.kept.len() as u64;
+        let mut before = *self.of.entry(id).or_insert(number);
+        while before != number {
+            let Some(kept) = self.kept.get_mut((before - self.first) as usize) else { break };
+            before = *kept.again.get_or_insert(number);
+        }
+        self.kept.push_back(Kept { id, len, what, is_taken: false, again: None });
         self.bytes += len;
         self.stats.samples += 1;
         self.stats.bytes += len;
@@ -436,24 +457,27 @@ impl<T: Clone> Window<T> {
             self.moves = MOVES;
             return false;
         }
-        if !self.is_full() {
-            self.misses = 0;
-            return true;
-        }
-        while self.is_full() && self.kept.front().is_some_and(|kept| kept.is_taken) {
+        while self.is_full() {
+            let half = self.kept.len() / 2;
+            let is_taken = self.kept.front().is_some_and(|kept| kept.is_taken);
+            if !is_taken && !self.kept.iter().skip(half).any(|kept| kept.is_taken) {
+                break;
+            }
             self.drop_first();
         }
-        let half = self.kept.len() / 2;
-        if self.is_full() && self.kept.iter().skip(half).any(|kept| kept.is_taken) {
-            self.drop_first();
-        }
-        if self.is_full() && self.misses >= MISSES {
+        // A thread of the program that waits for one of them may not have woken up yet.
+        let is_awaited = |kept: &Kept<T>| !kept.is_taken && self.awaited.contains(&kept.id);
+        if self.is_full() && self.misses >= MISSES && !self.kept.iter().any(is_awaited) {
             (0..self.kept.len()).for_each(|_| self.drop_first());
             self.misses = 0;
             self.moves += 1;
             self.sought = Some(0);
         }
-        !self.is_full()
+        if self.is_full() {
+            return false;
+        }
+        self.misses = 0;
+        true
     }
 
     fn drop_first(&mut self) {
@@ -461,7 +485,10 @@ impl<T: Clone> Window<T> {
         self.bytes -= kept.len;
         self.stats.unused += u64::from(!kept.is_taken);
         if self.of.get(&kept.id) == Some(&self.first) {
-            self.of.remove(&kept.id);
+            match kept.again {
+                Some(again) => self.of.insert(kept.id, again),
+                None => self.of.remove(&kept.id),
+            };
         }
         self.first += 1;
     }
@@ -606,13 +633,55 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_comes_twice_is_the_later_one() {
-        let mut window = window(3);
-        window.keep(SampleId(1), 1, 10);
-        window.keep(SampleId(2), 1, 20);
-        window.keep(SampleId(1), 1, 11);
-        window.drop_first();
+    fn a_sample_of_two_epochs_in_the_window_is_there_in_both() {
+        let mut window = window(4);
+        for (id, what) in [(1, 10), (2, 20), (1, 11), (3, 30)] {
+            window.keep(SampleId(id), 1, what);
+        }
+        // The end of the first epoch, while the second one's beginning has been read ahead.
+        assert_eq!(window.take(SampleId(1)), Some(10));
+        assert_eq!(window.take(SampleId(2)), Some(20));
+        assert!(window.make_room());
+        window.keep(SampleId(1), 1, 12);
+        assert!(window.make_room(), "20 is dropped");
+        assert_eq!(window.kept.front().map(|kept| kept.what), Some(11));
         assert_eq!(window.take(SampleId(1)), Some(11));
+        window.drop_first();
+        assert_eq!(window.take(SampleId(1)), Some(12));
+        assert_eq!(window.take(SampleId(1)), Some(12), "the last one is there again and again");
+    }
+
+    #[test]
+    fn a_sample_that_is_awaited_stays_until_its_thread_has_woken_up() {
+        let mut window = window(2);
+        window.coming.extend([5, 6, 7].map(SampleId));
+        assert!(window.is_coming(SampleId(5)), "the program waits for it");
+        window.awaited.insert(SampleId(5));
+        window.keep(SampleId(5), 1, 5);
+        window.keep(SampleId(6), 1, 6);
+        assert!(
+            !window.make_room(),
+            "the thread that reads ahead is faster than the one that waits"
+        );
+        assert!(window.is_coming(SampleId(7)), "another thread waits for one that has no room");
+        assert!(!window.make_room());
+        assert_eq!(window.take(SampleId(5)), Some(5));
+        window.awaited.clear();
+        assert!(window.make_room());
+        assert_eq!(window.take(SampleId(6)), Some(6));
+    }
+
+    #[test]
+    fn one_that_is_passed_over_and_small_does_not_keep_those_behind_it() {
+        let mut window = window(usize::MAX);
+        window.most_bytes = 100;
+        for (id, len) in [(0, 1), (1, 40), (2, 60)] {
+            window.keep(SampleId(id), len, id);
+        }
+        window.following.insert(SampleId(3));
+        assert_eq!(window.take(SampleId(1)), Some(1));
+        assert_eq!(window.take(SampleId(2)), Some(2));
+        assert!(window.is_coming(SampleId(3)));
     }
 
     #[test]

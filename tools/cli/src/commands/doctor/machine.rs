@@ -1,4 +1,4 @@
-//! `dlfs doctor`: shows what this machine provides for user-level NVMe, and how to enable the rest.
+//! What this machine provides for user-level NVMe, and how to enable the rest.
 //!
 //! The findings are computed from a [`Machine`], which is read from `/proc` and `/sys` under a root
 //! that tests can set.
@@ -6,68 +6,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use serde::Serialize;
-
-use crate::exit::{Failure, Outcome};
-use crate::out::Out;
-
-/// Check huge pages, locked memory, VFIO, permissions and the IOMMU, and say how to enable each
-///
-/// Image files, folders and nvme-tcp:// need none of these. Only spdk: addresses use them: huge
-/// pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. The exit code is always 0.
-#[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {
-    /// Print one line of JSON for each check
-    #[arg(long)]
-    json: bool,
-}
-
-/// One check.
-#[derive(Debug, Serialize)]
-struct Finding {
-    check: &'static str,
-    good: bool,
-    found: String,
-    /// What it would enable, and how to get it, if it is missing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mend: Option<&'static str>,
-}
-
-pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
-    let mut out = Out::new();
-    let findings = findings(&Machine::at(Path::new("/")));
-    match args.json {
-        true => findings.iter().try_for_each(|finding| out.json(finding))?,
-        false => report(&findings).into_iter().try_for_each(|line| out.line(line))?,
-    }
-    out.flush()?;
-    Ok(Outcome::Done)
-}
-
-/// The report as text: first whether anything is wrong, then what is optional.
-fn report(findings: &[Finding]) -> Vec<String> {
-    let absent = findings.iter().filter(|finding| !finding.good).count();
-    let mut lines = vec![
-        "healthy: image files, block devices, folders and nvme-tcp:// addresses work as this machine is"
-            .to_owned(),
-    ];
-    if absent > 0 {
-        lines.push(format!(
-            "{absent} optional things are not present; only spdk: addresses use them:"
-        ));
-    }
-    for finding in findings {
-        let mark = if finding.good { "present" } else { "optional, not present" };
-        lines.push(format!("  {:<14} {mark}: {}", finding.check, finding.found));
-        lines.extend(finding.mend.map(|mend| format!("  {:<14} {mend}", "")));
-    }
-    lines
-}
+use super::Finding;
 
 /// The facts that the checks use.
 #[derive(Debug, Default)]
-struct Machine {
+pub(super) struct Machine {
     /// Huge pages of 2 MiB: total and free.
     huge_pages: (u64, u64),
     hugetlbfs: Option<String>,
@@ -87,7 +30,7 @@ struct Machine {
 
 impl Machine {
     /// Reads the facts below `root`.
-    fn at(root: &Path) -> Machine {
+    pub(super) fn at(root: &Path) -> Machine {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let number = |path: &str| read(path).trim().parse().unwrap_or(0);
         let entries = |path: &str| -> Vec<PathBuf> {
@@ -151,12 +94,12 @@ fn drives(devices: &[PathBuf]) -> Vec<(String, Option<String>)> {
     found
 }
 
-fn findings(machine: &Machine) -> Vec<Finding> {
-    let finding = |check, good, found: String, mend| Finding {
+pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
+    let finding = |check, good, found: String, mend: &str| Finding {
         check,
         good,
         found,
-        mend: (!good).then_some(mend),
+        mend: (!good).then(|| mend.to_owned()),
     };
     let (all, free) = machine.huge_pages;
     let memlock = match machine.memlock_bytes {
@@ -284,19 +227,6 @@ mod tests {
             found.iter().any(|finding| finding.found == "0000:5e:00.0 (vfio-pci)"),
             "{found:?}"
         );
-    }
-
-    #[test]
-    fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
-        let empty = tempfile::tempdir().unwrap();
-        let found = findings(&Machine::at(empty.path()));
-        let lines = report(&found);
-        assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
-        assert!(lines[1].contains("optional things are not present"), "{lines:#?}");
-        let text = lines.join("\n");
-        assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
-        let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
-        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("for ")));
     }
 
     #[test]

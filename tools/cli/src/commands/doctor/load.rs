@@ -1,0 +1,323 @@
+//! Measures a namespace by reading it: round trip, bandwidth of one and of four queue pairs, and small reads.
+//!
+//! A thread sleeps while none of its reads can advance, so its CPU time says whether it was the bound.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
+
+use dlfs::buf::IoBuf;
+use dlfs::qpair::group::PollGroup;
+use dlfs::qpair::{Device, Io, IoOp};
+use dlfs::units::Lba;
+use dlfs::{Error, ErrorKind, Result};
+
+use super::Finding;
+use crate::text;
+
+/// What is read, and how.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    /// Queue pairs, each polled by a thread of its own.
+    pub(super) pairs: usize,
+    /// Bytes of a read.
+    pub(super) io_bytes: u64,
+    /// Reads outstanding on each queue pair.
+    pub(super) depth: usize,
+}
+
+/// What one measurement gave.
+#[derive(Debug, Clone)]
+pub(super) struct Load {
+    /// As it was possible: a namespace may have smaller transfers or queues than were planned.
+    pub(super) plan: Plan,
+    pub(super) reads: u64,
+    pub(super) time: Duration,
+    /// The share of the time that the busiest thread of ours ran.
+    pub(super) busy: f64,
+    /// The share of the time that all processors of this machine ran, on average; `None` without `/proc/stat`.
+    pub(super) machine_busy: Option<f64>,
+    /// From submission to completion.
+    pub(super) median: Duration,
+    pub(super) p99: Duration,
+}
+
+impl Load {
+    pub(super) fn reads_per_s(&self) -> f64 {
+        text::per_second(self.reads, self.time)
+    }
+
+    pub(super) fn bytes_per_s(&self) -> f64 {
+        self.reads_per_s() * self.plan.io_bytes as f64
+    }
+
+    fn finding(&self, check: &'static str) -> Finding {
+        let Plan { pairs, io_bytes, depth } = self.plan;
+        let found = format!(
+            "{}/s, {} reads/s of {} with {depth} outstanding{}; our busiest thread ran {} of the time",
+            text::bytes(self.bytes_per_s() as u64),
+            text::count(self.reads_per_s() as u64),
+            text::binary_size(io_bytes),
+            if pairs > 1 { " on each" } else { "" },
+            percent(self.busy),
+        );
+        Finding::good(check, found)
+    }
+}
+
+/// All measurements of one namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Loads {
+    /// One block at a time.
+    pub(super) single: Load,
+    pub(super) one: Load,
+    pub(super) four: Load,
+    /// Of 4 KiB, on one queue pair.
+    pub(super) small: Load,
+}
+
+impl Loads {
+    pub(super) fn round_trip(&self) -> Duration {
+        self.single.median
+    }
+
+    pub(super) fn best_bytes_per_s(&self) -> f64 {
+        self.one.bytes_per_s().max(self.four.bytes_per_s())
+    }
+
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let us = |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        let round_trip = format!(
+            "{} for a read of {}, the median of {}; 99 % within {}",
+            us(self.single.median),
+            text::binary_size(self.single.plan.io_bytes),
+            text::count(self.single.reads),
+            us(self.single.p99)
+        );
+        vec![
+            Finding::good("round trip", round_trip),
+            self.one.finding("one queue pair"),
+            self.four.finding("four queue pairs"),
+            self.small.finding("small reads"),
+        ]
+    }
+}
+
+/// Measures the namespace four times, each for `slice`.
+///
+/// # Errors
+/// Those of queue pairs and reads.
+pub(super) fn measure(device: &Arc<dyn Device>, slice: Duration) -> Result<Loads> {
+    let block = u64::from(device.namespace().block_len_bytes);
+    let run = |pairs, io_bytes, depth| run(device, Plan { pairs, io_bytes, depth }, slice);
+    Ok(Loads {
+        single: run(1, block, 1)?,
+        one: run(1, 128 << 10, 32)?,
+        four: run(4, 128 << 10, 32)?,
+        small: run(1, 4096, 128)?,
+    })
+}
+
+/// What one thread did.
+struct Ran {
+    reads: u64,
+    busy: f64,
+    latency_ns: Histogram<u64>,
+}
+
+fn run(device: &Arc<dyn Device>, plan: Plan, slice: Duration) -> Result<Load> {
+    let namespace = device.namespace();
+    let block = u64::from(namespace.block_len_bytes);
+    let most = u64::from(namespace.max_transfer_bytes).min(namespace.len_bytes());
+    let io_bytes = plan.io_bytes.min(most) / block * block;
+    if io_bytes == 0 {
+        let text = format!("{} is empty: there is nothing to read", namespace.address);
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let plan = Plan { io_bytes, depth: plan.depth.min(namespace.queue_depth.into()), ..plan };
+    let ticks = processor_ticks();
+    let began = Instant::now();
+    let ran = std::thread::scope(|scope| -> Result<Vec<Ran>> {
+        let threads: Vec<_> = (0..plan.pairs)
+            .map(|index| scope.spawn(move || run_pair(device, plan, index, slice)))
+            .collect();
+        let panicked =
+            || Error::new(ErrorKind::InvalidArgument, "a thread of the measurement panicked");
+        threads.into_iter().map(|thread| thread.join().map_err(|_| panicked())?).collect()
+    })?;
+    let time = began.elapsed();
+    let mut latency_ns = histogram();
+    for one in &ran {
+        // Both have the same bounds.
+        let _ = latency_ns.add(&one.latency_ns);
+    }
+    Ok(Load {
+        plan,
+        reads: ran.iter().map(|one| one.reads).sum(),
+        time,
+        busy: ran.iter().map(|one| one.busy).fold(0.0, f64::max),
+        machine_busy: ticks.zip(processor_ticks()).and_then(busy_between),
+        median: Duration::from_nanos(latency_ns.value_at_quantile(0.5)),
+        p99: Duration::from_nanos(latency_ns.value_at_quantile(0.99)),
+    })
+}
+
+fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration) -> Result<Ran> {
+    let mut group = PollGroup::new()?;
+    let pair = group.add(device.queue_pair()?);
+    let namespace = device.namespace();
+    let blocks = plan.io_bytes / u64::from(namespace.block_len_bytes);
+    let mut places = Places::new(namespace.num_blocks / blocks, index, plan.pairs);
+    let mut latency_ns = histogram();
+    let mut bufs: Vec<IoBuf> = (0..plan.depth).map(|_| faulted_in(plan.io_bytes)).collect();
+    let (mut at, mut sent) = (vec![Lba(0); plan.depth], vec![Instant::now(); plan.depth]);
+    let mut free: Vec<usize> = (0..plan.depth).collect();
+    let (mut pending, mut done) = (VecDeque::new(), Vec::new());
+    let (mut reads, began, cpu) = (0, Instant::now(), thread_cpu());
+    let until = began + slice;
+    loop {
+        let mut now = Instant::now();
+        if now < until || reads == 0 {
+            while let (Some(tag), Some(buf)) = (free.pop(), bufs.pop()) {
+                at[tag] = Lba(places.next() * blocks);
+                sent[tag] = now;
+                pending.push_back(Io { op: IoOp::Read, slba: at[tag], buf, tag: tag as u64 });
+            }
+        }
+        group.submit(pair, &mut pending);
+        group.poll(now, usize::MAX, &mut done);
+        if !done.is_empty() {
+            now = Instant::now();
+        }
+        let ended = done.len();
+        for (_, completion) in done.drain(..) {
+            let tag = completion.tag as usize;
+            completion.result.map_err(|error| error.at(namespace, at[tag]))?;
+            latency_ns.saturating_record((now - sent[tag]).as_nanos() as u64);
+            free.push(tag);
+            bufs.push(completion.buf);
+            reads += 1;
+        }
+        if free.len() == plan.depth && now >= until {
+            break;
+        }
+        if ended == 0 {
+            group.wait(Instant::now() + LONGEST_SLEEP);
+        }
+    }
+    let time = began.elapsed().as_secs_f64().max(1e-9);
+    Ok(Ran { reads, busy: ((thread_cpu() - cpu) / time).clamp(0.0, 1.0), latency_ns })
+}
+
+/// Places of reads: each once before any is repeated, no two neighbours in turn; threads start at different ones.
+struct Places {
+    count: u64,
+    step: u64,
+    next: u64,
+}
+
+impl Places {
+    fn new(count: u64, index: usize, pairs: usize) -> Places {
+        let count = count.max(1);
+        let mut step = (count as f64 * 0.618) as u64 | 1; // far from every simple fraction
+        while gcd(step, count) != 1 {
+            step += 2;
+        }
+        Places { count, step, next: count * index as u64 / pairs as u64 }
+    }
+
+    fn next(&mut self) -> u64 {
+        let place = self.next;
+        self.next = (place + self.step) % self.count;
+        place
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A buffer whose pages exist: faults are not what is measured.
+fn faulted_in(bytes: u64) -> IoBuf {
+    let mut buf = IoBuf::zeroed(bytes as usize); // at most a transfer
+    buf.fill(0xA5);
+    buf
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("these bounds are valid")
+}
+
+/// The CPU time of this thread, in seconds.
+fn thread_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Ticks of all processors since the machine started: (busy, all).
+fn processor_ticks() -> Option<(u64, u64)> {
+    ticks_of(&std::fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// The first line of `/proc/stat` has user, nice, system, idle, iowait, irq, softirq and steal.
+fn ticks_of(stat: &str) -> Option<(u64, u64)> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
+    let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let all: u64 = ticks.iter().sum();
+    let idle = ticks.get(3)? + ticks.get(4).copied().unwrap_or(0);
+    Some((all - idle, all))
+}
+
+fn busy_between((before, after): ((u64, u64), (u64, u64))) -> Option<f64> {
+    let all = after.1.checked_sub(before.1).filter(|&all| all > 0)?;
+    Some(after.0.saturating_sub(before.0) as f64 / all as f64)
+}
+
+/// A share as text.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// What cannot signal is looked at again after this time.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlfs::qpair::mem::MemNamespace;
+
+    #[test]
+    fn a_namespace_is_measured_with_reads_that_fit_it() {
+        let device: Arc<dyn Device> = Arc::new(MemNamespace::new(1 << 20, 512).unwrap());
+        let loads = measure(&device, Duration::from_millis(50)).unwrap();
+        assert_eq!((loads.single.plan.io_bytes, loads.single.plan.depth), (512, 1));
+        assert_eq!(loads.small.plan.io_bytes, 4096);
+        for load in [&loads.single, &loads.one, &loads.four, &loads.small] {
+            assert!(load.reads > 0 && load.median <= load.p99, "{load:?}");
+        }
+        let tiny: Arc<dyn Device> = Arc::new(MemNamespace::new(4096, 512).unwrap());
+        assert_eq!(measure(&tiny, Duration::from_millis(50)).unwrap().one.plan.io_bytes, 4096);
+    }
+
+    #[test]
+    fn places_are_read_once_before_any_repeats() {
+        for count in (1..100).chain([4096, 104_729]) {
+            let mut places = Places::new(count, 1, 4);
+            let mut seen: Vec<u64> = (0..count).map(|_| places.next()).collect();
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..count), "{count}");
+        }
+    }
+
+    #[test]
+    fn the_busy_share_of_the_processors_is_what_is_not_idle_or_waiting() {
+        let before = ticks_of("cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 1 1").unwrap();
+        assert_eq!(before, (20, 100));
+        assert_eq!(busy_between((before, (95, 200))), Some(0.75));
+        assert_eq!(busy_between((before, before)), None);
+        assert_eq!(ticks_of("intr 1"), None);
+    }
+}

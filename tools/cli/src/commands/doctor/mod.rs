@@ -1,0 +1,260 @@
+//! `dlfs doctor`: says what is fine, what is not, and what bounds a training job here.
+//!
+//! With an address it connects to the data set or target, reads from it for a few seconds, and looks at the path
+//! to it; without one it looks at this machine alone. Read `load.rs` for what is measured, `path.rs` for what the
+//! operating system says of the connection, `bounds.rs` for the conclusions, and `machine.rs` for what only SPDK needs.
+
+mod bounds;
+mod load;
+mod machine;
+mod path;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use dlfs::ErrorKind;
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::nvme::Address;
+use dlfs::qpair::{ConnectOptions, Device, open_all};
+use dlfs::units::SampleId;
+
+use self::machine::Machine;
+use crate::args::{ConnectionArgs, ImageAddress};
+use crate::exit::{Failure, Outcome};
+use crate::out::Out;
+use crate::text;
+
+/// Check what this machine provides and, given an address, how fast it can be read and what bounds that
+///
+/// With an address: connects, reads from its first namespace for a few seconds (nothing is written), and looks at
+/// the network path. The exit code is 1 if it cannot be read, else 0.
+///
+/// Without one: checks huge pages, locked memory, VFIO, permissions and the IOMMU, which only spdk: addresses use:
+/// huge pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. The exit code is 0.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// The data set, namespace or target to examine: ADDRESS[,ADDRESS...]
+    #[arg(value_name = "ADDRESS", value_parser = ImageAddress::parser())]
+    address: Option<ImageAddress>,
+    /// How long each of the four measurements takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    seconds: f64,
+    /// Print one line of JSON for each check
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// One check.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    good: bool,
+    found: String,
+    /// What is better, and how to get it, where something is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mend: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, found: String) -> Finding {
+        Finding { check, good: true, found, mend: None }
+    }
+
+    fn bad(check: &'static str, found: String, mend: impl Into<String>) -> Finding {
+        Finding { check, good: false, found, mend: Some(mend.into()) }
+    }
+}
+
+pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
+    let machine = Machine::at(Path::new("/"));
+    let Some(address) = &args.address else {
+        print(args.json, &machine::findings(&machine), report_machine)?;
+        return Ok(Outcome::Done);
+    };
+    let options = args.connection.options(false)?;
+    let slice = Duration::from_secs_f64(args.seconds);
+    let (findings, failed) = examine(&address.0, options, slice);
+    print(args.json, &findings, |findings| report_address(&address.in_short(), findings))?;
+    failed.map_or(Ok(Outcome::Done), |error| Err(Failure::Error(error)))
+}
+
+fn print(
+    json: bool,
+    findings: &[Finding],
+    report: impl FnOnce(&[Finding]) -> Vec<String>,
+) -> Result<(), Failure> {
+    let mut out = Out::new();
+    match json {
+        true => findings.iter().try_for_each(|finding| out.json(finding))?,
+        false => report(findings).into_iter().try_for_each(|line| out.line(line))?,
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The findings about an address, and why it cannot be examined further if that is so.
+fn examine(
+    addresses: &[Address],
+    connect: ConnectOptions,
+    slice: Duration,
+) -> (Vec<Finding>, Option<dlfs::Error>) {
+    let mut findings = Vec::new();
+    let began = Instant::now();
+    let opened = match Opened::at(addresses, connect.clone()) {
+        Ok(opened) => opened,
+        Err(error) => {
+            findings.extend(path::findings(addresses, None));
+            let mend = "the line on stderr says what to do";
+            findings.push(Finding::bad("data", error.to_string(), mend));
+            return (findings, Some(error));
+        }
+    };
+    findings.push(opened.finding(began.elapsed()));
+    let device = &opened.devices[0];
+    let measured = load::measure(device, slice);
+    let facts = measured.as_ref().ok().map(|loads| (loads.round_trip(), loads.best_bytes_per_s()));
+    findings.extend(path::findings(addresses, facts));
+    findings.extend(path::digests(device, &connect));
+    match measured {
+        Ok(loads) => {
+            findings.extend(loads.findings());
+            findings.push(path::clock(Path::new("/")));
+            findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
+            (findings, None)
+        }
+        Err(error) => {
+            findings.push(Finding::bad("reading", error.to_string(), "see dlfs verify"));
+            (findings, Some(error))
+        }
+    }
+}
+
+/// What stands at an address.
+struct Opened {
+    devices: Vec<Arc<dyn Device>>,
+    what: String,
+    /// Of a data set with samples.
+    mean_sample_bytes: Option<u64>,
+}
+
+impl Opened {
+    /// Opens the data set, or the namespaces if they hold none.
+    fn at(addresses: &[Address], connect: ConnectOptions) -> dlfs::Result<Opened> {
+        let options = OpenOptions { connect: connect.clone(), ..OpenOptions::default() };
+        let error = match Image::open(addresses, &options) {
+            Ok(image) => return Ok(Opened::image(&image)),
+            Err(error) => error,
+        };
+        // Only what can be read, but is no data set, is opened again: the reason of others is the first one.
+        let holds_no_image = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
+        let devices = match holds_no_image.then(|| open_all(addresses, &connect)) {
+            Some(Ok(devices)) => devices.into_iter().flatten().collect::<Vec<_>>(),
+            _ => return Err(error),
+        };
+        match devices.is_empty() {
+            true => Err(error),
+            false => {
+                let what = format!("no data set to open ({error})");
+                Ok(Opened { devices, what, mean_sample_bytes: None })
+            }
+        }
+    }
+
+    fn image(image: &Image) -> Opened {
+        let directory = image.directory();
+        let samples = directory.len();
+        // A thousand lengths, evenly spaced, are enough for a mean in words.
+        let step = (samples / 1000).max(1);
+        let lengths = (0..samples).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+        let (count, bytes) = lengths
+            .filter_map(|id| directory.len_bytes(SampleId(id)))
+            .fold((0, 0), |(count, bytes), len| (count + 1, bytes + u64::from(len)));
+        let mean_sample_bytes = (count > 0).then(|| bytes / count);
+        let of = mean_sample_bytes
+            .map_or_else(String::new, |len| format!(" of about {}", text::bytes(len)));
+        let what = format!("{}{of}", text::counted(samples, "sample"));
+        Opened { devices: image.devices().to_vec(), what, mean_sample_bytes }
+    }
+
+    fn finding(&self, took: Duration) -> Finding {
+        let namespace = self.devices[0].namespace();
+        let found = format!(
+            "{}; opened in {}; {} (the first of {}, blocks of {}, engine {})",
+            self.what,
+            text::duration(took),
+            text::counted(self.devices.len() as u64, "namespace"),
+            text::bytes(namespace.len_bytes()),
+            text::binary_size(namespace.block_len_bytes.into()),
+            namespace.engine,
+        );
+        Finding::good("data", found)
+    }
+}
+
+/// The report about this machine as text: first whether anything is wrong, then what is optional.
+fn report_machine(findings: &[Finding]) -> Vec<String> {
+    let absent = findings.iter().filter(|finding| !finding.good).count();
+    let mut lines = vec![
+        "healthy: image files, block devices, folders and nvme-tcp:// addresses work as this machine is"
+            .to_owned(),
+    ];
+    if absent > 0 {
+        lines.push(format!(
+            "{absent} optional things are not present; only spdk: addresses use them:"
+        ));
+    }
+    for finding in findings {
+        let mark = if finding.good { "present" } else { "optional, not present" };
+        lines.push(format!("  {:<14} {mark}: {}", finding.check, finding.found));
+        lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<14} {mend}", "")));
+    }
+    lines
+}
+
+/// The report about an address as text.
+fn report_address(address: &str, findings: &[Finding]) -> Vec<String> {
+    let mut lines = vec![address.to_owned()];
+    for finding in findings {
+        let mark = if finding.good { "ok" } else { "look" };
+        lines.push(format!("  {mark:<4}  {:<16} {}", finding.check, finding.found));
+        lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<4}  {:<16} {mend}", "", "")));
+    }
+    lines
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.05..=60.0).contains(&seconds) => Ok(seconds),
+        _ => Err("seconds from 0.05 to 60".to_owned()),
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  dlfs doctor                                           what SPDK would need of this machine
+  dlfs doctor nvme-tcp://HOST/nqn.2026-11.io.dlfs:train what bounds reading from there
+  dlfs doctor train.dlfs --json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
+        let empty = tempfile::tempdir().unwrap();
+        let found = findings(&Machine::at(empty.path()));
+        let lines = report(&found);
+        assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
+        assert!(lines[1].contains("optional things are not present"), "{lines:#?}");
+        let text = lines.join("\n");
+        assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
+        let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
+        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("for ")));
+    }
+}

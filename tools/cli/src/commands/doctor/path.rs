@@ -1,0 +1,229 @@
+//! What the operating system says of the path to a target, and of this machine's clock.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use dlfs::nvme::{Address, TcpAddress};
+use dlfs::qpair::{ConnectOptions, Device};
+
+use super::Finding;
+use super::load::percent;
+use crate::text;
+
+/// The findings about the network path to the first address, if it has one. `measured`: round trip, and bytes a
+/// second, as far as they are known.
+pub(super) fn findings(addresses: &[Address], measured: Option<(Duration, f64)>) -> Vec<Finding> {
+    let Some(Address::Tcp(address)) = addresses.first() else { return Vec::new() };
+    let (name, took) = match resolve(address) {
+        Ok((resolved, took)) => (resolved, took),
+        Err(error) => {
+            let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
+            return vec![Finding::bad("host name", format!("{}: {error}", address.traddr), mend)];
+        }
+    };
+    let began = Instant::now();
+    let stream = match connect(&name) {
+        Ok(stream) => stream,
+        Err(error) => {
+            let found =
+                format!("no TCP connection to {}:{}: {error}", address.traddr, address.trsvcid);
+            let mend = "start the target there (dlfs serve), or open the port in firewalls between";
+            return vec![Finding::bad("reachable", found, mend)];
+        }
+    };
+    let micros = |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    let found =
+        format!("TCP connects in {}, after {} for the name", micros(began.elapsed()), micros(took));
+    let is_local = stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
+    let mut found = vec![Finding::good("reachable", found)];
+    found.extend(mtu(&stream, is_local));
+    found.extend(congestion(&stream));
+    found
+        .extend(measured.and_then(|(round_trip, bytes_per_s)| {
+            buffers(Path::new("/"), round_trip, bytes_per_s)
+        }));
+    found
+}
+
+fn resolve(address: &TcpAddress) -> std::io::Result<(Vec<SocketAddr>, Duration)> {
+    let began = Instant::now();
+    let found = (&*address.traddr, address.trsvcid).to_socket_addrs()?.collect();
+    Ok((found, began.elapsed()))
+}
+
+fn connect(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    for address in addresses.iter().take(MOST_ADDRESSES) {
+        match TcpStream::connect_timeout(address, CONNECT_LIMIT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn mtu(stream: &TcpStream, is_local: bool) -> Option<Finding> {
+    let mtu = match stream.local_addr().ok()? {
+        SocketAddr::V4(_) => sockopt::ip_mtu(stream),
+        SocketAddr::V6(_) => sockopt::ipv6_mtu(stream),
+    };
+    let mtu = mtu.ok()?;
+    Some(match mtu {
+        _ if is_local => Finding::good("MTU", format!("{mtu} bytes, of this machine's loopback")),
+        ETHERNET_MTU.. if mtu > ETHERNET_MTU => Finding::good("MTU", format!("{mtu} bytes")),
+        _ => Finding::bad(
+            "MTU",
+            format!("{mtu} bytes"),
+            "frames of 9000 bytes cost a sixth of the packets: worth it above 10 Gb/s, if every switch between has them",
+        ),
+    })
+}
+
+fn congestion(stream: &TcpStream) -> Option<Finding> {
+    let name = sockopt::tcp_congestion(stream).ok()?;
+    Some(match &*name {
+        "reno" | "vegas" => Finding::bad(
+            "congestion",
+            name.clone(),
+            "cubic, dctcp (with ECN in the switches) or bbr recover faster: sysctl net.ipv4.tcp_congestion_control",
+        ),
+        _ => Finding::good("congestion", name),
+    })
+}
+
+/// Whether the kernel lets a connection have what is on its way at this rate and round trip.
+fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Finding> {
+    let rmem = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_rmem")).ok()?;
+    let most: u64 = rmem.split_ascii_whitespace().nth(2)?.parse().ok()?;
+    let under_way = (bytes_per_s * round_trip.as_secs_f64()) as u64;
+    let found = format!(
+        "tcp_rmem allows {} a connection; rate and round trip need {}",
+        text::bytes(most),
+        text::bytes(under_way)
+    );
+    // The window that is advertised is at most half of the buffer by default (tcp_adv_win_scale).
+    Some(match under_way * 2 <= most {
+        true => Finding::good("buffers", found),
+        false => Finding::bad(
+            "buffers",
+            found,
+            format!(
+                "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {}\"",
+                (under_way * 4).next_power_of_two()
+            ),
+        ),
+    })
+}
+
+/// Which digests protect the transfers.
+pub(super) fn digests(device: &Arc<dyn Device>, options: &ConnectOptions) -> Option<Finding> {
+    let engine = device.namespace().engine;
+    if !engine.starts_with("tcp") {
+        return None;
+    }
+    let found = match (engine.contains("TLS"), engine.contains("digest")) {
+        (true, _) => "TLS authenticates every record",
+        (false, true) => "the digests of NVMe/TCP are on",
+        (false, false) => {
+            "off, and not needed for data sets: every sample has a checksum of its own, which dlfs verifies"
+        }
+    };
+    let wanted = if options.hdr_digest || options.data_digest { ", as asked for" } else { "" };
+    Some(Finding::good("digests", format!("{found}{wanted}")))
+}
+
+/// The clock of the processors and who sets it.
+pub(super) fn clock(root: &Path) -> Finding {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let cpuinfo = read("proc/cpuinfo");
+    let field = |name: &str| -> Vec<&str> {
+        let lines = cpuinfo.lines().filter(|line| line.starts_with(name));
+        lines.filter_map(|line| line.split_once(':')).map(|(_, value)| value.trim()).collect()
+    };
+    let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
+    let model = field("model name").first().map_or("processors", |model| *model).to_owned();
+    let mean = if mhz.is_empty() { 0.0 } else { mhz.iter().sum::<f64>() / mhz.len() as f64 };
+    let governor = read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    let khz = |name: &str| {
+        read(&format!("sys/devices/system/cpu/cpu0/cpufreq/{name}")).trim().parse::<f64>().ok()
+    };
+    let share = khz("cpuinfo_max_freq").filter(|&most| most > 0.0).map(|most| mean * 1e3 / most);
+    let mut found = format!("{} x {model} at {mean:.0} MHz", mhz.len().max(1));
+    if let Some(share) = share {
+        found = format!("{found}, {} of the most", percent(share.min(1.0)));
+    }
+    match governor.trim() {
+        "" => Finding::good("clock", found),
+        "powersave" | "conservative" if share.is_some_and(|share| share < 0.7) => Finding::bad(
+            "clock",
+            format!("{found}, governor {}", governor.trim()),
+            "as root: cpupower frequency-set -g performance",
+        ),
+        governor => Finding::good("clock", format!("{found}, governor {governor}")),
+    }
+}
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const MOST_ADDRESSES: usize = 4;
+const ETHERNET_MTU: u32 = 1500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn buffers_that_hold_less_than_is_on_its_way_are_told_with_what_would_do() {
+        let folder = root(&[("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")]);
+        let of = |ms, rate| buffers(folder.path(), Duration::from_millis(ms), rate).unwrap();
+        assert!(of(1, 1e9).good);
+        let far = of(50, 1.25e9); // 62.5 MB
+        assert!(!far.good && far.mend.unwrap().contains("268435456"), "{}", far.found);
+        assert!(buffers(Path::new("/nonexistent"), Duration::ZERO, 0.0).is_none());
+    }
+
+    #[test]
+    fn a_clock_that_is_held_down_is_told_from_one_that_is_not() {
+        let cpufreq = "sys/devices/system/cpu/cpu0/cpufreq";
+        let (governor, most) =
+            (format!("{cpufreq}/scaling_governor"), format!("{cpufreq}/cpuinfo_max_freq"));
+        let cpu = "model name\t: Some CPU\ncpu MHz\t\t: 1200.000\n";
+        let slow = root(&[("proc/cpuinfo", cpu), (&governor, "powersave\n"), (&most, "3600000\n")]);
+        let found = clock(slow.path());
+        assert!(!found.good && found.found.contains("33 % of the most"), "{}", found.found);
+        let fast =
+            root(&[("proc/cpuinfo", cpu), (&governor, "performance\n"), (&most, "1200000\n")]);
+        assert!(clock(fast.path()).good);
+        assert!(clock(root(&[]).path()).good, "unknown is no complaint");
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_is_named_with_what_to_do() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address: Address =
+            format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x").parse().unwrap();
+        let found = findings(std::slice::from_ref(&address), None);
+        assert!(found.iter().all(|finding| finding.good), "{found:?}");
+        drop(listener);
+        let found = findings(&[address], None);
+        assert!(
+            !found[0].good && found[0].mend.as_ref().unwrap().contains("dlfs serve"),
+            "{found:?}"
+        );
+        assert!(findings(&[], None).is_empty());
+    }
+}
