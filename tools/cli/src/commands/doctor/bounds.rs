@@ -42,6 +42,7 @@ fn bound(loads: &Loads) -> Bound {
     let is_full = |load: &Load| load.machine_busy.is_some_and(|busy| busy >= FULL);
     match four.bytes_per_s() >= GAIN * one.bytes_per_s() {
         true if one.busy >= FULL => Bound::Thread,
+        true if is_full(one) => Bound::Machine, // others took the time that its thread lacked
         true => Bound::RoundTrip,
         false if is_full(four) => Bound::Machine,
         false => Bound::Beyond,
@@ -133,6 +134,7 @@ mod tests {
         let (idle, full) = (0.2, 1.0);
         assert_eq!(bound(&loads(load(1000, full, 0.3), load(3000, full, 0.9))), Bound::Thread);
         assert_eq!(bound(&loads(load(1000, idle, 0.1), load(3500, 0.3, 0.2))), Bound::RoundTrip);
+        assert_eq!(bound(&loads(load(1000, idle, full), load(3000, 0.3, full))), Bound::Machine);
         assert_eq!(bound(&loads(load(1000, 0.8, 0.8), load(1100, 0.5, full))), Bound::Machine);
         assert_eq!(bound(&loads(load(1000, 0.6, 0.3), load(1010, 0.2, 0.3))), Bound::Beyond);
     }

@@ -195,7 +195,7 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
         let ended = done.len();
         for (_, completion) in done.drain(..) {
             let tag = completion.tag as usize;
-            completion.result.map_err(|error| error.at(namespace, at[tag]))?;
+            completion.result.map_err(|error| error.at(&namespace, at[tag]))?;
             latency_ns.saturating_record((now - sent[tag]).as_nanos() as u64);
             free.push(tag);
             bufs.push(completion.buf);

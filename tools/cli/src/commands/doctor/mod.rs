@@ -23,6 +23,7 @@ use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
 use self::machine::Machine;
+use self::path::Route;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
@@ -52,7 +53,7 @@ pub(crate) struct DoctorArgs {
 }
 
 /// One check.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Finding {
     check: &'static str,
     good: bool,
@@ -106,34 +107,46 @@ fn examine(
     slice: Duration,
 ) -> (Vec<Finding>, Option<dlfs::Error>) {
     let mut findings = Vec::new();
-    let began = Instant::now();
-    let opened = match Opened::at(addresses, connect.clone()) {
-        Ok(opened) => opened,
-        Err(error) => {
-            findings.extend(path::findings(addresses, None));
-            let mend = "the line on stderr says what to do";
-            findings.push(Finding::bad("data", error.to_string(), mend));
-            return (findings, Some(error));
+    let route = match path::reach(addresses) {
+        Ok(route) => route,
+        Err(finding) if connect.paths.is_empty() => {
+            let error = dlfs::Error::new(ErrorKind::Refused, finding.found.clone());
+            return (vec![finding], Some(error));
+        }
+        Err(finding) => {
+            findings.push(finding); // another path may be up
+            None
         }
     };
-    findings.push(opened.finding(began.elapsed()));
-    let device = &opened.devices[0];
-    let measured = load::measure(device, slice);
-    let facts = measured.as_ref().ok().map(|loads| (loads.round_trip(), loads.best_bytes_per_s()));
-    findings.extend(path::findings(addresses, facts));
-    findings.extend(path::digests(device, &connect));
-    match measured {
-        Ok(loads) => {
-            findings.extend(loads.findings());
-            findings.push(path::clock(Path::new("/")));
-            findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
-            (findings, None)
-        }
+    findings.extend(route.as_ref().map(|route| route.reachable.clone()));
+    match examine_data(addresses, connect, slice, route, &mut findings) {
+        Ok(()) => (findings, None),
         Err(error) => {
-            findings.push(Finding::bad("reading", error.to_string(), "see dlfs verify"));
+            findings.push(Finding::bad("data", error.to_string(), "stderr says more"));
             (findings, Some(error))
         }
     }
+}
+
+fn examine_data(
+    addresses: &[Address],
+    connect: ConnectOptions,
+    slice: Duration,
+    route: Option<Route>,
+    findings: &mut Vec<Finding>,
+) -> dlfs::Result<()> {
+    let began = Instant::now();
+    let opened = Opened::at(addresses, connect)?;
+    findings.push(opened.finding(began.elapsed()));
+    let device = &opened.devices[0];
+    let loads = load::measure(device, slice)?;
+    findings.extend(loads.findings());
+    let path = route.map(|route| route.findings(loads.round_trip(), loads.best_bytes_per_s()));
+    findings.extend(path.into_iter().flatten());
+    findings.extend(path::digests(device));
+    findings.push(path::clock(Path::new("/")));
+    findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
+    Ok(())
 }
 
 /// What stands at an address.
@@ -169,7 +182,7 @@ impl Opened {
 
     fn image(image: &Image) -> Opened {
         let directory = image.directory();
-        let samples = directory.len();
+        let samples = directory.num_samples();
         // A thousand lengths, evenly spaced, are enough for a mean in words.
         let step = (samples / 1000).max(1);
         let lengths = (0..samples).step_by(usize::try_from(step).unwrap_or(usize::MAX));
@@ -186,7 +199,7 @@ impl Opened {
     fn finding(&self, took: Duration) -> Finding {
         let namespace = self.devices[0].namespace();
         let found = format!(
-            "{}; opened in {}; {} (the first of {}, blocks of {}, engine {})",
+            "{}; opened in {}; {}, the first with {} in blocks of {}, engine {}",
             self.what,
             text::duration(took),
             text::counted(self.devices.len() as u64, "namespace"),
@@ -248,13 +261,15 @@ mod tests {
     #[test]
     fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
         let empty = tempfile::tempdir().unwrap();
-        let found = findings(&Machine::at(empty.path()));
-        let lines = report(&found);
+        let found = machine::findings(&Machine::at(empty.path()));
+        let lines = report_machine(&found);
         assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
         assert!(lines[1].contains("optional things are not present"), "{lines:#?}");
         let text = lines.join("\n");
         assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
         let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
-        assert!(absent.len() > 3 && absent.iter().all(|f| f.mend.unwrap().contains("for ")));
+        assert!(
+            absent.len() > 3 && absent.iter().all(|f| f.mend.as_ref().unwrap().contains("for "))
+        );
     }
 }

@@ -8,45 +8,46 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 
 use dlfs::nvme::{Address, TcpAddress};
-use dlfs::qpair::{ConnectOptions, Device};
+use dlfs::qpair::Device;
 
 use super::Finding;
 use super::load::percent;
 use crate::text;
 
-/// The findings about the network path to the first address, if it has one. `measured`: round trip, and bytes a
-/// second, as far as they are known.
-pub(super) fn findings(addresses: &[Address], measured: Option<(Duration, f64)>) -> Vec<Finding> {
-    let Some(Address::Tcp(address)) = addresses.first() else { return Vec::new() };
-    let (name, took) = match resolve(address) {
-        Ok((resolved, took)) => (resolved, took),
-        Err(error) => {
-            let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
-            return vec![Finding::bad("host name", format!("{}: {error}", address.traddr), mend)];
-        }
-    };
+/// A connection to the first address, if that is on a network, to look at.
+pub(super) struct Route {
+    stream: TcpStream,
+    pub(super) reachable: Finding,
+}
+
+/// Connects to the first address, if that is on a network.
+///
+/// # Errors
+/// The finding that says why that is not possible.
+pub(super) fn reach(addresses: &[Address]) -> Result<Option<Route>, Finding> {
+    let Some(Address::Tcp(address)) = addresses.first() else { return Ok(None) };
+    let (resolved, took) = resolve(address).map_err(|error| {
+        let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
+        Finding::bad("reachable", format!("the name {} does not resolve: {error}", address.traddr), mend)
+    })?;
     let began = Instant::now();
-    let stream = match connect(&name) {
-        Ok(stream) => stream,
-        Err(error) => {
-            let found =
-                format!("no TCP connection to {}:{}: {error}", address.traddr, address.trsvcid);
-            let mend = "start the target there (dlfs serve), or open the port in firewalls between";
-            return vec![Finding::bad("reachable", found, mend)];
-        }
-    };
+    let stream = connect(&resolved).map_err(|error| {
+        let found = format!("no TCP connection to {}:{}: {error}", address.traddr, address.trsvcid);
+        let mend = "start the target there (dlfs serve), or open the port in the firewalls between";
+        Finding::bad("reachable", found, mend)
+    })?;
     let micros = |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     let found =
         format!("TCP connects in {}, after {} for the name", micros(began.elapsed()), micros(took));
-    let is_local = stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
-    let mut found = vec![Finding::good("reachable", found)];
-    found.extend(mtu(&stream, is_local));
-    found.extend(congestion(&stream));
-    found
-        .extend(measured.and_then(|(round_trip, bytes_per_s)| {
-            buffers(Path::new("/"), round_trip, bytes_per_s)
-        }));
-    found
+    Ok(Some(Route { stream, reachable: Finding::good("reachable", found) }))
+}
+
+impl Route {
+    /// What the connection's properties are worth at this round trip and rate.
+    pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
+        let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
+        [mtu(&self.stream), congestion(&self.stream), buffers].into_iter().flatten().collect()
+    }
 }
 
 fn resolve(address: &TcpAddress) -> std::io::Result<(Vec<SocketAddr>, Duration)> {
@@ -66,7 +67,8 @@ fn connect(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
     Err(last)
 }
 
-fn mtu(stream: &TcpStream, is_local: bool) -> Option<Finding> {
+fn mtu(stream: &TcpStream) -> Option<Finding> {
+    let is_local = stream.peer_addr().ok()?.ip().is_loopback();
     let mtu = match stream.local_addr().ok()? {
         SocketAddr::V4(_) => sockopt::ip_mtu(stream),
         SocketAddr::V6(_) => sockopt::ipv6_mtu(stream),
@@ -120,7 +122,7 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
 }
 
 /// Which digests protect the transfers.
-pub(super) fn digests(device: &Arc<dyn Device>, options: &ConnectOptions) -> Option<Finding> {
+pub(super) fn digests(device: &Arc<dyn Device>) -> Option<Finding> {
     let engine = device.namespace().engine;
     if !engine.starts_with("tcp") {
         return None;
@@ -132,8 +134,7 @@ pub(super) fn digests(device: &Arc<dyn Device>, options: &ConnectOptions) -> Opt
             "off, and not needed for data sets: every sample has a checksum of its own, which dlfs verifies"
         }
     };
-    let wanted = if options.hdr_digest || options.data_digest { ", as asked for" } else { "" };
-    Some(Finding::good("digests", format!("{found}{wanted}")))
+    Some(Finding::good("digests", found.to_owned()))
 }
 
 /// The clock of the processors and who sets it.
@@ -216,14 +217,13 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let address: Address =
             format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x").parse().unwrap();
-        let found = findings(std::slice::from_ref(&address), None);
-        assert!(found.iter().all(|finding| finding.good), "{found:?}");
-        drop(listener);
-        let found = findings(&[address], None);
-        assert!(
-            !found[0].good && found[0].mend.as_ref().unwrap().contains("dlfs serve"),
-            "{found:?}"
-        );
-        assert!(findings(&[], None).is_empty());
+        let route =
+            reach(std::slice::from_ref(&address)).unwrap().expect("a network is on the way");
+        let found = route.findings(Duration::from_micros(100), 1e9);
+        assert!(found.iter().any(|finding| finding.check == "MTU" && finding.good), "{found:?}");
+        drop((route, listener));
+        let finding = reach(&[address]).err().expect("nobody listens");
+        assert!(!finding.good && finding.mend.unwrap().contains("dlfs serve"), "{}", finding.found);
+        assert!(reach(&["train.dlfs".parse().unwrap()]).unwrap().is_none());
     }
 }
