@@ -276,5 +276,117 @@ fn what_is_not_there_or_is_several_kinds_is_refused_with_what_to_do() {
     assert_eq!(refusal(&["s3://bucket/mixed", "."]).kind(), ErrorKind::InvalidArgument);
     let mixed = refusal(&["s3://bucket/mixed"]);
     assert!(mixed.report().contains("s3://bucket/mixed/b.jpg"), "{}", mixed.report());
-    assert_eq!(refusal(&["s3://bucket/t.parquet"]).kind(), ErrorKind::Unsupported);
+    let damaged = refusal(&["s3://bucket/t.parquet"]);
+    assert!(damaged.report().contains("s3://bucket/t.parquet"), "{}", damaged.report());
+}
+
+/// The files of rows that tests/import_rows.rs imports locally.
+const ROWS: [&str; 7] =
+    ["lines.jsonl", "mds", "mds-zstd", "litdata", "litdata-zstd", "snappy.parquet", "file.arrow"];
+
+fn put_rows(store: &ObjectStore, name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name);
+    match path.is_dir() {
+        true => fs::read_dir(&path).unwrap().for_each(|entry| {
+            let entry = entry.unwrap();
+            let file = entry.file_name().into_string().unwrap();
+            store.put(&format!("rows/{name}/{file}"), fs::read(entry.path()).unwrap());
+        }),
+        false => store.put(&format!("rows/{name}"), fs::read(&path).unwrap()),
+    }
+    path
+}
+
+#[test]
+fn rows_of_stores_are_those_of_local_files_whatever_the_store_does() {
+    for name in ROWS {
+        if !cfg!(feature = "formats") && (name.ends_with("parquet") || name.ends_with("arrow")) {
+            continue;
+        }
+        let store = ObjectStore::with_faults(|request| {
+            let mut state = request.number;
+            match mix(&mut state) % 6 {
+                0 => Fault::Status(503, None),
+                1 => Fault::Cut,
+                _ => Fault::None,
+            }
+        });
+        let path = put_rows(&store, name);
+        let (local, expected) = imported(&[path.to_str().unwrap()], &options(Onto::Empty));
+        let address = format!("s3://bucket/rows/{name}");
+        let (report, samples) = imported(&[&address], &of_store(&store));
+        assert_eq!((report.kind, report.samples), (local.kind, 40), "{name}");
+        assert!(samples == expected, "{name}: other samples than those of the local file");
+        // In pieces so small that all of what holds pieces together is tried, and held in few of them.
+        let places = PlaceOptions { range_bytes: 100, window_bytes: 2000, ..store.options() };
+        let (_, samples) = imported(&[&address], &ImportOptions { places, ..of_store(&store) });
+        assert!(samples == expected, "{name}: other samples in small pieces");
+    }
+}
+
+#[test]
+fn shards_of_rows_are_found_among_what_describes_them_and_refused_among_other_objects() {
+    let store = ObjectStore::good();
+    put_rows(&store, "mds");
+    store.put("rows/mds/README.md", "about");
+    let (report, _) = imported(&["s3://bucket/rows/mds"], &of_store(&store));
+    assert_eq!((report.kind, report.samples), (SourceKind::Mds, 40));
+    store.put("rows/mds/cat.jpg", "a picture");
+    let refusal = |prefix: &str| import(&[prefix], &memory(), &of_store(&store)).unwrap_err();
+    let told = refusal("s3://bucket/rows/mds").report();
+    assert!(told.contains("s3://bucket/rows/mds/cat.jpg"), "{told}");
+    // A shard that the index names and that is not there is missed by its name.
+    store.put("cut/index.json", store.bytes("rows/mds/index.json"));
+    let told = refusal("s3://bucket/cut").report();
+    assert!(told.contains("s3://bucket/cut/shard.00000.mds"), "{told}");
+    for lines in ["two/a.jsonl", "two/b.jsonl"] {
+        store.put(lines, "{\"x\": 1}\n{\"x\": 2}\n");
+    }
+    let (report, _) = imported(&["s3://bucket/two"], &of_store(&store));
+    assert_eq!((report.kind, report.samples), (SourceKind::JsonLines, 4));
+    // Not every index.json is one of shards.
+    let mut tar = member("a.jpg", b'0', "", b"x");
+    tar.resize(tar.len() + 1024, 0);
+    store.put("tars/index.json", "{\"shards\": 1}");
+    store.put("tars/one.tar", tar);
+    let (report, samples) = imported(&["s3://bucket/tars"], &of_store(&store));
+    assert_eq!((report.kind, samples.len()), (SourceKind::Tar, 1));
+    store.put("pictures/a.jpg", "x");
+    store.put("pictures/z.parquet", "PAR1");
+    let told = refusal("s3://bucket/pictures").report();
+    assert!(told.contains("s3://bucket/pictures/a.jpg"), "{told}");
+    let names = "{\"file_name\": \"a.jpg\"}\n{\"file_name\": \"b.jpg\"}\n";
+    store.put("named/metadata.jsonl", names);
+    let told = refusal("s3://bucket/named/metadata.jsonl").report();
+    assert!(told.contains("may not name files"), "{told}");
+}
+
+#[test]
+fn a_store_that_is_away_ends_an_import_of_rows_and_makes_none_of_them_bad() {
+    for name in ROWS {
+        if !cfg!(feature = "formats") && (name.ends_with("parquet") || name.ends_with("arrow")) {
+            continue;
+        }
+        // Each number of requests that are answered before the store goes away for good.
+        for answered in 0..40 {
+            let store = ObjectStore::with_faults(move |request| match request.number < answered {
+                true => Fault::None,
+                false => Fault::Status(503, None),
+            });
+            put_rows(&store, name);
+            let places = PlaceOptions { patience: Duration::from_millis(30), ..store.options() };
+            let skip = ImportOptions { places, on_error: OnError::Skip, ..options(Onto::Empty) };
+            let devices = memory();
+            match import(&[&format!("s3://bucket/rows/{name}")], &devices, &skip) {
+                Ok(report) => {
+                    assert_eq!((report.samples, report.bad.len()), (40, 0), "{name}: {answered}");
+                    break;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Busy, "{name}, {answered}: {error:?}");
+                    assert!(answered < 39, "{name}: it needs no 40 requests");
+                }
+            }
+        }
+    }
 }

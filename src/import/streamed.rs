@@ -90,7 +90,7 @@ fn open<'a>(
     options: &'a ImportOptions,
 ) -> Result<Box<dyn SampleStream + 'a>> {
     let source: Box<dyn SampleStream> = match kind {
-        rows if rows.is_rows() => formats::open(files, kind, image, &options.rows)?,
+        rows if rows.is_rows() => formats::open(files, objects, kind, image, &options.rows)?,
         SourceKind::TfRecord => Box::new(RecordStream::new(Inputs::new(files, objects))),
         _ => {
             let fields = image.map(|image| image.fields().to_vec());

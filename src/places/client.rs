@@ -74,6 +74,16 @@ impl Client {
         &self.0.shared.place
     }
 
+    /// The length of the ranges that its objects are cut into.
+    pub fn range_bytes(&self) -> u64 {
+        self.options().range_bytes
+    }
+
+    /// The most bytes that one reader of it holds.
+    pub fn window_bytes(&self) -> u64 {
+        self.options().window_bytes
+    }
+
     /// How it reads.
     pub(super) fn options(&self) -> &PlaceOptions {
         &self.0.shared.options

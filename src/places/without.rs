@@ -36,6 +36,16 @@ impl Client {
         match self.0 {}
     }
 
+    /// The length of the ranges that its objects are cut into.
+    pub fn range_bytes(&self) -> u64 {
+        match self.0 {}
+    }
+
+    /// The most bytes that one reader holds.
+    pub fn window_bytes(&self) -> u64 {
+        match self.0 {}
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> PlaceStats {
         match self.0 {}

@@ -143,6 +143,11 @@ impl ObjectStore {
         self.state.objects.lock().unwrap().insert(key.to_owned(), stored);
     }
 
+    /// The bytes of an object.
+    pub fn bytes(&self, key: &str) -> Vec<u8> {
+        self.state.objects.lock().unwrap()[key].bytes.clone()
+    }
+
     /// Has `count` empty objects with the keys `many/00000000.jpg` and so on.
     pub fn number(&self, count: u64) {
         self.state.numbered.store(count, Ordering::Relaxed);

@@ -1,49 +1,67 @@
 //! Rows of Arrow files: those with an index at their end, and streams, as Hugging Face keeps them.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io::{BufReader, Read, Seek};
 
-use arrow_array::RecordBatch;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::ArrowError;
 
 use super::ahead::{Ahead, AheadRows, caught};
 use super::arrow_cells;
+use super::blocks::{BlockReader, Blocks};
+use super::input::Input;
 use super::rows::RowReader;
+use crate::import::sources::compression::read_some;
 use crate::{Error, ErrorKind, Result};
 
-/// Opens the Arrow file at `path`.
+/// Opens the Arrow file `input`.
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub(super) fn open(path: &Path) -> Result<Box<dyn RowReader>> {
-    let at = |error: std::io::Error| Error::from(error).path(path);
-    let bad = |what: String| {
-        let text = format!("the Arrow file cannot be read: {what}");
-        Error::new(ErrorKind::BadSource, text).path(path)
+pub(super) fn open(input: &Input) -> Result<Box<dyn RowReader>> {
+    let Some(object) = &input.object else {
+        let from = File::open(&input.path).map_err(|error| input.named(error))?;
+        return file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input);
     };
-    let text = |error: ArrowError| error.to_string();
-    let mut file = File::open(path).map_err(at)?;
-    let mut magic = [0; MAGIC.len()];
-    let is_file = file.read_exact(&mut magic).is_ok() && magic == *MAGIC;
-    file.seek(SeekFrom::Start(0)).map_err(at)?;
-    if is_file {
-        let open = || FileReader::try_new(file, None).map_err(text);
-        let reader = caught(open).map_err(bad)?;
-        let columns = arrow_cells::columns(&reader.schema());
-        return Ok(Box::new(AheadRows::new(columns, Ahead::start(reader.map(text_of_error))?)));
-    }
-    let from = BufReader::with_capacity(BUFFER_BYTES, file);
-    let reader = caught(|| StreamReader::try_new(from, None).map_err(text)).map_err(bad)?;
-    let columns = arrow_cells::columns(&reader.schema());
-    Ok(Box::new(AheadRows::new(columns, Ahead::start(reader.map(text_of_error))?)))
+    let blocks = Blocks::new(object.clone());
+    blocks.set_places(1);
+    file_or_stream(BlockReader::new(blocks), input)
 }
 
-fn text_of_error(
-    batch: std::result::Result<RecordBatch, ArrowError>,
-) -> std::result::Result<RecordBatch, String> {
-    batch.map_err(|error| error.to_string())
+fn file_or_stream(
+    mut from: impl Read + Seek + Send + 'static,
+    input: &Input,
+) -> Result<Box<dyn RowReader>> {
+    let mut head = [0; MAGIC.len()];
+    read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
+    match head == *MAGIC {
+        true => file(from, input),
+        false => stream(input.read()?, input),
+    }
+}
+
+fn file(from: impl Read + Seek + Send + 'static, input: &Input) -> Result<Box<dyn RowReader>> {
+    let reader = opened(|| FileReader::try_new(from, None), input)?;
+    let columns = arrow_cells::columns(&reader.schema());
+    let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
+    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+}
+
+fn stream(from: impl Read + Send + 'static, input: &Input) -> Result<Box<dyn RowReader>> {
+    let reader = opened(|| StreamReader::try_new(from, None), input)?;
+    let columns = arrow_cells::columns(&reader.schema());
+    let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
+    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+}
+
+fn opened<R>(
+    open: impl FnOnce() -> std::result::Result<R, ArrowError>,
+    input: &Input,
+) -> Result<R> {
+    caught(|| open().map_err(|error| error.to_string())).map_err(|what| {
+        let text = format!("the Arrow file cannot be read: {what}");
+        Error::new(ErrorKind::BadSource, text).path(&input.path)
+    })
 }
 
 /// What an Arrow file begins with.

@@ -7,20 +7,19 @@
 //! | some        | MDS: JSON that describes the columns again                                           |
 //! | the rest    | the items, each with 4 bytes for the length of each column that needs it, then these |
 
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Cursor, Read};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::array_header::{ArrayHeader, HeaderForm};
 use super::column::{CellKind, Cells, Column};
+use super::input::Input;
 use super::rows::{RowError, RowReader};
+use crate::Result;
 use crate::format::field_type::FieldType;
 use crate::import::sources::BadReason;
-use crate::import::sources::compression::{Compression, FileAt, of_file};
+use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::sample_stream::FieldBytes;
-use crate::{Error, Result};
 
 /// How the items of some shards are laid out.
 #[derive(Debug, Clone)]
@@ -61,15 +60,19 @@ pub(super) enum LeafForm {
 }
 
 impl ItemFormat {
-    /// The format of shards whose first one is at `first`.
+    /// The format of shards whose first one is `first`.
     ///
     /// # Errors
     /// It does not open.
-    pub(super) fn new(leaves: Vec<Leaf>, first: Option<&Path>) -> Result<ItemFormat> {
+    pub(super) fn new(leaves: Vec<Leaf>, first: Option<&Input>) -> Result<ItemFormat> {
         let has_arrays = leaves.iter().any(|leaf| matches!(leaf.form, LeafForm::Array(_)));
         let item = match first.filter(|_| has_arrays) {
             // What is wrong with the item is told when it is read as a row.
-            Some(path) => Shard::open(path)?.next_item().ok().flatten(),
+            Some(input) => {
+                let item = Shard::open(input)?.next_item().ok().flatten();
+                input.check()?;
+                item
+            }
             None => None,
         };
         let mut format = ItemFormat { leaves, columns: Vec::new() };
@@ -166,12 +169,12 @@ pub(super) struct ItemRows {
 }
 
 impl ItemRows {
-    /// Opens the shard at `path`.
+    /// Opens the shard `input`.
     ///
     /// # Errors
     /// It does not open, or its table of offsets is broken.
-    pub(super) fn open(path: &Path, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
-        Ok(Box::new(ItemRows { format, shard: Shard::open(path)? }))
+    pub(super) fn open(input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
+        Ok(Box::new(ItemRows { format, shard: Shard::open(input)? }))
     }
 }
 
@@ -197,14 +200,18 @@ struct Shard {
 }
 
 impl Shard {
-    fn open(path: &Path) -> Result<Shard> {
-        let named = |error: io::Error| Error::from(error).path(path);
-        let file = File::open(path).map_err(named)?;
-        let compression: Option<Compression> = of_file(&file).map_err(named)?;
-        let from = OwnedAt { file, offset: 0 };
-        let from: Box<dyn Read + Send> = match compression {
+    fn open(input: &Input) -> Result<Shard> {
+        let named = |error: io::Error| match input.check() {
+            Err(failure) => failure,
+            Ok(()) => input.named(error),
+        };
+        let mut from = input.read()?;
+        let mut head = [0; 6];
+        let len = read_some(&mut from, &mut head).map_err(named)?;
+        let from = Cursor::new(head[..len].to_vec()).chain(from);
+        let from: Box<dyn Read + Send> = match Compression::of(&head[..len]) {
             Some(compression) => compression.undo(from).map_err(named)?,
-            None => Box::new(BufReader::with_capacity(BUFFER_BYTES, from)),
+            None => Box::new(from),
         };
         let mut shard = Shard { from, at: 0, ends: Vec::new() };
         shard.read_table().map_err(|error| match error.kind() {
@@ -252,25 +259,8 @@ impl Shard {
     }
 }
 
-/// Reads a file at an offset of its own.
-struct OwnedAt {
-    file: File,
-    offset: u64,
-}
-
-impl Read for OwnedAt {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let mut from = FileAt { file: &self.file, offset: self.offset };
-        let read = from.read(into)?;
-        self.offset = from.offset;
-        Ok(read)
-    }
-}
-
 fn number(bytes: &[u8]) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(bytes);
     u32::from_le_bytes(word)
 }
-
-const BUFFER_BYTES: usize = 1 << 20;

@@ -14,6 +14,7 @@ use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
 use super::column::{CellKind, Cells, Column};
+use super::input::Input;
 use super::rows::{RowError, RowReader};
 use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
@@ -23,9 +24,11 @@ use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::FieldBytes;
 use crate::{Error, ErrorKind, Result};
 
+type Lines = BufReader<Box<dyn Read + Send>>;
+
 /// The lines of a file.
 pub(super) struct JsonLines {
-    from: BufReader<File>,
+    from: Lines,
     columns: Vec<Column>,
     files: Option<Files>,
     line: Vec<u8>,
@@ -43,25 +46,24 @@ struct Files {
 }
 
 impl JsonLines {
-    /// Opens the file at `path`.
+    /// Opens the file `input`.
     ///
     /// # Errors
     /// It cannot be read, or its first line is no object.
-    pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReader>> {
-        let named = |error: io::Error| Error::from(error).path(path);
-        let open = || File::open(path).map_err(named);
+    pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
         let mut survey = Survey::default();
-        survey.read(BufReader::new(open()?), path)?;
+        let from = input.read_ahead(Some(SURVEYED_BYTES as u64))?;
+        survey.read(BufReader::new(from), input)?;
         let key = match &options.files {
             Some(key) => Some(key.clone()),
             None => Some(FILE_NAME.to_owned()).filter(|key| survey.has(key)),
         };
         let mut columns = survey.columns();
         let files = match key {
-            Some(key) => Some(Files::new(key, &mut columns, path)?),
+            Some(key) => Some(Files::new(key, &mut columns, input)?),
             None => None,
         };
-        let from = BufReader::with_capacity(BUFFER_BYTES, open()?);
+        let from = BufReader::with_capacity(BUFFER_BYTES, input.read()?);
         Ok(Box::new(JsonLines { from, columns, files, line: Vec::new(), name: Vec::new() }))
     }
 
@@ -109,11 +111,17 @@ impl JsonLines {
 
 impl Files {
     /// The files that `key` of the lines at `path` names: one of `columns`.
-    fn new(key: String, columns: &mut [Column], path: &Path) -> Result<Files> {
+    fn new(key: String, columns: &mut [Column], input: &Input) -> Result<Files> {
+        let path = &input.path;
         let column = columns.iter().position(|column| column.name == key).ok_or_else(|| {
             let text = format!("the lines have no key {key} that could name files");
             Error::new(ErrorKind::InvalidArgument, text).path(path)
         })?;
+        if input.object.is_some() {
+            let text = "lines in a store may not name files: they would be asked for one by one";
+            let hint = "copy the lines here, and the files beside them";
+            return Err(Error::new(ErrorKind::Unsupported, text).path(path).hint(hint));
+        }
         let is_taken = columns.iter().any(|column| column.name == FILE);
         columns[column] = Column::bytes(if is_taken { &key } else { FILE });
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -208,12 +216,13 @@ enum Seen {
 }
 
 impl Survey {
-    fn read(&mut self, mut from: BufReader<File>, path: &Path) -> Result<()> {
+    fn read(&mut self, mut from: Lines, input: &Input) -> Result<()> {
         let (mut line, mut bytes) = (Vec::new(), 0);
         let mut lines = 0;
         while lines < SURVEYED_LINES && bytes < SURVEYED_BYTES {
             let read = read_line(&mut from, &mut line);
-            if !read.map_err(|error| Error::from(error).path(path))? {
+            input.check()?;
+            if !read.map_err(|error| input.named(error))? {
                 break;
             }
             bytes += line.len();
@@ -226,7 +235,9 @@ impl Survey {
             object.0.iter().for_each(|(key, value)| self.see(key, value));
         }
         match self.columns.is_empty() {
-            true => Err(Error::new(ErrorKind::BadSource, "no line is a JSON object").path(path)),
+            true => {
+                Err(Error::new(ErrorKind::BadSource, "no line is a JSON object").path(&input.path))
+            }
             false => Ok(()),
         }
     }
@@ -306,7 +317,7 @@ fn wider(a: Element, b: Element) -> Option<Element> {
 }
 
 /// Reads a line. `false`: there is none.
-fn read_line(from: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<bool> {
+fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let read = from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line)?;
     if read as u64 == MAX_LINE_BYTES {

@@ -1,6 +1,5 @@
 //! The index of a data set that LitData optimised: chunks of items that are trees of values.
 
-use std::fs;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,11 +8,10 @@ use serde_json::Value;
 
 use super::array_header::{HeaderForm, numpy_element, torch_element};
 use super::column::CellKind;
+use super::input::Input;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
-use super::{How, RowFile};
+use super::{Given, How, RowFile};
 use crate::format::field_type::FieldType;
-use crate::import::sources::FoundFile;
-use crate::import::sources::row_indexes::beside;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -45,26 +43,24 @@ struct Config {
     item_loader: Option<String>,
 }
 
-/// The chunks of the index `found`.
+/// The chunks of the index `given`.
 ///
 /// # Errors
 /// It cannot be read, or its chunks are of a form that is not.
-pub(super) fn shards(found: &FoundFile) -> Result<Vec<RowFile>> {
-    let path = &found.path;
+pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
+    let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
-    let bytes = fs::read(path).map_err(|error| Error::from(error).path(path))?;
+    let bytes = given.input.read_index()?;
     let index: Index = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("this is no index of LitData's chunks: {error}")))?;
     let leaves = leaves(&index.config).map_err(bad)?;
-    let chunk_path = |chunk: &Chunk| {
-        beside(path, &chunk.filename).ok_or_else(|| {
-            bad(format!("it names a chunk outside of its folder: {}", chunk.filename))
-        })
+    let names = index.chunks.into_iter().map(|chunk| vec![chunk.filename]);
+    let chunks = given.input.beside(names.collect())?;
+    let format = Arc::new(ItemFormat::new(leaves, chunks.first().map(|(_, input)| input))?);
+    let file = |(name, input): (String, Input)| {
+        RowFile::beside(given, &name, input, How::Items(format.clone()))
     };
-    let paths = index.chunks.iter().map(chunk_path).collect::<Result<Vec<_>>>()?;
-    let format = Arc::new(ItemFormat::new(leaves, paths.first().map(|path| &**path))?);
-    let file = |path| RowFile::beside(found, path, How::Items(format.clone()));
-    Ok(paths.into_iter().map(file).collect())
+    Ok(chunks.into_iter().map(file).collect())
 }
 
 /// The columns of an item, which lie in the order of the leaves of its tree.

@@ -1,7 +1,5 @@
 //! The index of a data set of MosaicML Streaming: MDS, version 2.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -10,10 +8,8 @@ use serde::Deserialize;
 use super::array_header::HeaderForm;
 use super::column::CellKind;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
-use super::{How, RowFile};
+use super::{Given, How, RowFile};
 use crate::format::field_type::{Element, FieldType};
-use crate::import::sources::FoundFile;
-use crate::import::sources::row_indexes::beside;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -40,57 +36,49 @@ struct Part {
     basename: String,
 }
 
-/// The shards of the index `found`.
+/// The shards of the index `given`.
 ///
 /// # Errors
 /// It cannot be read, or has shards of another format or version.
-pub(super) fn shards(found: &FoundFile) -> Result<Vec<RowFile>> {
-    let path = &found.path;
+pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
+    let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
-    let bytes = fs::read(path).map_err(|error| Error::from(error).path(path))?;
+    let bytes = given.input.read_index()?;
     let index: Index = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("this is no index of MDS shards: {error}")))?;
     if index.version != 2 {
         return Err(bad(format!("the index has version {}, and dlfs reads 2", index.version)));
     }
+    if let Some(shard) = index.shards.iter().find(|shard| shard.format != "mds") {
+        return Err(bad(format!("it has shards of the format {}, not mds", shard.format)));
+    }
+    // A shard may be there in its compressed form instead.
+    let names = index.shards.iter().map(|shard| {
+        let parts = [Some(&shard.raw_data), shard.zip_data.as_ref()];
+        parts.into_iter().flatten().map(|part| part.basename.clone()).collect()
+    });
+    let found = given.input.beside(names.collect())?;
     let mut files = Vec::new();
     let mut format: Option<(Layout, Arc<ItemFormat>)> = None;
-    for shard in index.shards {
-        if shard.format != "mds" {
-            return Err(bad(format!("it has shards of the format {}, not mds", shard.format)));
-        }
-        let shard_path = shard_path(path, &shard).map_err(bad)?;
+    for (shard, (name, input)) in index.shards.into_iter().zip(found) {
         let layout = (shard.column_names, shard.column_encodings, shard.column_sizes);
         let known = format.as_ref().filter(|(known, _)| *known == layout);
         let own = match known {
             Some((_, format)) => format.clone(),
             None => {
                 let leaves = leaves(&layout).map_err(bad)?;
-                let own = Arc::new(ItemFormat::new(leaves, Some(&shard_path))?);
+                let own = Arc::new(ItemFormat::new(leaves, Some(&input))?);
                 format = Some((layout, own.clone()));
                 own
             }
         };
-        files.push(RowFile::beside(found, shard_path, How::Items(own)));
+        files.push(RowFile::beside(given, &name, input, How::Items(own)));
     }
     Ok(files)
 }
 
 /// Names, encodings and sizes of the columns.
 type Layout = (Vec<String>, Vec<String>, Vec<Option<u32>>);
-
-/// The shard, or its compressed form where that is there.
-fn shard_path(index: &Path, shard: &Shard) -> std::result::Result<PathBuf, String> {
-    let path_of = |part: &Part| {
-        beside(index, &part.basename)
-            .ok_or_else(|| format!("it names a shard outside of its folder: {}", part.basename))
-    };
-    let raw = path_of(&shard.raw_data)?;
-    match &shard.zip_data {
-        Some(zip) if !raw.exists() => path_of(zip),
-        _ => Ok(raw),
-    }
-}
 
 fn leaves((names, encodings, sizes): &Layout) -> std::result::Result<Vec<Leaf>, String> {
     if names.len() != encodings.len() || names.len() != sizes.len() {

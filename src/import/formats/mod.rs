@@ -8,14 +8,18 @@
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `litdata.rs`, `items.rs`         |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`                  |
 //!
-//! All are read front to back, once; `rows.rs` makes samples of rows, and `column.rs` says which column is what.
+//! All are read front to back, once; `rows.rs` makes samples of rows, and `column.rs` says which column is what. They
+//! are local files or objects of a store: `input.rs` opens both, and `blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
 mod ahead;
 mod array_header;
 #[cfg(feature = "formats")]
 mod arrow_cells;
+#[cfg(feature = "formats")]
+mod blocks;
 mod column;
+mod input;
 #[cfg(feature = "formats")]
 mod ipc;
 mod items;
@@ -26,9 +30,9 @@ mod mds;
 mod parquet;
 mod rows;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use self::input::{Failure, InStore, Input};
 use self::items::{ItemFormat, ItemRows};
 use self::json_lines::JsonLines;
 use self::rows::{RowReader, RowSource};
@@ -37,19 +41,31 @@ use crate::directory::Directory;
 use crate::import::options::RowOptions;
 use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
+use crate::places::{Client, Object};
 
-/// The rows of `files` as samples; `image`: what they are appended to.
+/// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
+/// addresses.
 ///
 /// # Errors
 /// The first file does not open, or has not the columns that `options` ask for.
 pub fn open<'a>(
     files: Vec<FoundFile>,
+    objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a RowOptions,
 ) -> Result<Box<dyn SampleStream + 'a>> {
+    let failure = Failure::default();
+    let each = |(client, objects): (Client, Vec<Object>)| {
+        objects.into_iter().map(move |object| (client.clone(), object))
+    };
+    let mut objects = objects.into_iter().flat_map(each);
     let mut rows = Vec::new();
-    for file in files {
+    for FoundFile { path, name } in files {
+        let object = objects.next();
+        let object =
+            object.map(|(client, object)| InStore { client, object, failure: failure.clone() });
+        let file = Given { input: Input { path, object }, name };
         match kind {
             SourceKind::Mds => rows.extend(mds::shards(&file)?),
             SourceKind::LitData => rows.extend(litdata::shards(&file)?),
@@ -61,10 +77,18 @@ pub fn open<'a>(
     Ok(Box::new(RowSource::new(rows, kind, image, options)?))
 }
 
+/// A file that the user named, or that lies in a folder that he named.
+#[derive(Debug)]
+struct Given {
+    input: Input,
+    /// What its rows are named after.
+    name: Vec<u8>,
+}
+
 /// A file of rows, and how it is read.
 #[derive(Debug)]
 struct RowFile {
-    path: PathBuf,
+    input: Input,
     /// What its rows are named after.
     stem: Vec<u8>,
     how: How,
@@ -81,29 +105,29 @@ enum How {
 }
 
 impl RowFile {
-    fn new(file: FoundFile, how: How) -> RowFile {
-        RowFile { path: file.path, stem: file.name, how }
+    fn new(file: Given, how: How) -> RowFile {
+        RowFile { input: file.input, stem: file.name, how }
     }
 
-    /// A shard of the index `found`, named as if it had been given itself.
-    fn beside(found: &FoundFile, path: PathBuf, how: How) -> RowFile {
-        let folder = found.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-        let below = found.path.parent().and_then(|folder| path.strip_prefix(folder).ok());
-        let name = below.unwrap_or(&path).as_os_str().as_encoded_bytes();
-        RowFile { stem: [&found.name[..folder], name].concat(), path, how }
+    /// A shard that the index `given` calls `name`, with rows named as if it had been given itself.
+    fn beside(given: &Given, name: &str, input: Input, how: How) -> RowFile {
+        let folder = given.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        RowFile { stem: [&given.name[..folder], name.as_bytes()].concat(), input, how }
     }
 
     fn open(&self, options: &RowOptions) -> Result<Box<dyn RowReader>> {
-        match &self.how {
+        let opened: Result<Box<dyn RowReader>> = match &self.how {
             #[cfg(feature = "formats")]
-            How::Parquet => parquet::open(&self.path, options),
+            How::Parquet => parquet::open(&self.input, options),
             #[cfg(feature = "formats")]
-            How::Arrow => ipc::open(&self.path),
+            How::Arrow => ipc::open(&self.input),
             #[cfg(not(feature = "formats"))]
-            How::Parquet | How::Arrow => Err(without_formats(&self.path)),
-            How::JsonLines => JsonLines::open(&self.path, options),
-            How::Items(format) => ItemRows::open(&self.path, format.clone()),
-        }
+            How::Parquet | How::Arrow => Err(without_formats(&self.input.path)),
+            How::JsonLines => JsonLines::open(&self.input, options),
+            How::Items(format) => ItemRows::open(&self.input, format.clone()),
+        };
+        self.input.check()?;
+        opened
     }
 }
 

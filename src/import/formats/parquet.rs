@@ -3,41 +3,64 @@
 //! A thread decodes ahead of the rows that are taken, one batch of rows at a time.
 
 use std::fs::File;
-use std::path::Path;
 
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::ChunkReader;
 
 use super::ahead::{Ahead, AheadRows, caught};
 use super::arrow_cells;
+use super::blocks::Blocks;
 use super::column::Column;
+use super::input::Input;
 use super::rows::RowReader;
 use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
 
-/// Opens the Parquet file at `path`.
+/// Opens the Parquet file `input`.
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub(super) fn open(path: &Path, options: &RowOptions) -> Result<Box<dyn RowReader>> {
-    let file = File::open(path).map_err(|error| Error::from(error).path(path))?;
-    let (columns, reader) = caught(|| decoder(file, options)).map_err(|what| {
+pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    match &input.object {
+        Some(object) => {
+            let blocks = Blocks::new(object.clone());
+            let columns = |columns| blocks.set_places(columns);
+            rows_of(blocks.clone(), input, options, columns)
+        }
+        None => {
+            let file = File::open(&input.path).map_err(|error| input.named(error))?;
+            rows_of(file, input, options, |_| {})
+        }
+    }
+}
+
+/// `of_columns` is told how many columns are read.
+fn rows_of(
+    from: impl ChunkReader + 'static,
+    input: &Input,
+    options: &RowOptions,
+    of_columns: impl FnOnce(usize),
+) -> Result<Box<dyn RowReader>> {
+    let (columns, reader) = caught(|| decoder(from, options)).map_err(|what| {
         let text = format!("the Parquet file cannot be read: {what}");
-        Error::new(ErrorKind::BadSource, text).path(path)
+        Error::new(ErrorKind::BadSource, text).path(&input.path)
     })?;
+    of_columns(columns.len());
     let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
     Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
 }
 
 fn decoder(
-    file: File,
+    from: impl ChunkReader + 'static,
     options: &RowOptions,
 ) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReader), String> {
     let text = |error: ParquetError| error.to_string();
-    let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(text)?;
+    let mut builder = ParquetRecordBatchReaderBuilder::try_new(from).map_err(text)?;
     let columns = arrow_cells::columns(builder.schema());
-    let rows_at_once = rows_at_once(&builder);
+    let rows_at_once = rows_at_once(builder.metadata());
     let read = wanted(&columns, options);
     if read.len() < columns.len() {
         let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
@@ -62,8 +85,8 @@ fn wanted(columns: &[Column], options: &RowOptions) -> Vec<usize> {
 }
 
 /// As many rows as have [`BATCH_BYTES`] on the average.
-fn rows_at_once(builder: &ParquetRecordBatchReaderBuilder<File>) -> usize {
-    let groups = builder.metadata().row_groups();
+fn rows_at_once(metadata: &ParquetMetaData) -> usize {
+    let groups = metadata.row_groups();
     let bytes: i64 = groups.iter().map(|group| group.total_byte_size().max(0)).sum();
     let rows: i64 = groups.iter().map(|group| group.num_rows().max(0)).sum();
     let each = (bytes / rows.max(1)).max(1);

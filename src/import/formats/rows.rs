@@ -1,12 +1,12 @@
 //! Samples from files of rows, one file after the other.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
 use super::column::{CellKind, Cells, Chosen, Column};
+use super::input::Input;
 use crate::directory::Directory;
 use crate::format::field_type::{Element, FieldType};
 use crate::format::meta::check_label;
@@ -63,12 +63,14 @@ pub(super) struct RowSource<'a> {
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
+    /// What ends the import.
+    failure: Option<Error>,
     cells: Cells,
 }
 
 struct OpenFile {
     reader: Box<dyn RowReader>,
-    path: PathBuf,
+    input: Input,
     /// What its rows are named after.
     stem: Vec<u8>,
     /// Of each column of the first file: its number in this one.
@@ -95,13 +97,13 @@ impl<'a> RowSource<'a> {
         let reader = first.open(options)?;
         let columns = reader.columns().to_vec();
         let of_image = image.map(Directory::fields);
-        let chosen =
-            Chosen::new(&columns, options, of_image).map_err(|error| error.path(&first.path))?;
+        let chosen = Chosen::new(&columns, options, of_image)
+            .map_err(|error| error.path(&first.input.path))?;
         let field = |at: &usize| columns[*at].name.clone().into_bytes();
         let fields = chosen.fields.iter().map(field).collect();
         let classes = Classes::new(image, chosen.label.map(|at| &columns[at]));
         let places = (0..columns.len()).collect();
-        let open = OpenFile { reader, path: first.path, stem: first.stem, places, rows: 0 };
+        let open = OpenFile { reader, input: first.input, stem: first.stem, places, rows: 0 };
         Ok(RowSource {
             files,
             options,
@@ -113,6 +115,7 @@ impl<'a> RowSource<'a> {
             classes,
             names: HashSet::new(),
             bad: Vec::new(),
+            failure: None,
             cells: Cells::new(),
         })
     }
@@ -122,8 +125,8 @@ impl<'a> RowSource<'a> {
         let Some(file) = self.files.next() else { return Ok(false) };
         let reader = file.open(self.options)?;
         let places = self.columns.iter().map(|column| self.place(column, reader.columns()));
-        let places = places.collect::<Result<_>>().map_err(|error| error.path(&file.path))?;
-        self.open = Some(OpenFile { reader, path: file.path, stem: file.stem, places, rows: 0 });
+        let places = places.collect::<Result<_>>().map_err(|error| error.path(&file.input.path))?;
+        self.open = Some(OpenFile { reader, input: file.input, stem: file.stem, places, rows: 0 });
         Ok(true)
     }
 
@@ -153,11 +156,16 @@ impl<'a> RowSource<'a> {
             }
             Err(RowError::Row(reason)) => {
                 open.rows += 1;
-                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.path));
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
                 return None;
             }
             Err(RowError::File(reason)) => {
-                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.path));
+                // What a store does not give is not bad: the import fails.
+                if let Err(error) = open.input.check() {
+                    self.failure = Some(error);
+                    return None;
+                }
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
                 self.open = None;
                 return None;
             }
@@ -174,7 +182,7 @@ impl<'a> RowSource<'a> {
             Ok(sample) => Some(sample),
             Err(reason) => {
                 let open = self.open.as_ref()?;
-                self.bad.push(BadEntry::new(&name, reason).within(&open.path));
+                self.bad.push(BadEntry::new(&name, reason).within(&open.input.path));
                 None
             }
         }
@@ -221,6 +229,9 @@ impl SampleStream for RowSource<'_> {
         while self.open.is_some() || self.open_next()? {
             if let Some(sample) = self.take_row() {
                 return Ok(Some(sample));
+            }
+            if let Some(error) = self.failure.take() {
+                return Err(error);
             }
         }
         Ok(None)

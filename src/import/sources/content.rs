@@ -135,7 +135,8 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
 /// Whether the name is that of a shard, regardless of the content.
 pub fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
-    claim(&name).is_some() || name == INDEX || position(&name, b"-of-").is_some()
+    let holds_rows = name == INDEX || ROW_ENDS.iter().any(|end| name.ends_with(end));
+    claim(&name).is_some() || holds_rows || position(&name, b"-of-").is_some()
 }
 
 /// Whether a file of this name accompanies shards: it describes, lists or signs them.
@@ -186,6 +187,7 @@ const COMPRESSED_ENDS: &[&[u8]] =
 const TAR_ENDS: &[&[u8]] =
     &[b".tgz", b".tzst", b".tzstd", b".txz", b".tbz", b".tbz2", b".tb2", b".tlz4"];
 const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
+const ROW_ENDS: &[&[u8]] = &[b".parquet", b".arrow"];
 const SIDE_STEMS: &[&[u8]] = &[
     b"readme",
     b"license",

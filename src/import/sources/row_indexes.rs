@@ -54,8 +54,12 @@ pub fn kind_of(index: &File) -> io::Result<Option<SourceKind>> {
 
 /// The paths of the files that hold the rows of the index at `path`: they are no samples themselves.
 pub fn parts(path: &Path) -> Vec<PathBuf> {
-    let index = fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let names: Vec<String> = match index {
+    parts_of(path, &fs::read(path).unwrap_or_default())
+}
+
+/// The same, of an index with these bytes.
+pub fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
+    let names: Vec<String> = match serde_json::from_slice(index).ok() {
         Some(AnyIndex::Mds { shards }) => {
             let both = shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
             both.flatten().map(|part| part.basename).collect()
@@ -76,4 +80,4 @@ pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {
 }
 
 /// A data set has an index of a few MB for a million shards.
-const MAX_INDEX_BYTES: u64 = 1 << 30;
+pub const MAX_INDEX_BYTES: u64 = 1 << 30;

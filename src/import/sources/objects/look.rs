@@ -1,5 +1,6 @@
 //! Tells what the objects of an import are: samples, shards or lists.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Write};
@@ -21,6 +22,7 @@ use crate::import::sources::indexing::Indexing;
 use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
 use crate::import::sources::read_input::ReadInput;
+use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
 use crate::import::sources::tar;
 use crate::places::{Client, Object, Place, PlaceOptions, Reader};
 use crate::threads::map_at_once;
@@ -88,9 +90,6 @@ pub(in crate::import) fn look(
         return Ok(FoundObjects::Samples(SourceKind::List, Box::new(index), roots));
     }
     let listed = list_all(paths, &mut clients, indexing)?;
-    if let Some(rows) = Some(kind).filter(|kind| kind.is_rows()) {
-        return Err(not_read(rows.name(), &listed[0]));
-    }
     match kind {
         SourceKind::Folder => samples(listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
@@ -164,6 +163,7 @@ fn list_all(
         let listed = Listed::beneath(client, &prefix, indexing);
         match (listed, absent) {
             (Ok(listed), _) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            (Err(error), _) if is_away(&error) => return Err(error),
             (_, Some(absent)) => return Err(absent),
             (Ok(_), None) => {
                 let text = "there is no object with this prefix";
@@ -175,6 +175,11 @@ fn list_all(
     Ok(all)
 }
 
+/// Whether the store did not answer, so that nothing is known of what it holds.
+fn is_away(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
+}
+
 fn auto(
     listed: Vec<Listed>,
     clients: &mut Clients<'_>,
@@ -183,12 +188,20 @@ fn auto(
     let mut contents = Vec::new();
     for one in &listed {
         // By its name, the first that may be a shard; and the first one at all.
-        let named = (0..one.len()).find(|row| is_shard_name(one.name(*row).as_bytes()));
+        let mut named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
         let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
-        let first = named.or(other).unwrap_or(0);
-        if !one.is_empty() {
-            contents.push((one, first, content(one, first)?));
+        let mut first = named.next().or(other).unwrap_or(0);
+        if one.is_empty() {
+            continue;
         }
+        let mut found = content(one, first)?;
+        // What is called as an index need not be one of shards.
+        while !found.is_shard() && is_index(one.name(first).as_bytes()) {
+            let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
+            first = next;
+            found = content(one, first)?;
+        }
+        contents.push((one, first, found));
     }
     let shard = contents.iter().find(|(_, _, content)| content.is_shard());
     if let Some((one, first, content)) = shard {
@@ -196,6 +209,7 @@ fn auto(
             Content::Tar(_) if looks_grouped(one, *first)? => SourceKind::WebDataset,
             Content::Tar(_) => SourceKind::Tar,
             Content::TfRecord(_) => SourceKind::TfRecord,
+            Content::Rows(kind) => *kind,
             other => return Err(not_read(other.label(), one)),
         };
         return shards_only(listed, kind);
@@ -209,7 +223,7 @@ fn auto(
                     let text = "cannot tell what this object is";
                     return Err(Error::new(ErrorKind::BadSource, text)
                         .target(format!("{}{}", one.address(), one.name(first)))
-                        .hint("say it with --from tar|webdataset|tfrecord|list"));
+                        .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
                 }
             }
             lists(&listed, clients, indexing)
@@ -228,7 +242,8 @@ fn is_text(start: &[u8]) -> bool {
 
 /// What the object holds, by its first bytes.
 fn content(one: &Listed, row: usize) -> Result<Content> {
-    let start = one.start(row, START_BYTES)?;
+    let is_index = is_index(one.name(row).as_bytes());
+    let start = one.start(row, if is_index { MAX_INDEX_BYTES } else { START_BYTES })?;
     let file = rustix::fs::memfd_create("start", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
     let mut file = File::from(file);
     file.write_all(&start)?;
@@ -250,38 +265,82 @@ fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
     })
 }
 
+/// Whether an object is the index of shards that hold rows.
+fn is_index(name: &[u8]) -> bool {
+    name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
+}
+
 /// Shards of a kind that was detected: whatever else there is must describe them.
 fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     for one in &listed {
+        let parts = parts_of_indexes(one, kind)?;
         let is_other = |row: &usize| {
             let name = one.name(*row).as_bytes();
-            !one.is_given && !is_shard_name(name) && !is_side_file(name)
+            let is_part = match has_index(kind) {
+                true => is_index(name) || parts.contains(Path::new(one.name(*row))),
+                false => is_shard_of(kind, one.name(*row)),
+            };
+            !one.is_given && !is_part && !is_side_file(name)
         };
-        let by_name = (0..one.len()).any(|row| is_shard_name(one.name(row).as_bytes()));
+        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
         if let Some(row) = (0..one.len()).find(is_other).filter(|_| by_name) {
             let text = "there are shards and other objects";
             return Err(Error::new(ErrorKind::BadSource, text)
                 .target(format!("{}{}", one.address(), one.name(row)))
                 .hint(
-                    "--from webdataset|tar|tfrecord imports the shards and sets the rest aside; --from folder \
-                     imports each object as one sample, as it is",
+                    "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
+                     folder imports each object as one sample, as it is",
                 ));
         }
     }
     shards(listed, kind)
 }
 
+/// Whether an object may be a shard of this kind, by its name.
+fn is_shard_of(kind: SourceKind, name: &str) -> bool {
+    is_shard_name(name.as_bytes()) && (has_index(kind) || !is_index(name.as_bytes()))
+}
+
+/// Whether shards of this kind are those that an index names.
+fn has_index(kind: SourceKind) -> bool {
+    matches!(kind, SourceKind::Mds | SourceKind::LitData)
+}
+
+/// The names of the objects that indexes name, where shards of this kind have one.
+fn parts_of_indexes(one: &Listed, kind: SourceKind) -> Result<HashSet<PathBuf>> {
+    let mut parts = HashSet::new();
+    for row in (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes())) {
+        let index = one.start(row, MAX_INDEX_BYTES)?;
+        parts.extend(row_indexes::parts_of(Path::new(one.name(row)), &index));
+    }
+    Ok(parts)
+}
+
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
 fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
     let mut file_counts = FileCounts::default();
-    let what = if kind == SourceKind::TfRecord { "TFRecord shard" } else { "tar archive" };
+    let what = match kind {
+        SourceKind::TfRecord => "TFRecord shard",
+        rows if rows.is_rows() => Content::Rows(rows).label(),
+        _ => "tar archive",
+    };
     for one in &listed {
-        let by_name = (0..one.len()).any(|row| is_shard_name(one.name(row).as_bytes()));
+        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
         let mut of_this = Vec::new();
         for row in 0..one.len() {
             let (name, len) = (one.name(row).as_bytes(), one.len_bytes(row));
-            if !one.is_given && if by_name { !is_shard_name(name) } else { is_side_file(name) } {
+            if has_index(kind) && !is_index(name) {
+                let (what, role) = match is_side_file(name) {
+                    true => ("side file", Role::SetAside),
+                    false => ("shard of an index", Role::Shard),
+                };
+                file_counts.add(what, role, len, name);
+                continue;
+            }
+            let is_shard =
+                if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
+            if !one.is_given && !is_shard {
                 file_counts.add("side file", Role::SetAside, len, name);
                 continue;
             }

@@ -1,0 +1,161 @@
+//! Where a file of rows is, and its bytes: a file, or an object of a store.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
+use crate::places::{Client, Object, Reader};
+use crate::threads::map_at_once;
+use crate::{Error, ErrorKind, Result};
+
+/// The first failure of a store, which ends the import: what follows was not read, and is not bad.
+pub(super) type Failure = Arc<Mutex<Option<Error>>>;
+
+/// A file of rows.
+#[derive(Debug, Clone)]
+pub(super) struct Input {
+    /// Its path or address.
+    pub(super) path: PathBuf,
+    /// If it is one of a store.
+    pub(super) object: Option<InStore>,
+}
+
+/// An object, and who is told of failures.
+#[derive(Debug, Clone)]
+pub(super) struct InStore {
+    pub(super) client: Client,
+    pub(super) object: Object,
+    pub(super) failure: Failure,
+}
+
+impl Input {
+    /// Its bytes, front to back.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(super) fn read(&self) -> Result<Box<dyn Read + Send>> {
+        self.read_ahead(None)
+    }
+
+    /// The same, and at most so many bytes are asked for ahead if it is in a store.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_ahead(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
+        let Some(InStore { client, object, failure }) = &self.object else {
+            let file = File::open(&self.path).map_err(|error| self.named(error))?;
+            return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
+        };
+        let (client, objects) = (client.clone(), vec![object.clone()]);
+        let mut reader = match window_bytes {
+            None => Reader::new(client, objects),
+            Some(bytes) => Reader::with_window(client, objects, bytes),
+        };
+        reader.next_object();
+        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+    }
+
+    /// All bytes of an index.
+    ///
+    /// # Errors
+    /// It cannot be read, or is too long for one.
+    pub(super) fn read_index(&self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = self.read()?.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
+        self.check()?;
+        let read = read.map_err(|error| self.named(error))?;
+        if read as u64 > MAX_INDEX_BYTES {
+            let text = "an index of more than 1 GiB is not read";
+            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+        }
+        Ok(bytes)
+    }
+
+    /// The files that an index at this place names, each by its first name that is there, or else by its first one;
+    /// and that name. A store is asked for many of them at once.
+    ///
+    /// # Errors
+    /// `BadSource`: a name leads out of the index's folder. Those of the store: `NotFound` if it has none of a file's
+    /// names.
+    pub(super) fn beside(&self, files: Vec<Vec<String>>) -> Result<Vec<(String, Input)>> {
+        let is_outside = |name: &&String| row_indexes::beside(&self.path, name).is_none();
+        if let Some(name) = files.iter().flatten().find(is_outside) {
+            let text = format!("it names a file outside of its folder: {name}");
+            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+        }
+        map_at_once(LOOKING_UP, &files, |names| {
+            let mut first = None;
+            for name in names {
+                match self.find(name) {
+                    Ok(Some(input)) => return Ok((name.clone(), input)),
+                    Ok(None) => {}
+                    // Who may not list is told of no absence.
+                    Err(error)
+                        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+                    {
+                        first.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let name = names.first().cloned().unwrap_or_default();
+            // A local file is missed when it is opened.
+            let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
+            first.map_or(Ok((name, Input { path, object: None })), Err)
+        })
+    }
+
+    /// The file beside this one that is called `name`; `None`: there is no such local file.
+    fn find(&self, name: &str) -> Result<Option<Input>> {
+        let Some(InStore { client, object, failure }) = &self.object else {
+            let path = row_indexes::beside(&self.path, name).filter(|path| path.exists());
+            return Ok(path.map(|path| Input { path, object: None }));
+        };
+        let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
+        let object = client.head(&key.to_string_lossy())?;
+        let path = client.place().with_key(&*object.key).to_string().into();
+        let object = InStore { client: client.clone(), object, failure: failure.clone() };
+        Ok(Some(Input { path, object: Some(object) }))
+    }
+
+    /// The failure of the store, if there was one.
+    ///
+    /// # Errors
+    /// The failure.
+    pub(super) fn check(&self) -> Result<()> {
+        let failure = self.object.as_ref().and_then(|object| object.failure.lock().take());
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// An error of this file.
+    pub(super) fn named(&self, error: io::Error) -> Error {
+        Error::from(error).path(&self.path)
+    }
+}
+
+/// Reads an object, and keeps the failure of its store.
+struct Watched {
+    from: Reader,
+    failure: Failure,
+}
+
+impl Read for Watched {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.from.read(into).map_err(|error| failed(&self.failure, error))
+    }
+}
+
+/// Keeps what is wrong with a store; what is returned says only that something is.
+pub(super) fn failed(failure: &Failure, error: io::Error) -> io::Error {
+    let error = error.downcast::<Error>().unwrap_or_else(Error::from);
+    failure.lock().get_or_insert(error);
+    io::Error::other("the store failed")
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+/// The name of the threads that look up what an index names.
+const LOOKING_UP: &str = "dlfs-open";
