@@ -321,6 +321,35 @@ fn columns_that_are_not_there_are_refused_and_others_can_be_chosen() {
 }
 
 #[test]
+fn the_class_of_a_row_that_is_left_out_gets_no_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("a.jsonl");
+    let rows = "{\"id\": \"a\", \"kind\": \"cat\", \"x\": \"1\"}\n\
+                {\"id\": \"a\", \"kind\": \"twice\", \"x\": \"1\"}\n\
+                {\"id\": \"b\", \"kind\": \"empty\"}\n\
+                {\"id\": \"\", \"kind\": \"nameless\", \"x\": \"1\"}\n\
+                {\"id\": \"b\", \"kind\": \"dog\", \"x\": \"2\"}\n\
+                {\"id\": \"c\", \"kind\": \"cat\", \"x\": \"3\"}\n";
+    fs::write(&lines, rows).unwrap();
+    let named = |name: &str| Some(name.to_owned());
+    let rows = RowOptions {
+        name: named("id"),
+        label: named("kind"),
+        fields: vec!["x".into()],
+        files: None,
+    };
+    let disks = Disks::new(1, 8 << 20);
+    let skip = ImportOptions { rows, on_error: OnError::Skip, ..options(Onto::Empty) };
+    let report = import_onto(&[lines], &disks.devices(), &skip, &mut ()).unwrap();
+    assert_eq!((report.samples, report.bad.len()), (3, 3), "{:?}", report.bad);
+    let found = samples(&disks);
+    let labels: Vec<_> = found.iter().map(|(name, (_, label))| (&**name, *label)).collect();
+    assert_eq!(labels, [("a", Some(0)), ("b", Some(1)), ("c", Some(0))]);
+    let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
+    assert_eq!(image.directory().classes(), [&b"cat"[..], b"dog"]);
+}
+
+#[test]
 fn rows_are_shuffled_within_windows_or_keep_their_order_and_can_be_appended() {
     let ids = |placement: PlacementOrder, seed: u64| {
         let disks = Disks::new(2, 8 << 20);
@@ -385,6 +414,35 @@ mod tables {
         compare(&samples(&disks), |at| ("hub.parquet".to_owned(), at), expected);
         let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
         assert_eq!(image.directory().classes(), [&b"cat"[..], b"dog", b"eel"]);
+    }
+
+    #[test]
+    fn a_stream_that_is_cut_anywhere_is_an_error_and_never_a_shorter_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.arrow");
+        let whole = fs::read(data("stream.arrow")).unwrap();
+        let import = |len: usize, on_error: OnError| {
+            fs::write(&path, &whole[..len]).unwrap();
+            let (disks, paths) = (Disks::new(1, 8 << 20), std::slice::from_ref(&path));
+            let options =
+                ImportOptions { on_error, from: SourceKind::Arrow, ..options(Onto::Empty) };
+            import_onto(paths, &disks.devices(), &options, &mut ())
+        };
+        // Between any two messages, which begin with a mark at a multiple of eight bytes, and within them.
+        let begins = |at: &usize| whole[*at..].starts_with(&[0xff; 4]);
+        let between: Vec<usize> = (8..whole.len()).step_by(8).filter(begins).collect();
+        assert!(between.len() >= 3, "schema, batches, end: {between:?}");
+        let within = (1..whole.len()).step_by(97).chain([whole.len() - 1, whole.len() - 5]);
+        for len in within.chain(between) {
+            let told = import(len, OnError::Stop).map(drop).expect_err("a cut stream").report();
+            assert!(told.contains("a.arrow"), "{len} of {} bytes: {told}", whole.len());
+        }
+        // Where all rows are there, only the marker tells.
+        let told = import(whole.len() - 8, OnError::Stop).map(drop).unwrap_err().report();
+        assert!(told.contains("end-of-stream marker") && told.contains("skip"), "{told}");
+        let report = import(whole.len() - 8, OnError::Skip).unwrap();
+        assert_eq!((report.samples, report.bad.len()), (ROWS as u64, 1), "{:?}", report.bad);
+        assert_eq!(import(whole.len(), OnError::Stop).unwrap().samples, ROWS as u64);
     }
 
     #[test]

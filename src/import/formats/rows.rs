@@ -197,18 +197,22 @@ impl<'a> RowSource<'a> {
         if name.is_empty() {
             return Err(BadReason::Name("there is none in its column"));
         }
-        if !self.names.insert(xxh3_128(name)) {
+        let print = xxh3_128(name);
+        if self.names.contains(&print) {
             return Err(BadReason::Twice);
         }
-        let label = label.and_then(|label| self.classes.label(&label).transpose()).transpose()?;
-        let sample = StreamSample { name: name.to_vec(), label, fields };
-        match sample.fields.iter().all(Option::is_none) {
-            true => Err(BadReason::Syntax("the row has none of the fields")),
-            false if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES => {
-                Err(BadReason::TooLarge(sample.len_bytes() as u64))
-            }
-            false => Ok(sample),
+        let mut sample = StreamSample { name: name.to_vec(), label: None, fields };
+        if sample.fields.iter().all(Option::is_none) {
+            return Err(BadReason::Syntax("the row has none of the fields"));
         }
+        if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
+            return Err(BadReason::TooLarge(sample.len_bytes() as u64));
+        }
+        // Last, so that the class of a row that is left out gets no number, and its name is free.
+        let label = label.and_then(|label| self.classes.label(&label).transpose()).transpose()?;
+        sample.label = label;
+        self.names.insert(print);
+        Ok(sample)
     }
 }
 
