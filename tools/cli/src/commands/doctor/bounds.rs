@@ -81,14 +81,14 @@ impl Bound {
                 "leave processors to reading (fewer decoding workers beside it), or read from more machines"
             }
             Bound::Thread => {
-                "read over more queue pairs, each with a thread (queue_pairs= in Python, C and Rust), or with more ranks"
+                "read over more queue pairs, each with a thread: queue_pairs= in Python, C and Rust"
             }
             Bound::RoundTrip => {
-                "read over more queue pairs (queue_pairs= in Python, C and Rust) or with a larger window (--window, window=)"
+                "read over more queue pairs (queue_pairs= in Python, C and Rust) or with a larger window"
             }
             Bound::Beyond => {
-                "compare with the link's rate and the target's load; stripe the data set over more targets, or keep copies \
-                 with --tier"
+                "compare with the link's rate and the target's load; stripe the data set over more targets, or keep \
+                 copies with --tier"
             }
         }
     }
