@@ -13,6 +13,7 @@
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
 //!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
+//!     metrics    exporter
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -33,6 +34,7 @@
 //! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
 //! | read objects of a store | [`places`] |
+//! | know what a process has counted | [`metrics`], then [`exporter`] |
 //!
 //! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
 //! or log line for a sample, only for a burst or a batch.
@@ -45,9 +47,11 @@ pub mod checksum;
 pub mod dataset;
 pub mod directory;
 pub mod error;
+pub mod exporter;
 pub mod format;
 pub mod import;
 pub mod keys;
+pub mod metrics;
 pub mod nvme;
 pub mod order;
 pub mod peers;

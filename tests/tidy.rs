@@ -32,6 +32,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("threads", "error"),
     ("buf", "error sync units"),
     ("process", ""),
+    ("metrics", ""),
+    ("exporter", "error metrics process threads"),
     ("sync", ""),
     ("tls", "auth nvme"),
     ("tcp", "buf checksum nvme units"),
@@ -44,29 +46,32 @@ const LAYERS: &[(&str, &str)] = &[
     ("order", "error permutation units"),
     ("tier", "directory format sync units"),
     ("plan", "directory error order permutation tier units"),
-    ("reader", "buf checksum directory error format process qpair units"),
-    ("prefetch", "buf directory error format order process qpair reader threads units"),
-    ("cache", "buf directory error format nvme plan process qpair threads tier units"),
+    ("reader", "buf checksum directory error format metrics process qpair units"),
+    ("prefetch", "buf directory error format metrics order process qpair reader threads units"),
+    (
+        "cache",
+        "buf directory error exporter format metrics nvme plan process qpair threads tier units",
+    ),
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
         "buf catalog checksum directory error format nvme permutation places process qpair random replace_file \
          threads units",
     ),
-    ("target", "auth buf error nvme process qpair random tcp threads tls units"),
+    ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
     (
         "peers",
-        "auth buf directory error keys nvme order plan process qpair random target threads tier units",
+        "auth buf directory error exporter keys metrics nvme order plan process qpair random target threads tier units",
     ),
     (
         "store",
-        "buf cache checksum directory error format nvme order peers process qpair threads tier units",
+        "buf cache checksum directory error exporter format metrics nvme order peers process qpair threads tier units",
     ),
     ("keys", "auth error nvme qpair random target tls units"),
     (
         "dataset",
-        "buf cache catalog directory error format nvme order peers places plan posix prefetch process qpair reader \
-         replace_file store threads tier units view",
+        "buf cache catalog directory error exporter format metrics nvme order peers places plan posix prefetch process \
+         qpair reader replace_file store threads tier units view",
     ),
 ];
 
@@ -82,7 +87,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 
 /// Modules that only compute: bytes, time and seeds are arguments.
 const PURE: &str =
-    "units checksum permutation nvme auth tcp format directory view order plan posix tier";
+    "units checksum permutation metrics nvme auth tcp format directory view order plan posix tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/qpair/session/";

@@ -70,7 +70,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
 use crate::format::Uuid;
+use crate::metrics::{Measured, Snapshot};
 use crate::plan::Source;
 use crate::process::Forked;
 use crate::qpair::Device;
@@ -104,6 +106,7 @@ pub struct Cache {
     tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
     policy: Policy,
+    _metered: Registration,
 }
 
 /// State shared by all queue pairs and the copier.
@@ -206,7 +209,9 @@ impl Cache {
             }
         };
         let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
-        Ok(Cache { devices: device::devices(&tiers), tiers, policy: options.policy })
+        let metered = Registration::new(&tiers);
+        let devices = device::devices(&tiers);
+        Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
     }
 
     /// The process that owns the tiers, if this one has attached to another.
@@ -342,16 +347,7 @@ impl Cache {
 
     /// Counters of reads and copies since the start.
     pub fn stats(&self) -> CacheStats {
-        let shared = self.tiers.latest();
-        let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
-        stats.owner = shared.attached_to;
-        let (reserved, held) = shared.count_pages();
-        for (tier, (reserved, held)) in stats.tiers.iter_mut().zip(reserved.into_iter().zip(held)) {
-            (tier.used_bytes, tier.held_bytes) = (reserved * PAGE_BYTES, held * PAGE_BYTES);
-        }
-        stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
-        stats.died = shared.fate.died().map(|error| error.to_string());
-        stats
+        self.tiers.stats()
     }
 
     /// How many bytes of `range` of a namespace have copies.
@@ -592,6 +588,27 @@ impl Shared {
             let tier = &self.media[usize::from(tier)].name;
             tracing::warn!(%tier, "the tier takes no more copies: {why}");
         }
+    }
+}
+
+impl Tiers {
+    fn stats(&self) -> CacheStats {
+        let shared = self.latest();
+        let mut stats = shared.counters.read(&shared.media, &shared.ledger.lock());
+        stats.owner = shared.attached_to;
+        let (reserved, held) = shared.count_pages();
+        for (tier, (reserved, held)) in stats.tiers.iter_mut().zip(reserved.into_iter().zip(held)) {
+            (tier.used_bytes, tier.held_bytes) = (reserved * PAGE_BYTES, held * PAGE_BYTES);
+        }
+        stats.attached = shared.is_shared.then(|| shared.num_attached.load(Ordering::Relaxed));
+        stats.died = shared.fate.died().map(|error| error.to_string());
+        stats
+    }
+}
+
+impl Measured for Tiers {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.stats().measure(snapshot);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::media::Media;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::tier::{Ledger, PAGE_BYTES};
 
 /// Counters of reads and copies.
@@ -24,6 +25,54 @@ pub struct CacheStats {
     /// Why no more copies are made, if the copier has died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub died: Option<String>,
+}
+
+impl Measured for CacheStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.tiers.iter().for_each(|tier| tier.measure(snapshot));
+        self.origin.measure(snapshot);
+        snapshot.count(&metrics::TIERS_ATTACHED, &[], self.attached.unwrap_or(0) as u64);
+    }
+}
+
+impl Measured for TierStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let labels = [&*self.name];
+        for (metric, value) in [
+            (&metrics::TIER_CAPACITY_BYTES, self.capacity_bytes),
+            (&metrics::TIER_USED_BYTES, self.used_bytes),
+            (&metrics::TIER_HELD_BYTES, self.held_bytes),
+            (&metrics::TIER_OFF, self.is_off.into()),
+            (&metrics::TIER_HITS, self.hits),
+            (&metrics::TIER_HIT_BYTES, self.hit_bytes),
+            (&metrics::TIER_OPENS, self.opens),
+            (&metrics::TIER_FILLS, self.fills),
+            (&metrics::TIER_FILL_BYTES, self.fill_bytes),
+            (&metrics::TIER_RESTORED, self.restored),
+            (&metrics::TIER_EVICTIONS, self.left),
+            (&metrics::TIER_DAMAGED, self.damaged),
+        ] {
+            snapshot.count(metric, &labels, value);
+        }
+        snapshot.seconds(&metrics::TIER_HIT_SECONDS, &labels, self.hit_s);
+        snapshot.seconds(&metrics::TIER_FILL_SECONDS, &labels, self.fill_s);
+    }
+}
+
+impl Measured for OriginStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::ORIGIN_READS, self.reads),
+            (&metrics::ORIGIN_READ_BYTES, self.bytes),
+            (&metrics::ORIGIN_AHEAD_READS, self.ahead),
+            (&metrics::ORIGIN_AHEAD_BYTES, self.ahead_bytes),
+            (&metrics::ORIGIN_COPIER_READS, self.copier_reads),
+            (&metrics::ORIGIN_COPIER_BYTES, self.copier_bytes),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+        snapshot.seconds(&metrics::ORIGIN_READ_SECONDS, &[], self.read_s);
+    }
 }
 
 /// Counters of one tier.

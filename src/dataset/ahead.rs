@@ -14,6 +14,8 @@ use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
 use crate::reader::{Batch, OnError, Watch};
@@ -155,11 +157,26 @@ pub struct AheadStats {
     pub unused: u64,
 }
 
+impl Measured for AheadStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::AHEAD_SAMPLES, self.samples),
+            (&metrics::AHEAD_BYTES, self.bytes),
+            (&metrics::AHEAD_HITS, self.hits),
+            (&metrics::AHEAD_MISSES, self.misses),
+            (&metrics::AHEAD_UNUSED, self.unused),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+    }
+}
+
 /// Samples read ahead along an order, each as a `T`, by a thread that ends with it.
 #[derive(Debug)]
 pub struct Ahead<T: Clone + Send + 'static> {
     shared: Arc<Shared<T>>,
     thread: Option<JoinHandle<()>>,
+    _metered: Registration,
 }
 
 #[derive(Debug)]
@@ -265,7 +282,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             window.following.clear();
             work.changed.notify_all();
         })?;
-        Ok(Ahead { shared, thread: Some(thread) })
+        let _metered = Registration::new(&shared);
+        Ok(Ahead { shared, thread: Some(thread), _metered })
     }
 
     /// What was made of the sample, if it was read ahead. If it is just being read, waits for it, at most 10 s.
@@ -297,6 +315,12 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             End::Finished => Some("the order has ended".to_owned()),
             End::Failed(why) => Some(why),
         }
+    }
+}
+
+impl<T: Send> Measured for Shared<T> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.window.lock().stats.measure(snapshot);
     }
 }
 

@@ -10,6 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
@@ -45,9 +47,10 @@ pub struct Loader {
     /// The position after the last batch, unless it ended its epoch: there are others behind it.
     more_after: AtomicU64,
     closed: AtomicBool,
-    running: Forked<Mutex<Running>>,
+    running: Arc<Forked<Mutex<Running>>>,
     /// The store of this rank, which is told how far the loader is.
     store: Option<Stored>,
+    _metered: Registration,
 }
 
 /// What a loader reads.
@@ -102,7 +105,9 @@ impl Loader {
     ) -> Result<Loader> {
         let base = normal(base, len);
         let position = AtomicU64::new(pack(&base)?);
+        let running = Arc::new(Forked::new(Mutex::default()));
         Ok(Loader {
+            _metered: Registration::new(&running),
             store,
             over: Mutex::new(Some(over)),
             directory,
@@ -113,7 +118,7 @@ impl Loader {
             position,
             more_after: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
-            running: Forked::new(Mutex::default()),
+            running,
             options,
         })
     }
@@ -264,9 +269,7 @@ impl Loader {
 
     /// Counters of this process so far.
     pub fn stats(&self) -> LoaderStats {
-        let running = self.running.get_or_init(Mutex::default).lock();
-        let now = running.loader.as_ref().map(prefetch::Prefetcher::stats);
-        stats::sum(running.past, now.unwrap_or_default())
+        self.running.get_or_init(Mutex::default).lock().stats()
     }
 
     /// Counters of this rank's store so far; `None` without a store, or once it is closed.
@@ -406,7 +409,20 @@ impl Loader {
     }
 }
 
+impl Measured for Forked<Mutex<Running>> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        if let Some(running) = self.get() {
+            running.lock().stats().measure(snapshot);
+        }
+    }
+}
+
 impl Running {
+    fn stats(&self) -> LoaderStats {
+        let now = self.loader.as_ref().map(prefetch::Prefetcher::stats);
+        stats::sum(self.past, now.unwrap_or_default())
+    }
+
     /// Ends the loader, also one that still connects, and keeps its counters.
     fn end(&mut self) -> Option<prefetch::Prefetcher> {
         self.starting = None;

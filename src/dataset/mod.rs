@@ -65,7 +65,9 @@ use parking_lot::Mutex;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
 use crate::format::FieldTypes;
+use crate::metrics::{Measured, Snapshot};
 use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
@@ -107,7 +109,8 @@ pub struct Dataset(Arc<Inner>);
 struct Inner {
     image: Image,
     options: ReaderOptions,
-    readers: Forked<Readers>,
+    readers: Arc<Forked<Readers>>,
+    _metered: Registration,
 }
 
 /// Idle readers, and the counters of all readers.
@@ -116,6 +119,14 @@ struct Readers {
     idle: Mutex<Vec<Reader>>,
     stats: Mutex<ReadStats>,
     pieces: Arc<PieceTables>,
+}
+
+impl Measured for Forked<Readers> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        if let Some(readers) = self.get() {
+            readers.stats.lock().measure("id", snapshot);
+        }
+    }
 }
 
 /// Which samples to read, by id or by name.
@@ -159,7 +170,9 @@ impl Dataset {
 
     /// A data set of an image that is open already.
     pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
-        Dataset(Arc::new(Inner { image, options, readers: Forked::new(Readers::default()) }))
+        let readers = Arc::new(Forked::new(Readers::default()));
+        let _metered = Registration::new(&readers);
+        Dataset(Arc::new(Inner { image, options, readers, _metered }))
     }
 
     /// The image.

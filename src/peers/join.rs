@@ -23,6 +23,7 @@ use super::view::View;
 use crate::auth::Hash;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
 use crate::keys::{generate_secret, generate_tls_key};
 use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
@@ -140,6 +141,7 @@ pub struct Peers {
     /// Serves the cache, unless another process of this rank does, such as the parent of a forked one.
     target: Option<Target>,
     home: Forked<()>,
+    _metered: Registration,
 }
 
 impl Peers {
@@ -256,6 +258,7 @@ impl Peers {
         });
         Ok(Peers {
             devices: devices.collect(),
+            _metered: Registration::new(&shared),
             shared,
             round,
             pass,

@@ -13,6 +13,7 @@ use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{Measured, Snapshot};
 use crate::nvme::RetryClass;
 use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
@@ -35,6 +36,12 @@ pub(super) struct Shared {
     pub(super) plan: Option<LatestPlan>,
     /// Whether the origin is faster than any peer.
     pub(super) avoids: AtomicBool,
+}
+
+impl Measured for Shared {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.counters.read().measure(snapshot);
+    }
 }
 
 /// One origin namespace, read from the nodes that hold its chunks.

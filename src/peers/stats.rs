@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::metrics::{self, Measured, Snapshot};
+
 /// Counters of reads through peers. This rank's cache counts what it serves itself.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -47,6 +49,25 @@ pub struct NodeStats {
     pub bytes: u64,
     /// Total time of the reads, in seconds.
     pub read_s: f64,
+}
+
+impl Measured for PeerStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.reads > 0) {
+            let labels = [&*number.to_string()];
+            snapshot.count(&metrics::PEER_READS, &labels, node.reads);
+            snapshot.count(&metrics::PEER_READ_BYTES, &labels, node.bytes);
+            snapshot.seconds(&metrics::PEER_READ_SECONDS, &labels, node.read_s);
+        }
+        for (metric, value) in [
+            (&metrics::PEER_NOT_THERE_READS, self.not_there_reads),
+            (&metrics::PEER_NOT_THERE_BYTES, self.not_there_bytes),
+            (&metrics::PEER_REROUTED_BYTES, self.rerouted_bytes),
+            (&metrics::PEER_MISMATCHED_BYTES, self.mismatched_bytes),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+    }
 }
 
 impl Counters {

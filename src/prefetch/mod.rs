@@ -36,6 +36,7 @@ mod options;
 mod passes;
 mod residency;
 mod samples;
+mod stats;
 mod stream;
 mod window;
 mod working_set;
@@ -47,7 +48,6 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
 use parking_lot::Mutex;
 
-use crate::buf::Pages;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
@@ -79,44 +79,9 @@ pub use mix::Mix;
 pub(crate) use mix::MixSource;
 pub(crate) use mixture::MixIds;
 pub use options::{Batching, LoaderOptions};
+pub use stats::LoaderStats;
 pub(crate) use stream::Stream;
 pub(crate) use window::Window;
-
-/// Counters of a loader.
-#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
-pub struct LoaderStats {
-    /// Counters of reads.
-    #[serde(flatten)]
-    pub read: ReadStats,
-    /// Batches delivered.
-    pub batches: u64,
-    /// Samples delivered.
-    pub samples: u64,
-    /// Bytes of those samples.
-    pub sample_bytes: u64,
-    /// Samples skipped because they could not be read.
-    pub skipped: u64,
-    /// Bytes copied to gather batches into one buffer.
-    pub copied_bytes: u64,
-    /// Buffers that did not fit the window and were allocated outside it.
-    pub over_window: u64,
-    /// Samples in kept memory that were overwritten and had to be read again.
-    pub rewritten: u64,
-    /// The time that [`Prefetcher::next`] has waited, in seconds.
-    pub stall_s: f64,
-    /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
-    /// whole chunks.
-    pub resident: u64,
-    /// The pages that back the window; `None` before the first read.
-    pub pages: Option<Pages>,
-}
-
-impl LoaderStats {
-    /// The counters after the loader has ended: nothing is resident.
-    pub fn ended(self) -> LoaderStats {
-        LoaderStats { resident: 0, ..self }
-    }
-}
 
 /// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

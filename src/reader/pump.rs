@@ -14,6 +14,7 @@ use slab::Slab;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::{self, Snapshot};
 use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
 use crate::units::Lba;
@@ -32,6 +33,20 @@ pub struct ReadStats {
     pub repeated: u64,
     /// Samples, and pieces of large samples, whose checksum was computed and correct.
     pub verified: u64,
+}
+
+impl ReadStats {
+    /// Adds these counters to `snapshot`. `by` says who read: `id` for reads by id or name, `loader` for loaders.
+    pub fn measure(&self, by: &str, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::READ_COMMANDS, self.commands),
+            (&metrics::READ_BYTES, self.bytes),
+            (&metrics::READ_REPEATS, self.repeated),
+            (&metrics::READ_VERIFIED, self.verified),
+        ] {
+            snapshot.count(metric, &[by], value);
+        }
+    }
 }
 
 /// A finished fetch: its buffer, and what failed.

@@ -47,6 +47,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::cache::TierSpec;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{Measured, Snapshot};
 use crate::order::{OrderSpec, Shares};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{PeerOptions, Peers, Served, Serving};
@@ -112,6 +114,7 @@ pub struct Store {
     devices: Vec<Arc<dyn Device>>,
     exchange: Arc<Mutex<Exchange>>,
     thread: Forked<Mutex<Option<Thread>>>,
+    _metered: Registration,
 }
 
 /// What the thread, the devices and the callers share.
@@ -216,7 +219,8 @@ impl Store {
         });
         let exchange = Arc::new(Mutex::new(exchange));
         let thread = Forked::new(Mutex::default());
-        let store = Store { order, rank, shared, devices, exchange, thread };
+        let _metered = Registration::new(&shared);
+        let store = Store { order, rank, shared, devices, exchange, thread, _metered };
         store.start()?;
         Ok((store, peers))
     }
@@ -324,6 +328,12 @@ impl Store {
             })?);
         }
         Ok(())
+    }
+}
+
+impl Measured for Shared {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.counters.read(&self.media).measure(snapshot);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 
 use super::media::Media;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::tier::PAGE_BYTES;
 
 /// What a store has and has exchanged since it was opened.
@@ -34,6 +35,27 @@ pub struct StoreStats {
     pub steps: u64,
     /// Reads that waited for a sample that had not arrived.
     pub waits: u64,
+}
+
+impl Measured for StoreStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::STORE_HELD_BYTES, self.held_bytes),
+            (&metrics::STORE_PEAK_BYTES, self.peak_bytes),
+            (&metrics::STORE_FOUND, self.found),
+            (&metrics::STORE_STAGED, self.staged),
+            (&metrics::STORE_RECEIVED, self.received),
+            (&metrics::STORE_RECEIVED_BYTES, self.received_bytes),
+            (&metrics::STORE_NEAR_BYTES, self.near_bytes),
+            (&metrics::STORE_FROM_ORIGIN, self.from_origin),
+            (&metrics::STORE_DELETED, self.deleted),
+            (&metrics::STORE_MISMATCHED, self.mismatched),
+            (&metrics::STORE_STEPS, self.steps),
+            (&metrics::STORE_WAITS, self.waits),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+    }
 }
 
 #[derive(Debug, Default)]

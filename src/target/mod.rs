@@ -56,6 +56,8 @@ pub use stats::{Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{Measured, Snapshot};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::process::Forked;
 use crate::qpair::Device;
@@ -81,6 +83,20 @@ pub struct Target {
     local_addr: SocketAddr,
     /// The process that runs the threads. A forked child inherits the handle, but not the threads.
     home: Forked<()>,
+    _metered: Registration,
+}
+
+/// What a target counts, and under which name.
+struct Meter {
+    subsystem: Arc<Subsystem>,
+    counters: Arc<Counters>,
+}
+
+impl Measured for Meter {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let stats = self.counters.read(self.subsystem.num_controllers() as u64);
+        stats.measure(self.subsystem.options.nqn.as_str(), snapshot);
+    }
 }
 
 impl Target {
@@ -124,8 +140,10 @@ impl Target {
         let mailboxes =
             (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
         let counters = Arc::<Counters>::default();
+        let subsystem = Arc::new(Subsystem::new(options, served, is_local, counters.clone()));
+        let meter = Meter { subsystem: subsystem.clone(), counters: counters.clone() };
         let mut target = Target {
-            subsystem: Arc::new(Subsystem::new(options, served, is_local, counters.clone())),
+            subsystem,
             counters,
             mailboxes,
             threads: Vec::new(),
@@ -133,6 +151,7 @@ impl Target {
             fate: Fate::default(),
             local_addr,
             home: Forked::new(()),
+            _metered: Registration::new(&Arc::new(meter)),
         };
         let mut listeners = Some(listeners);
         for number in 0..num_pollers {

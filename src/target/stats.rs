@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::metrics::{self, Snapshot};
 use crate::nvme::Sqe;
 use crate::nvme::sqe::{admin, fctype, nvm};
 
@@ -35,6 +36,33 @@ pub struct TargetStats {
     pub commands: Commands,
 }
 
+impl TargetStats {
+    /// Adds these counters, of the target whose subsystem is called `subsystem`, to `snapshot`.
+    pub fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
+        let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
+            *self;
+        let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = *self;
+        for (metric, value) in [
+            (&metrics::TARGET_CONTROLLERS, controllers),
+            (&metrics::TARGET_CONNECTIONS, connections),
+            (&metrics::TARGET_CONNECTIONS_ACCEPTED, accepted),
+            (&metrics::TARGET_CONNECTIONS_DROPPED, dropped),
+            (&metrics::TARGET_CONNECTIONS_REFUSED, refused),
+            (&metrics::TARGET_EVICTIONS, evicted),
+            (&metrics::TARGET_ERRORS, errors),
+            (&metrics::TARGET_READS, reads),
+            (&metrics::TARGET_READ_BYTES, read_bytes),
+            (&metrics::TARGET_WRITES, writes),
+            (&metrics::TARGET_WRITTEN_BYTES, written_bytes),
+        ] {
+            snapshot.count(metric, &[subsystem], value);
+        }
+        for (command, value) in self.commands.named() {
+            snapshot.count(&metrics::TARGET_COMMANDS, &[subsystem, command], value);
+        }
+    }
+}
+
 /// Commands that have arrived, by opcode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Commands {
@@ -65,6 +93,27 @@ pub struct Commands {
 }
 
 impl Commands {
+    /// Each counter with the name of its kind of commands.
+    fn named(&self) -> [(&'static str, u64); Commands::KINDS] {
+        let Commands { connects, authentications, properties, identifies, log_pages, .. } = *self;
+        let Commands { features, async_event_requests, keep_alives, .. } = *self;
+        let Commands { reads, writes, flushes, others, .. } = *self;
+        [
+            ("connect", connects),
+            ("authentication", authentications),
+            ("property", properties),
+            ("identify", identifies),
+            ("get_log_page", log_pages),
+            ("features", features),
+            ("async_event_request", async_event_requests),
+            ("keep_alive", keep_alives),
+            ("read", reads),
+            ("write", writes),
+            ("flush", flushes),
+            ("other", others),
+        ]
+    }
+
     /// The number of counters.
     const KINDS: usize = 12;
 

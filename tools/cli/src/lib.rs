@@ -14,6 +14,7 @@ mod exit;
 mod export;
 mod help;
 mod log;
+mod metrics_args;
 mod mix_args;
 mod open;
 mod order_args;

@@ -63,8 +63,8 @@ fn run_commands_of(document: &str) {
     }
     // Each port in a document is replaced by another free one.
     let free: Vec<_> =
-        (0..2).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-    for (port, free) in ["4420", "4421"].iter().zip(&free) {
+        (0..4).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    for (port, free) in ["4420", "4421", "4423", "9410"].iter().zip(&free) {
         let free = free.local_addr().expect("a bound socket").port().to_string();
         script = script.replace(port, &free);
     }

@@ -11,6 +11,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
+use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{Asked, Stop};
@@ -40,6 +41,8 @@ pub(crate) struct CachedArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     connection: ConnectionArgs,
 }
 
@@ -60,6 +63,7 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
     }
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
+    let _metrics = args.metrics.serve()?;
     let image = args.image.open_with_tiers(&args.connection, options)?;
     image.check_copies();
     let cache = image.tiers().expect("opened with active tiers");

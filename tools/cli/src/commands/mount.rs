@@ -16,6 +16,7 @@ use dlfs_mount::{Mounted, Options, mount};
 
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
+use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
 use crate::signals::{GRACE, Stop};
@@ -57,6 +58,8 @@ pub(crate) struct MountArgs {
     #[command(flatten)]
     tiers: TierArgs,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     connection: ConnectionArgs,
 }
 
@@ -69,6 +72,7 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         // So that the end of the terminal is not its end.
         rustix::process::setsid().map_err(|errno| Error::from(std::io::Error::from(errno)))?;
     }
+    let _metrics = args.metrics.serve()?;
     let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
     let dataset = Dataset::from_image(image, Default::default());
     let files = Arc::new(Files::new(dataset, &mut ())?);

@@ -24,6 +24,7 @@ use crate::budget_args::BudgetArgs;
 use crate::epochs::{End, check_complete, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::help::loading;
+use crate::metrics_args::MetricsArgs;
 use crate::mix_args::{MixArgs, Source, Sources, share};
 use crate::open::{ImageArgs, engines};
 use crate::order_args::{OrderArgs, ShardArg};
@@ -73,6 +74,8 @@ pub(crate) struct ReadArgs {
     store: StoreArgs,
     #[command(flatten)]
     placement: PlacementArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
@@ -159,6 +162,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let keeper = Keeper::of(&args.run);
     let last_resort = keeper.clone();
     let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
+    let _metrics = args.metrics.serve()?;
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     options = args.weights.weigh(options, image.directory())?;

@@ -19,6 +19,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
 use crate::exit::{Failure, Outcome};
+use crate::metrics_args::MetricsArgs;
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
 use crate::signals::{Asked, Stop};
@@ -62,6 +63,8 @@ pub(crate) struct ServeArgs {
     /// Print the listening address as one line of JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -164,6 +167,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
     let connect = args.connection.options(args.writable)?;
+    let _metrics = args.metrics.serve()?;
     let devices = open(&args.image.0, &connect)?;
     let nqn = match &args.nqn {
         Some(nqn) => nqn.clone(),

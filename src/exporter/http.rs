@@ -1,0 +1,287 @@
+//! A responder for HTTP/1.1 that knows one page, `/metrics`, on one thread.
+//!
+//! It serves whoever can connect, so everything is bounded: at most 32 connections, of which a further one
+//! replaces the oldest; 8 KiB of a request; 10 s for a connection, whatever it does; one answer, after which
+//! the connection is closed. A client that is slow or silent delays no other one.
+
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::registry::snapshot;
+use super::request::{MAX_HEAD_BYTES, Request, parse};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::CONTENT_TYPE;
+use crate::process::Forked;
+use crate::threads::{self, Fate, Thread, caught};
+
+/// Serves the metrics of this process over HTTP until it is dropped.
+pub struct Exporter {
+    local_addr: SocketAddr,
+    shared: Arc<Shared>,
+    /// The thread exists only in the process that started it.
+    thread: Forked<Option<Thread>>,
+    fate: Fate,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    waker: OwnedFd,
+}
+
+impl Exporter {
+    /// Listens on `address`, and answers `GET /metrics` with [`super::snapshot`] as OpenMetrics.
+    ///
+    /// Nothing protects the page: choose a loopback address, or a network whose hosts may see it. It tells
+    /// names of subsystems and tiers, and counters.
+    ///
+    /// # Errors
+    /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Those of starting
+    /// a thread.
+    pub fn serve(address: SocketAddr) -> Result<Exporter> {
+        let refused = |error: std::io::Error| {
+            let (kind, hint) = match error.kind() {
+                IoKind::AddrInUse => {
+                    (ErrorKind::Busy, "another process listens there: choose another port")
+                }
+                IoKind::AddrNotAvailable => {
+                    (ErrorKind::InvalidArgument, "this machine does not have that address")
+                }
+                IoKind::PermissionDenied => {
+                    (ErrorKind::Refused, "ports below 1024 need a privilege: choose another")
+                }
+                _ => (ErrorKind::Io, "check the address"),
+            };
+            Error::new(kind, format!("cannot serve metrics on {address}")).source(error).hint(hint)
+        };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        listener.set_nonblocking(true)?;
+        let local_addr = listener.local_addr()?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let waker = waker.map_err(std::io::Error::from)?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
+        let fate = Fate::default();
+        let responder = Responder { listener, shared: Arc::clone(&shared), clients: Vec::new() };
+        let thread = threads::start("dlfs-metrics", &fate, responder, Responder::run)?;
+        Ok(Exporter { local_addr, shared, thread: Forked::new(Some(thread)), fate })
+    }
+
+    /// The address on which it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Checks that it still answers.
+    ///
+    /// # Errors
+    /// `Internal`: its thread has died.
+    pub fn check(&self) -> Result<()> {
+        self.fate.died().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.get_mut().and_then(Option::take) else { return };
+        self.shared.stop.store(true, Ordering::Release);
+        // Fails only when the counter is full; then the thread is awake.
+        let _ = rustix::io::write(&self.shared.waker, &1_u64.to_le_bytes());
+        thread.join_within(STOP_LIMIT);
+    }
+}
+
+impl std::fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Exporter({})", self.local_addr)
+    }
+}
+
+/// What the thread owns.
+struct Responder {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    /// The oldest first.
+    clients: Vec<Client>,
+}
+
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+    received: Vec<u8>,
+    answer: Vec<u8>,
+    sent: usize,
+}
+
+/// What becomes of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Stays,
+    Ends,
+}
+
+impl Responder {
+    fn run(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let (can_accept, ready) = self.wait();
+            let now = Instant::now();
+            let mut ready = ready.into_iter();
+            self.clients.retain_mut(|client| {
+                let is_ready = ready.next().unwrap_or(false);
+                let next = if is_ready { client.advance() } else { Next::Stays };
+                next == Next::Stays && now < client.until
+            });
+            if can_accept {
+                self.accept(now);
+            }
+        }
+    }
+
+    /// Waits for work; says whether somebody connects, and which clients are ready.
+    fn wait(&self) -> (bool, Vec<bool>) {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+        ];
+        fds.extend(self.clients.iter().map(|client| {
+            let is_sending = client.sent < client.answer.len();
+            let flags = if is_sending { PollFlags::OUT } else { PollFlags::IN };
+            PollFd::from_borrowed_fd(client.stream.as_fd(), flags)
+        }));
+        let first = self.clients.iter().map(|client| client.until).min();
+        let timeout = first.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        // After a signal nothing is ready, and the loop comes back.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        (ready[1], ready[2..].to_vec())
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_transient(error.kind()) => return,
+                Err(_) => {
+                    // No descriptor or no memory is left; the listener stays ready. Who asks waits.
+                    std::thread::sleep(OUT_OF_DESCRIPTORS);
+                    return;
+                }
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.clients.len() == MAX_CLIENTS {
+                self.clients.remove(0);
+            }
+            let (received, answer) = Default::default();
+            self.clients.push(Client {
+                stream,
+                until: now + CLIENT_LIMIT,
+                received,
+                answer,
+                sent: 0,
+            });
+        }
+    }
+}
+
+impl Client {
+    fn advance(&mut self) -> Next {
+        if self.is_answered() {
+            return self.drain();
+        }
+        if self.answer.is_empty() && self.receive() == Next::Ends {
+            return Next::Ends;
+        }
+        if self.answer.is_empty() { Next::Stays } else { self.send() }
+    }
+
+    fn is_answered(&self) -> bool {
+        !self.answer.is_empty() && self.sent == self.answer.len()
+    }
+
+    /// Discards what the client still sends, until it closes the connection or its time is over.
+    fn drain(&mut self) -> Next {
+        match self.stream.read(&mut [0; 4096]) {
+            Ok(0) => Next::Ends,
+            Ok(_) => Next::Stays,
+            Err(error) if is_transient(error.kind()) => Next::Stays,
+            Err(_) => Next::Ends,
+        }
+    }
+
+    fn receive(&mut self) -> Next {
+        let mut bytes = [0; MAX_HEAD_BYTES];
+        let room = MAX_HEAD_BYTES - self.received.len();
+        match self.stream.read(&mut bytes[..room]) {
+            Ok(0) => return Next::Ends,
+            Ok(len) => self.received.extend_from_slice(&bytes[..len]),
+            Err(error) if is_transient(error.kind()) => return Next::Stays,
+            Err(_) => return Next::Ends,
+        }
+        self.answer = match parse(&self.received) {
+            Request::Incomplete => return Next::Stays,
+            Request::Refused(status, why) => {
+                answer(status, "text/plain", &format!("{why}\n"), false)
+            }
+            Request::Metrics { is_head } => match caught("metrics", || snapshot().to_openmetrics())
+            {
+                Ok(text) => answer("200 OK", CONTENT_TYPE, &text, is_head),
+                Err(error) => {
+                    let text = format!("{error}\n");
+                    answer("500 Internal Server Error", "text/plain", &text, is_head)
+                }
+            },
+        };
+        Next::Stays
+    }
+
+    fn send(&mut self) -> Next {
+        while self.sent < self.answer.len() {
+            match self.stream.write(&self.answer[self.sent..]) {
+                Ok(0) => return Next::Ends,
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == IoKind::Interrupted => {}
+                Err(error) if is_transient(error.kind()) => return Next::Stays,
+                Err(_) => return Next::Ends,
+            }
+        }
+        // Bytes of the client that nobody has read would make the kernel reset the connection, and the client
+        // lose the answer: so the client closes first, unless it takes too long.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        self.drain()
+    }
+}
+
+fn answer(status: &str, content_type: &str, body: &str, is_head: bool) -> Vec<u8> {
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
+         {allow}Cache-Control: no-store\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    if !is_head {
+        answer.push_str(body);
+    }
+    answer.into_bytes()
+}
+
+fn is_transient(kind: IoKind) -> bool {
+    matches!(kind, IoKind::WouldBlock | IoKind::Interrupted | IoKind::ConnectionAborted)
+}
+
+const MAX_CLIENTS: usize = 32;
+const ACCEPTS_PER_TURN: usize = 32;
+/// How long a connection may last.
+const CLIENT_LIMIT: Duration = Duration::from_secs(10);
+/// How long to wait before accepting again when descriptors have run out.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// How long dropping waits for the thread, which may be collecting.
+const STOP_LIMIT: Duration = Duration::from_secs(5);

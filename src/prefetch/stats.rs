@@ -1,0 +1,60 @@
+//! Counters of a loader.
+
+use crate::buf::Pages;
+use crate::metrics::{self, Measured, Snapshot};
+use crate::reader::ReadStats;
+
+/// Counters of a loader.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoaderStats {
+    /// Counters of reads.
+    #[serde(flatten)]
+    pub read: ReadStats,
+    /// Batches delivered.
+    pub batches: u64,
+    /// Samples delivered.
+    pub samples: u64,
+    /// Bytes of those samples.
+    pub sample_bytes: u64,
+    /// Samples skipped because they could not be read.
+    pub skipped: u64,
+    /// Bytes copied to gather batches into one buffer.
+    pub copied_bytes: u64,
+    /// Buffers that did not fit the window and were allocated outside it.
+    pub over_window: u64,
+    /// Samples in kept memory that were overwritten and had to be read again.
+    pub rewritten: u64,
+    /// The time that [`Prefetcher::next`](super::Prefetcher::next) has waited, in seconds.
+    pub stall_s: f64,
+    /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
+    /// whole chunks.
+    pub resident: u64,
+    /// The pages that back the window; `None` before the first read.
+    pub pages: Option<Pages>,
+}
+
+impl Measured for LoaderStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.read.measure("loader", snapshot);
+        for (metric, value) in [
+            (&metrics::LOADER_BATCHES, self.batches),
+            (&metrics::LOADER_SAMPLES, self.samples),
+            (&metrics::LOADER_SAMPLE_BYTES, self.sample_bytes),
+            (&metrics::LOADER_SKIPPED, self.skipped),
+            (&metrics::LOADER_COPIED_BYTES, self.copied_bytes),
+            (&metrics::LOADER_OVER_WINDOW, self.over_window),
+            (&metrics::LOADER_REWRITTEN, self.rewritten),
+            (&metrics::LOADER_RESIDENT, self.resident),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+        snapshot.seconds(&metrics::LOADER_STALL_SECONDS, &[], self.stall_s);
+    }
+}
+
+impl LoaderStats {
+    /// The counters after the loader has ended: nothing is resident.
+    pub fn ended(self) -> LoaderStats {
+        LoaderStats { resident: 0, ..self }
+    }
+}
