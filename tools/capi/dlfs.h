@@ -14,6 +14,7 @@
 //   dlfs_mixture_open, dlfs_mixture_sequence     such a loop over several data sets, in given proportions
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
+//   dlfs_metrics                                 all counters of the process, as OpenMetrics
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
 //   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
@@ -1302,6 +1303,15 @@ int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 //
 // DLFS_E_NOT_FOUND: the mount has no tiers.
 int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
+
+// Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
+// dlfs_name. Any thread.
+//
+// What mounts, sequences, tiers and stores have counted, also those that are closed; docs/metrics.md lists the
+// names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
+int dlfs_metrics(char *text,
+                 size_t len,
+                 size_t *needed);
 
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);

@@ -153,6 +153,22 @@ pub unsafe extern "C" fn dlfs_places(
     })
 }
 
+/// Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
+/// dlfs_name. Any thread.
+///
+/// What mounts, sequences, tiers and stores have counted, also those that are closed; docs/metrics.md lists the
+/// names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mut usize) -> c_int {
+    guard(|| {
+        let metrics = dlfs::exporter::snapshot().to_openmetrics();
+        // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(metrics.as_bytes(), text, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
 /// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {

@@ -224,6 +224,13 @@ static void of_sequences(dlfs_fs *fs) {
             CHECK(dlfs_sequence_stats(seq, &stats) == 0);
             CHECK(stats.pages >= DLFS_PAGES_BASE && stats.pages <= DLFS_PAGES_HUGE && stats.resident <= NUM);
             CHECK(stats.samples > 2 * NUM && stats.batches == 52 + 27 && stats.sample_bytes > 0);
+            static char metrics[1 << 16];
+            size_t needed = 0;
+            FAILS(DLFS_E_TOO_SMALL, dlfs_metrics(NULL, 0, &needed), "there is room for 0");
+            CHECK(dlfs_metrics(metrics, sizeof metrics, &needed) == 0 && needed == strlen(metrics) + 1);
+            CHECK(strstr(metrics, "# TYPE dlfs_loader_samples counter\n") && strstr(metrics, "\n# EOF\n"));
+            const char *counted = strstr(metrics, "\ndlfs_loader_samples_total ");
+            CHECK(counted && strtoull(strchr(counted, ' '), NULL, 10) >= stats.samples);
             CHECK(dlfs_set_epoch(seq, 1) == 0 && drain(seq, ids) == NUM);
             CHECK(dlfs_sequence_close(seq) == 0);
             FAILS(DLFS_E_HANDLE, dlfs_sequence_close(seq), "closed before");

@@ -169,6 +169,7 @@ static void nulls(const char *address) {
     REFUSED(dlfs_state_set(seq, NULL));
     REFUSED(dlfs_sequence_stats(seq, NULL));
     REFUSED(dlfs_stats(fs, NULL));
+    FAILS(DLFS_E_TOO_SMALL, dlfs_metrics(NULL, 1 << 20, NULL), "there is room for");
     REFUSED(dlfs_release(NULL));
     REFUSED(dlfs_ns_open(NULL, NULL, 0, 0, 0, &all.ns));
     REFUSED(dlfs_ns_open(address, NULL, 0, 0, 0, NULL));
