@@ -9,6 +9,7 @@ use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
+use dlfs::metrics::{Measured, Snapshot};
 use dlfs::nvme::Address;
 use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
@@ -29,7 +30,7 @@ use crate::options::{about, open_options, seconds};
 use crate::peers::{Join, KEYWORDS};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
-use crate::{log, names, numpy, typed};
+use crate::{log, metrics, names, numpy, typed};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
@@ -480,6 +481,21 @@ impl Dataset {
             dict.set_item(name, Bound::new(py, self.viewed(py, view)?)?)?;
         }
         Ok(dict)
+    }
+
+    /// The counters of reads by index, id or name, of the tiers and of the peers, by their names in
+    /// docs/metrics.md, as `dlfs.metrics.values` has them for the process.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dataset = self.dataset(py)?;
+        let mut snapshot = Snapshot::new();
+        dataset.stats().measure("id", &mut snapshot);
+        if let Some(tiers) = dataset.tier_stats() {
+            tiers.measure(&mut snapshot);
+        }
+        if let Some(peers) = dataset.peer_stats() {
+            peers.measure(&mut snapshot);
+        }
+        metrics::to_dict(py, &snapshot)
     }
 
     /// Counters of reads by index, id or name: commands, bytes, repeated, verified. With tiers, also

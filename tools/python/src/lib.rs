@@ -19,6 +19,7 @@ mod import;
 mod index;
 mod loader;
 mod log;
+mod metrics;
 mod mixture;
 mod names;
 mod numpy;
@@ -52,6 +53,8 @@ mod _dlfs {
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
     #[pymodule_export]
+    use super::metrics::MetricsServer;
+    #[pymodule_export]
     use super::mixture::Mixture;
     #[pymodule_export]
     use super::parts::WritePlan;
@@ -73,6 +76,18 @@ mod _dlfs {
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
         super::log::hand_over(py)
+    }
+
+    /// The metrics of this process as OpenMetrics; see `dlfs.metrics.text`.
+    #[pyfunction]
+    fn metrics_text(py: Python<'_>) -> String {
+        super::metrics::text(py)
+    }
+
+    /// The metrics of this process by series; see `dlfs.metrics.values`.
+    #[pyfunction]
+    fn metrics_values(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        super::metrics::values(py)
     }
 
     /// Deletes samples; see `dlfs.delete`.

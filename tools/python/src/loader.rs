@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use dlfs::dataset;
+use dlfs::metrics::{Measured, Snapshot};
 use dlfs::order::State;
 use dlfs::prefetch::LoaderStats;
 use pyo3::exceptions::PyOverflowError;
@@ -17,6 +18,7 @@ use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
 use crate::held::{Absent, Fields};
 use crate::log;
+use crate::metrics;
 use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
@@ -239,6 +241,15 @@ impl Loader {
         dict.set_item("resident", stats.resident)?;
         dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
         Ok(dict)
+    }
+
+    /// The counters so far by their names in docs/metrics.md, as `dlfs.metrics.values` has them for the process.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let mut snapshot = Snapshot::of(&self.runs().stats());
+        if let Some(store) = self.newest().loader.store_stats() {
+            store.measure(&mut snapshot);
+        }
+        metrics::to_dict(py, &snapshot)
     }
 
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
