@@ -6,6 +6,7 @@
 //!         | nvme-tcp://host[:4420]/NQN[?ns=N]                 host: name, IPv4, or IPv6 in brackets
 //!         | trtype:TCP [adrfam:IPv4|IPv6] traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //!         | s3://BUCKET/PREFIX | gs://BUCKET/PREFIX | az://CONTAINER/PREFIX | http(s)://HOST/PATH
+//!         | hf://datasets/OWNER/NAME[@REVISION][/PREFIX]
 //!                                                             objects of a store, as files of a folder; only read
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
@@ -292,7 +293,7 @@ const SPDK_PREFIX: &str = "spdk:";
 const TRTYPE_PREFIX: &str = "trtype:";
 
 /// What addresses of objects begin with.
-const STORES: [&str; 5] = ["s3://", "gs://", "az://", "http://", "https://"];
+const STORES: [&str; 6] = ["s3://", "gs://", "az://", "http://", "https://", "hf://"];
 
 #[cfg(test)]
 mod tests {
@@ -300,7 +301,9 @@ mod tests {
 
     #[test]
     fn addresses_of_objects_are_kept_as_they_are_and_hold_no_secret() {
-        for text in ["s3://bucket/a b/%2C%25x", "gs://b", "https://h:1/a%20b/"] {
+        for text in
+            ["s3://bucket/a b/%2C%25x", "gs://b", "https://h:1/a%20b/", "hf://datasets/o/n@v"]
+        {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string().parse::<Address>().unwrap(), address, "{text}");
         }

@@ -73,7 +73,7 @@ pub enum AddressError {
     /// A URL with a scheme that dlfs does not support.
     #[error(
         "'{0}' is a URL with a scheme that is not supported: use nvme-tcp://host[:port]/NQN[?ns=N], \
-             s3://, gs://, az:// or https:// for objects, dlfs://CATALOGUE/NAME or a path (./{0} for a file \
+             s3://, gs://, az://, hf:// or https:// for objects, dlfs://CATALOGUE/NAME or a path (./{0} for a file \
              with this name)"
     )]
     Scheme(String),

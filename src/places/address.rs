@@ -1,4 +1,5 @@
-//! Addresses of objects: `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`.
+//! Addresses of objects: `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`,
+//! `hf://datasets/OWNER/NAME[@REVISION][/PATH]`.
 //!
 //! Keys of buckets are taken as they are, as the providers' tools take them. The path of a URL is percent-encoded.
 
@@ -13,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     scheme: Scheme,
-    /// The bucket or container; host and port of a URL.
+    /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
     authority: String,
     /// Decoded, without the first slash.
     key: String,
@@ -36,6 +37,8 @@ pub enum Scheme {
     Http,
     /// The same, encrypted.
     Https,
+    /// Data sets of the Hugging Face hub.
+    Hf,
 }
 
 impl Scheme {
@@ -47,12 +50,14 @@ impl Scheme {
             Scheme::Az => "az",
             Scheme::Http => "http",
             Scheme::Https => "https",
+            Scheme::Hf => "hf",
         }
     }
 
     fn of(text: &str) -> Option<(Scheme, &str)> {
         let (name, rest) = text.split_once("://")?;
-        let all = [Scheme::S3, Scheme::Gs, Scheme::Az, Scheme::Http, Scheme::Https];
+        use Scheme::{Az, Gs, Hf, Http, Https, S3};
+        let all = [S3, Gs, Az, Http, Https, Hf];
         let scheme = all.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name))?;
         Some((scheme, rest))
     }
@@ -88,6 +93,13 @@ impl Place {
         };
         if text.chars().any(char::is_control) {
             return Err(invalid("an address of an object store has no control characters"));
+        }
+        if scheme == Scheme::Hf {
+            let (authority, key) = data_set(rest).ok_or_else(|| {
+                invalid("a source on the hub is hf://datasets/OWNER/NAME, with @REVISION and /PATH if need be")
+            })?;
+            let (authority, key) = (authority.to_owned(), key.to_owned());
+            return Ok(Place { scheme, authority, key, user: None, query: None });
         }
         if !scheme.is_url() {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -130,7 +142,7 @@ impl Place {
         self.scheme
     }
 
-    /// The bucket or container; host and port of a URL.
+    /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
     pub fn authority(&self) -> &str {
         &self.authority
     }
@@ -181,8 +193,24 @@ impl fmt::Debug for Place {
     }
 }
 
+/// Splits `datasets/OWNER/NAME[@REVISION][/PATH]` before its path.
+fn data_set(text: &str) -> Option<(&str, &str)> {
+    let mut slashes = text.match_indices('/').map(|(at, _)| at);
+    let (_, _, end) = (slashes.next()?, slashes.next()?, slashes.next().unwrap_or(text.len()));
+    let (authority, key) = (&text[..end], text[end..].trim_start_matches('/'));
+    let (owner, name) = authority.strip_prefix("datasets/")?.split_once('/')?;
+    let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
+    let is_plain = |text: &str, more: &[u8]| {
+        let is_of = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        !text.is_empty() && text.bytes().all(|byte| is_of(byte) || more.contains(&byte))
+    };
+    let is_one = is_plain(owner, b"") && is_plain(name, b"") && is_plain(revision, b"~%");
+    (is_one && ![owner, name, revision].iter().any(|part| matches!(*part, "." | "..")))
+        .then_some((authority, key))
+}
+
 /// Decodes `%XX`; `None` if the result is not UTF-8.
-fn unescape(text: &str) -> Option<String> {
+pub(super) fn unescape(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -203,7 +231,8 @@ fn unescape(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-fn escape(text: &str) -> String {
+/// Encodes what a path of a URL does not take as it is.
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -216,8 +245,8 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-const FORMS: &str =
-    "one of s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH";
+const FORMS: &str = "one of s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH, \
+                     hf://datasets/OWNER/NAME";
 
 #[cfg(test)]
 mod tests {
@@ -236,6 +265,21 @@ mod tests {
         assert_eq!(parts("gs://b/a/"), all(Scheme::Gs, "b", "a/"));
         assert_eq!(parts("https://h:8/a%20b?q=1"), all(Scheme::Https, "h:8", "a b"));
         assert_eq!(parts("http://h/100%"), all(Scheme::Http, "h", "100%"));
+        let hub = |text: &str, authority: &str, key: &str| {
+            assert_eq!(parts(text), all(Scheme::Hf, authority, key), "{text}");
+        };
+        hub("hf://datasets/o/n", "datasets/o/n", "");
+        hub("hf://datasets/o/n@v1.0/a b/c@d", "datasets/o/n@v1.0", "a b/c@d");
+        hub("hf://datasets/o/n@refs%2Fpr%2F1/", "datasets/o/n@refs%2Fpr%2F1", "");
+        for wrong in [
+            "hf://o/n",
+            "hf://datasets/o",
+            "hf://datasets//n",
+            "hf://datasets/o/n@",
+            "hf://datasets/o/../x",
+        ] {
+            assert!(Place::parse(wrong).is_err(), "{wrong:?}");
+        }
         for wrong in
             ["s3://", "s3:///k", "https:///p", "http://h/%ff", "/p", "ftp://h/p", "s3://a\n"]
         {
@@ -268,7 +312,12 @@ mod tests {
 
     #[test]
     fn an_address_that_is_shown_leads_to_the_same_object() {
-        for text in ["s3://b/a b/%20/ü", "http://h:1/a%20b/%25/%C3%BC", "az://c/"] {
+        for text in [
+            "s3://b/a b/%20/ü",
+            "http://h:1/a%20b/%25/%C3%BC",
+            "az://c/",
+            "hf://datasets/o/n@v/a b/ü",
+        ] {
             let place = Place::parse(text).unwrap();
             assert_eq!(Place::parse(&place.to_string()).unwrap(), place, "{text}");
         }

@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 
 use super::failure::Failure;
 use super::fetch::{Shared, Version, Wanted};
-use super::store::Store;
+use super::store::{Pages, Store};
 use super::watch::{Note, Seen};
 use super::{Object, Place, PlaceOptions, PlaceStats};
 use crate::error::{Error, ErrorKind, Result};
@@ -199,7 +199,7 @@ impl std::fmt::Debug for Client {
 async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure> {
     let mut options = GetOptions { head: true, ..GetOptions::default() };
     options.extensions.insert(note.clone());
-    let answer = limited(shared, shared.store.objects.get_opts(key, options), note).await?;
+    let answer = limited(shared, shared.store.get(key, options), note).await?;
     Ok(object(answer.meta))
 }
 
@@ -207,28 +207,50 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
 async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
     let Some(pages) = &shared.store.pages else { return list_all(shared, prefix, send).await };
     let mut token = None;
+    let mut unsorted = Vec::new();
     loop {
         let note = shared.seen.list.clone();
         let page = shared.again(&note, || {
-            let prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
-            let page_token = token.clone();
-            let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
             note.reset();
-            limited(shared, pages.list_paginated(prefix, options), &note)
+            limited(shared, page(pages, prefix, token.clone()), &note)
         });
-        let page = page.await?;
-        let objects = page.result.objects.into_iter().map(object).collect();
-        if send.send(objects).await.is_err() {
-            return Ok(());
+        let (objects, next) = page.await?;
+        if pages.are_sorted() {
+            if send.send(objects).await.is_err() {
+                return Ok(());
+            }
+        } else {
+            unsorted.extend(objects);
         }
-        match page.page_token {
-            None => return Ok(()),
+        match next {
+            None => break,
             // Otherwise it would be listed for ever.
             same if same == token => {
                 let text = "the store gives the same page of its listing again and again";
                 return Err(Error::new(ErrorKind::Io, text));
             }
             next => token = next,
+        }
+    }
+    unsorted.sort_unstable_by(|a: &Object, b| a.key.cmp(&b.key));
+    // If nobody takes them, nobody waits for them.
+    let _ = send.send(unsorted).await;
+    Ok(())
+}
+
+/// A page of a listing, and what the next one is asked for by.
+async fn page(
+    pages: &Pages,
+    prefix: &str,
+    page_token: Option<String>,
+) -> object_store::Result<(Vec<Object>, Option<String>)> {
+    match pages {
+        Pages::Hub(hub) => hub.page(prefix, page_token.as_deref()).await,
+        Pages::Store(store) => {
+            let prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
+            let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
+            let page = store.list_paginated(prefix, options).await?;
+            Ok((page.result.objects.into_iter().map(object).collect(), page.page_token))
         }
     }
 }

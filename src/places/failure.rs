@@ -154,8 +154,8 @@ fn element(text: &str, name: &str) -> Option<String> {
 }
 
 pub(super) const CREDENTIALS: &str = "give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, \
-     AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, ...), or read a public bucket without \
-     any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true";
+     AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN, ...), or read a public bucket \
+     without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true";
 
 #[cfg(test)]
 mod tests {

@@ -180,7 +180,7 @@ impl Shared {
             options.if_match = Some(etag.clone()).filter(|etag| !etag.starts_with("W/"));
         }
         let failed = |error: object_store::Error| Failure::of(&error, note.read());
-        let answer = self.store.objects.get_opts(&wanted.key, options).await.map_err(failed)?;
+        let answer = self.store.get(&wanted.key, options).await.map_err(failed)?;
         let meta = &answer.meta;
         let same = match &wanted.version {
             Version::Tag(None) => true,

@@ -1,4 +1,5 @@
-//! Object stores: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, web servers.
+//! Object stores: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, web servers, data
+//! sets of the Hugging Face hub.
 //!
 //! # What it is
 //! [`Place`] is the address of an object or of all objects beneath a prefix. A [`Client`] lists the objects of a
@@ -30,6 +31,8 @@ mod failure;
 mod fetch;
 #[cfg(feature = "cloud")]
 mod flow;
+#[cfg(feature = "cloud")]
+mod hub;
 #[cfg(feature = "cloud")]
 mod keys;
 #[cfg(feature = "cloud")]
@@ -89,8 +92,8 @@ impl Object {
 /// How a store is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceOptions {
-    /// Settings by the names of the crate `object_store`, such as `aws_endpoint_url`; they precede those of the
-    /// environment.
+    /// Settings by the names of the crate `object_store`, such as `aws_endpoint_url`, and `hf_endpoint` and `hf_token`;
+    /// they precede those of the environment.
     pub settings: Vec<(String, String)>,
     /// The length of the ranges that objects are cut into.
     pub range_bytes: u64,

@@ -8,11 +8,13 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::path::Path as Key;
+use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
 use super::failure::Failure;
+use super::hub::{self, Access, Hub};
 use super::profile;
-use super::watch::{Noted, Seen, Watching};
+use super::watch::{Note, Noted, Seen, Watching};
 use super::{Place, PlaceOptions, Scheme};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,10 +23,44 @@ pub(super) struct Store {
     /// For objects.
     pub(super) objects: Arc<dyn ObjectStore>,
     /// For listings by page; web servers have none.
-    pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
+    pub(super) pages: Option<Pages>,
+}
+
+/// Who lists objects by page.
+pub(super) enum Pages {
+    /// A store, in the order of keys.
+    Store(Arc<dyn PaginatedListStore>),
+    /// The Hugging Face hub.
+    Hub(Hub),
+}
+
+impl Pages {
+    /// Whether objects come in the order of their keys.
+    pub(super) fn are_sorted(&self) -> bool {
+        matches!(self, Pages::Store(_))
+    }
 }
 
 impl Store {
+    /// Asks for an object.
+    pub(super) async fn get(
+        &self,
+        key: &Key,
+        mut options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        let Some(Pages::Hub(hub)) = &self.pages else {
+            return self.objects.get_opts(key, options).await;
+        };
+        let note = options.extensions.get::<Note>().cloned().unwrap_or_default();
+        let (pinned, commit) = hub.pinned(key, note).await?;
+        // The commit says which content it is, and where it is kept has tags of its own.
+        options.if_match = None;
+        let mut answer = self.objects.get_opts(&pinned, options).await.map_err(hub::refused)?;
+        answer.meta.location = key.clone();
+        answer.meta.e_tag = Some(commit);
+        Ok(answer)
+    }
+
     /// The store at `place`. Asks Amazon for the bucket's region if none is set.
     ///
     /// # Errors
@@ -79,6 +115,19 @@ impl Store {
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
                 Ok(Store { objects, pages: None })
             }
+            Scheme::Hf => {
+                let access = Access::new(options);
+                let client = client_options(options, access.endpoint.starts_with("http://"));
+                let client = access.with_token(client)?;
+                let hub = Hub::open(place, &access.endpoint, &client, Arc::clone(&seen))?;
+                let builder = HttpBuilder::new()
+                    .with_url(hub.files())
+                    .with_client_options(client)
+                    .with_retry(no_retry())
+                    .with_http_connector(Watching(seen));
+                let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
+                Ok(Store { objects, pages: Some(Pages::Hub(hub)) })
+            }
         }
     }
 }
@@ -127,7 +176,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
 
 fn made<S: ObjectStore + PaginatedListStore>(built: object_store::Result<S>) -> Result<Store> {
     let store = Arc::new(built.map_err(|error| invalid(&error))?);
-    Ok(Store { objects: store.clone(), pages: Some(store) })
+    Ok(Store { objects: store.clone(), pages: Some(Pages::Store(store)) })
 }
 
 fn invalid(error: &object_store::Error) -> Error {

@@ -108,8 +108,7 @@ fn absent(path: &Path) -> Error {
     let scheme = bytes.windows(3).position(|at| at == b"://").map(|end| &bytes[..end]);
     match scheme {
         Some(scheme) if scheme.iter().all(u8::is_ascii_alphanumeric) && !scheme.is_empty() => {
-            let text =
-                "sources are files, folders, pipes and objects: s3://, gs://, az://, http(s)://";
+            let text = "sources are files, folders, pipes and objects: s3://, gs://, az://, http(s)://, hf://";
             let hint =
                 "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
             Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)

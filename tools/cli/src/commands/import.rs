@@ -58,7 +58,7 @@ pub(crate) struct ImportArgs {
 pub(crate) struct WhatArgs {
     /// Folders of class folders, tar or TFRecord shards or files of rows (or a folder of them), or list files with
     /// path<TAB>label on each line; `-` is a pipe with a tar archive. Files, folders and lists may be in a store:
-    /// s3://BUCKET/KEY, gs://, az://, https://
+    /// s3://BUCKET/KEY, gs://, az://, https://, hf://datasets/OWNER/NAME[@REVISION][/PATH]
     #[arg(value_name = "SOURCE", required = true, num_args = 1..)]
     pub(crate) sources: Vec<PathBuf>,
     /// The image: ADDRESS[,ADDRESS...]; data is striped over all of them

@@ -1,0 +1,303 @@
+//! Data sets of the Hugging Face hub: its interface for programs lists their files, and sends these.
+//!
+//! A revision is looked up once, and everything is asked for by the commit that it was. So what is read is of one
+//! version, and the commit stands for the tags of objects, which the hub does not list.
+
+use std::error::Error as StdError;
+use std::io::Read;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponseBody,
+};
+use object_store::path::Path as Key;
+use object_store::{ClientOptions, Error as Cause};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use serde::Deserialize;
+use tokio::sync::OnceCell;
+
+use super::address::{escape, unescape};
+use super::watch::{Note, Seen, Watching};
+use super::{Object, Place, PlaceOptions};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A data set of the hub, at a revision.
+pub(super) struct Hub {
+    client: HttpClient,
+    seen: Arc<Seen>,
+    endpoint: String,
+    /// `OWNER/NAME`.
+    name: String,
+    revision: String,
+    /// What the revision was when it was first asked for.
+    commit: OnceCell<String>,
+}
+
+/// Whom to ask, and as whom.
+pub(super) struct Access {
+    /// The URL of the hub.
+    pub(super) endpoint: String,
+    token: Option<String>,
+}
+
+impl Access {
+    /// As `options` and the environment say, with the variables and the file of the hub's own tools.
+    pub(super) fn new(options: &PlaceOptions) -> Access {
+        let setting = |name: &str| {
+            let mut given = options.settings.iter();
+            given.find(|(key, _)| key == name).map(|(_, value)| value.clone())
+        };
+        let variable = |name: &str| std::env::var(name).ok();
+        let endpoint = setting("hf_endpoint").or_else(|| variable("HF_ENDPOINT"));
+        let endpoint = endpoint.filter(|endpoint| !endpoint.trim().is_empty());
+        let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.to_owned());
+        let token = setting("hf_token").or_else(|| variable("HF_TOKEN")).or_else(kept_token);
+        Access {
+            endpoint: endpoint.trim().trim_end_matches('/').to_owned(),
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+        }
+    }
+
+    /// `options`, with the token in each request. A redirect to another host does not take it along.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the token is none.
+    pub(super) fn with_token(&self, options: ClientOptions) -> Result<ClientOptions> {
+        let Some(token) = &self.token else { return Ok(options) };
+        let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| {
+            let text = "the token for the Hugging Face hub has characters that no token has";
+            Error::new(ErrorKind::InvalidArgument, text).hint("set HF_TOKEN")
+        })?;
+        value.set_sensitive(true);
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, value);
+        Ok(options.with_default_headers(headers))
+    }
+}
+
+/// The token that `hf auth login` keeps.
+fn kept_token() -> Option<String> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let home = || {
+        variable("HF_HOME").or_else(|| {
+            let cache = variable("XDG_CACHE_HOME")
+                .or_else(|| variable("HOME").map(|home| format!("{home}/.cache")));
+            cache.map(|cache| format!("{cache}/huggingface"))
+        })
+    };
+    let path = variable("HF_TOKEN_PATH").or_else(|| home().map(|home| format!("{home}/token")))?;
+    let mut token = String::new();
+    std::fs::File::open(path).ok()?.take(MAX_TOKEN_BYTES).read_to_string(&mut token).ok()?;
+    Some(token)
+}
+
+#[derive(Debug, Deserialize)]
+struct Revision {
+    sha: String,
+}
+
+/// A file or folder, as it is listed.
+#[derive(Debug, Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    /// What is not in the repository itself, but beside it.
+    lfs: Option<Large>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Large {
+    size: u64,
+}
+
+impl Hub {
+    /// The data set at `place`; nothing is asked for yet.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the settings are invalid.
+    pub(super) fn open(
+        place: &Place,
+        endpoint: &str,
+        client: &ClientOptions,
+        seen: Arc<Seen>,
+    ) -> Result<Hub> {
+        let of_hub = place.authority().strip_prefix("datasets/").unwrap_or(place.authority());
+        let (name, revision) = of_hub.split_once('@').unwrap_or((of_hub, "main"));
+        let revision = match revision {
+            "~parquet" => "refs/convert/parquet".to_owned(),
+            other => unescape(other).unwrap_or_else(|| other.to_owned()),
+        };
+        let client = Watching(Arc::clone(&seen)).connect(client).map_err(|_| {
+            let text = "the settings of the Hugging Face hub are invalid";
+            Error::new(ErrorKind::InvalidArgument, text).target(place.to_string())
+        })?;
+        let (endpoint, name) = (endpoint.to_owned(), name.to_owned());
+        Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
+    }
+
+    /// The base of the URLs that files are read from.
+    pub(super) fn files(&self) -> String {
+        format!("{}/datasets/{}/resolve", self.endpoint, self.name)
+    }
+
+    /// The commit that is read.
+    pub(super) async fn commit(&self, note: Note) -> object_store::Result<&str> {
+        let ask = || async {
+            let revision = escape(&self.revision).replace('/', "%2F");
+            let url = format!("{}/api/datasets/{}/revision/{revision}", self.endpoint, self.name);
+            let what = || {
+                format!("there is no data set {} with the revision {}", self.name, self.revision)
+            };
+            let (body, _) = self.ask(&url, what, note).await?;
+            let Revision { sha } = serde_json::from_slice(&body).map_err(wrong)?;
+            match sha.len() >= 7 && sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                true => Ok(sha),
+                false => Err(wrong("the hub does not say which commit the revision is")),
+            }
+        };
+        self.commit.get_or_try_init(ask).await.map(|sha| &**sha)
+    }
+
+    /// The key beneath [`files`](Self::files) of the file `key`, and the commit.
+    pub(super) async fn pinned(
+        &self,
+        key: &Key,
+        note: Note,
+    ) -> object_store::Result<(Key, String)> {
+        let commit = self.commit(note).await?;
+        let pinned = Key::parse(format!("{commit}/{key}"))?;
+        Ok((pinned, commit.to_owned()))
+    }
+
+    /// Files beneath `prefix`, and what the next page is asked for by.
+    pub(super) async fn page(
+        &self,
+        prefix: &str,
+        cursor: Option<&str>,
+    ) -> object_store::Result<(Vec<Object>, Option<String>)> {
+        let note = self.seen.list.clone();
+        let commit = self.commit(note.clone()).await?;
+        let folder = prefix.trim_end_matches('/');
+        let slash = if folder.is_empty() { "" } else { "/" };
+        let mut url = format!(
+            "{}/api/datasets/{}/tree/{commit}{slash}{}?recursive=true",
+            self.endpoint,
+            self.name,
+            escape(folder)
+        );
+        if let Some(cursor) = cursor {
+            url = format!("{url}&cursor={cursor}");
+        }
+        let what = || format!("the data set {} has no folder {folder}", self.name);
+        let (body, next) = self.ask(&url, what, note).await?;
+        let entries: Vec<Entry> = serde_json::from_slice(&body).map_err(wrong)?;
+        let mut objects = Vec::new();
+        for Entry { kind, path, size, lfs } in entries {
+            if kind != "file" {
+                continue;
+            }
+            let len_bytes = lfs.map_or(size, |large| large.size);
+            match Key::parse(&path) {
+                Ok(_) => {
+                    let etag = Some(commit.to_owned());
+                    objects.push(Object { key: path, len_bytes, etag });
+                }
+                Err(_) => self.seen.refused.lock().push(path),
+            }
+        }
+        Ok((objects, next))
+    }
+
+    /// The answer's body, and the cursor of its next page. `absent` tells what is not there, if the hub says so.
+    async fn ask(
+        &self,
+        url: &str,
+        absent: impl FnOnce() -> String,
+        note: Note,
+    ) -> object_store::Result<(Vec<u8>, Option<String>)> {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = url.parse().map_err(wrong)?;
+        request.extensions_mut().insert(note);
+        let answer = self.client.execute(request).await.map_err(wrong)?;
+        let path = self.name.clone();
+        match answer.status().as_u16() {
+            200 => {}
+            401 | 403 => return Err(Cause::PermissionDenied { path, source: GATED.into() }),
+            404 => return Err(Cause::NotFound { path, source: absent().into() }),
+            status => return Err(wrong(format!("the hub answers with status {status}"))),
+        }
+        let link = answer.headers().get("link").and_then(|link| link.to_str().ok());
+        let next = link.and_then(cursor_of_next).map(str::to_owned);
+        Ok((whole(answer.into_body()).await?, next))
+    }
+}
+
+/// What is added to a refusal of the hub.
+pub(super) fn refused(error: Cause) -> Cause {
+    match error {
+        Cause::PermissionDenied { path, .. } | Cause::Unauthenticated { path, .. } => {
+            Cause::PermissionDenied { path, source: GATED.into() }
+        }
+        other => other,
+    }
+}
+
+async fn whole(body: HttpResponseBody) -> object_store::Result<Vec<u8>> {
+    let (mut body, mut bytes) = (body.bytes_stream(), Vec::new());
+    while let Some(piece) = body.next().await {
+        bytes.extend_from_slice(&piece.map_err(wrong)?);
+        if bytes.len() > MAX_PAGE_BYTES {
+            return Err(wrong("a page of the listing has more than 64 MiB"));
+        }
+    }
+    Ok(bytes)
+}
+
+/// The cursor in the link to the next page. Nothing else of the link is used: it may lead to another host, which is to
+/// get no token.
+fn cursor_of_next(links: &str) -> Option<&str> {
+    let mut rest = links;
+    while let Some((_, link)) = rest.split_once('<') {
+        let (url, behind) = link.split_once('>')?;
+        let own = behind.split('<').next().unwrap_or_default();
+        if own.contains("rel=\"next\"") || own.contains("rel=next") {
+            let query = url.split_once('?')?.1;
+            return query.split('&').find_map(|pair| pair.strip_prefix("cursor="));
+        }
+        rest = behind;
+    }
+    None
+}
+
+/// An answer that is none: it is asked for again.
+fn wrong(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Cause {
+    Cause::Generic { store: "Hugging Face hub", source: source.into() }
+}
+
+const ENDPOINT: &str = "https://huggingface.co";
+const GATED: &str = "there is no such data set, or it is private or gated: accept its conditions on its page, and give \
+     a token that may read it as HF_TOKEN, or with hf auth login";
+const MAX_TOKEN_BYTES: u64 = 4096;
+const MAX_PAGE_BYTES: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_is_asked_for_by_the_cursor_of_its_link() {
+        let next = "<https://h/api/datasets/o/n/tree/main?recursive=true&cursor=a%3D&limit=2>; rel=\"next\"";
+        assert_eq!(cursor_of_next(next), Some("a%3D"));
+        assert_eq!(
+            cursor_of_next(&format!("<https://h/?cursor=b>; rel=\"prev\", {next}")),
+            Some("a%3D")
+        );
+        for none in ["", "<", "<https://h/?cursor=b>; rel=\"prev\"", "<https://h/>; rel=\"next\""] {
+            assert_eq!(cursor_of_next(none), None, "{none}");
+        }
+    }
+}
