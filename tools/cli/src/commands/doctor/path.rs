@@ -80,7 +80,7 @@ fn mtu(stream: &TcpStream) -> Option<Finding> {
         _ => Finding::bad(
             "MTU",
             format!("{mtu} bytes"),
-            "frames of 9000 bytes need a sixth of the packets: worth it above 10 Gb/s, if every switch between has them",
+            "frames of 9000 bytes need a sixth of the packets: worth it above 10 Gb/s, if every switch has them",
         ),
     })
 }
