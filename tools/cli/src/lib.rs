@@ -24,6 +24,7 @@ mod placement_args;
 mod progress;
 mod run_stats;
 mod scratch;
+mod service;
 mod signals;
 mod size;
 mod store_args;

@@ -14,6 +14,9 @@ use std::time::Duration;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Registry, reload};
 
 use crate::text::safe_text;
 
@@ -25,19 +28,42 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
         (false, 1) => LevelFilter::INFO,
         (false, _) => LevelFilter::DEBUG,
     };
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false);
+    let (filter, handle) = reload::Layer::new(level);
+    let _ = LEVEL.set(handle); // a process starts its log once
+    let ansi = io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer().with_ansi(ansi).with_target(false);
+    let registry = tracing_subscriber::registry().with(filter);
     match serves.then(Behind::start).transpose() {
         Ok(Some(behind)) => {
             let behind = BEHIND.get_or_init(|| behind);
-            subscriber.with_writer(|| behind.clone()).init();
+            registry.with(lines.with_writer(|| behind.clone())).init();
         }
         // Without the thread, the server writes directly and without times.
-        Ok(None) | Err(_) => subscriber.with_writer(|| SafeStderr).without_time().init(),
+        Ok(None) | Err(_) => registry.with(lines.with_writer(|| SafeStderr).without_time()).init(),
     }
 }
+
+/// Changes which events are written: those at least as severe as `level`.
+///
+/// # Errors
+/// There is no such level.
+pub(crate) fn set_level(level: &str) -> Result<(), String> {
+    let filter = match level {
+        "error" => LevelFilter::ERROR,
+        "warn" => LevelFilter::WARN,
+        "info" => LevelFilter::INFO,
+        "debug" => LevelFilter::DEBUG,
+        _ => return Err(format!("{level:?} is not error, warn, info or debug")),
+    };
+    let changed = LEVEL.get().map(|handle| handle.modify(|current| *current = filter));
+    match changed {
+        Some(Ok(())) => Ok(()),
+        Some(Err(_)) | None => Err("this process has no log".to_owned()),
+    }
+}
+
+/// Changes the level of the log, once it is started.
+static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Writes a line with the time, at any log level.
 pub(crate) fn say(line: &str) {

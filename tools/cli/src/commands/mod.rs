@@ -4,6 +4,7 @@ mod cached;
 mod cat;
 mod catalog;
 mod completions;
+mod ctl;
 mod delete;
 mod demo;
 mod discover;
@@ -52,7 +53,8 @@ pub(crate) struct Cli {
 enum Command {
     Demo(demo::DemoArgs),
     Import(Box<import::ImportArgs>),
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
+    Ctl(ctl::CtlArgs),
     Cached(cached::CachedArgs),
     Discover(discover::DiscoverArgs),
     Info(info::InfoArgs),
@@ -89,7 +91,8 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(*args, quiet),
-            Command::Serve(args) => serve::run(args),
+            Command::Serve(args) => serve::run(*args),
+            Command::Ctl(args) => ctl::run(args),
             Command::Cached(args) => cached::run(args),
             Command::Discover(args) => discover::run(args),
             Command::Info(args) => info::run(args),

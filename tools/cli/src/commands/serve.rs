@@ -1,7 +1,6 @@
 //! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +8,25 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
-use dlfs::qpair::{self, ConnectOptions, Cpus, Device};
-use dlfs::target::{Target, TargetOptions, TargetStats};
+use dlfs::qpair::{self, ConnectOptions, Device};
+use dlfs::target::{ServedNamespace, TargetStats};
 use dlfs::units::Nsid;
-use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
 use crate::exit::{Failure, Outcome};
 use crate::metrics_args::MetricsArgs;
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
+use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
+use crate::service::control::{Control, Request};
+use crate::service::limits::LimitArgs;
+use crate::service::running::{self, Running, Service};
+use crate::service::systemd::{self, Manager};
 use crate::signals::{Asked, Stop};
-use crate::size::parse_size;
 use crate::{log, text};
 
 /// Serve an image over NVMe/TCP, for dlfs and any other host
@@ -37,7 +40,20 @@ use crate::{log, text};
 pub(crate) struct ServeArgs {
     /// The image: ADDRESS[,ADDRESS...], each of which becomes a namespace
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
-    image: ImageAddress,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    image: Option<ImageAddress>,
+    /// Serve what this file says: several subsystems, their namespaces and hosts; SIGHUP reloads it
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["listen", "nqn", "allow_host", "hosts", "allow_any_host", "writable", "pollers"])]
+    #[arg(conflicts_with_all = ["LimitArgs", "PlacementArgs"])]
+    config: Option<PathBuf>,
+    /// Check the file of --config and that its local namespaces can be opened, and serve nothing; exit code 0: valid,
+    /// 1: not
+    #[arg(long, requires = "config")]
+    check: bool,
+    /// Answer `dlfs ctl` on this Unix socket, which only its owner can use
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// The address to listen on; port 0 selects a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4420")]
     listen: String,
@@ -73,76 +89,6 @@ pub(crate) struct ServeArgs {
     connection: ConnectionArgs,
 }
 
-/// Limits on what hosts may use. The defaults suffice for a thousand nodes of 8 ranks.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Limits")]
-struct LimitArgs {
-    /// The most controllers; a process needs one for each image that it has open [default: 16384]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=65_000))]
-    max_controllers: Option<u16>,
-    /// The most controllers per address; hosts behind a NAT router count as one address [default:
-    /// 4096]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_controllers_per_address: Option<u16>,
-    /// The most controllers of the discovery service [default: 256]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_discovery_controllers: Option<u16>,
-    /// The most of those per address [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_discovery_controllers_per_address: Option<u16>,
-    /// The most connections per poller; fewer if the limit of open files is lower [default: 32768]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_connections: Option<u16>,
-    /// The most of those per address [default: 8192]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_connections_per_address: Option<u16>,
-    /// The most I/O queues per controller [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_io_queues: Option<u16>,
-    /// The most entries per queue; hosts read this limit and stay within it [default: 1024]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(32..))]
-    max_queue_entries: Option<u16>,
-    /// Memory per poller for data in flight; one connection gets at most a quarter [default: 64M]
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
-    buffer_memory: Option<u64>,
-    /// In seconds: a controller that is silent for twice this time is replaced if its place is
-    /// needed [default: 300]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    max_keep_alive: Option<u32>,
-    /// Seconds that a connection may take to become a queue [default: 10]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    connect_timeout: Option<u32>,
-    /// Seconds that a host may take to receive 64 KiB of responses, or to send requested data; 1
-    /// while others wait for memory [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    send_timeout: Option<u32>,
-}
-
-impl LimitArgs {
-    fn apply(&self, options: &mut TargetOptions) {
-        fn set<T>(option: &mut T, value: Option<impl Into<T>>) {
-            if let Some(value) = value {
-                *option = value.into();
-            }
-        }
-        let seconds = |value: Option<u32>| value.map(|value| Duration::from_secs(value.into()));
-        let bytes = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-        set(&mut options.max_controllers, self.max_controllers);
-        set(&mut options.max_controllers_per_address, self.max_controllers_per_address);
-        set(&mut options.max_discovery_controllers, self.max_discovery_controllers);
-        let per_address = &mut options.max_discovery_controllers_per_address;
-        set(per_address, self.max_discovery_controllers_per_address);
-        set(&mut options.max_connections, self.max_connections);
-        set(&mut options.max_connections_per_address, self.max_connections_per_address);
-        set(&mut options.max_io_queues, self.max_io_queues);
-        set(&mut options.max_queue_entries, self.max_queue_entries);
-        set(&mut options.buffer_bytes, self.buffer_memory.map(bytes));
-        set(&mut options.max_keep_alive, seconds(self.max_keep_alive));
-        set(&mut options.connect_timeout, seconds(self.connect_timeout));
-        set(&mut options.send_timeout, seconds(self.send_timeout));
-    }
-}
-
 #[derive(Serialize)]
 struct Listening<'a> {
     address: &'a str,
@@ -153,6 +99,131 @@ struct Listening<'a> {
 }
 
 pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
+    if args.check {
+        return check(args.config.as_deref().unwrap_or(Path::new("")));
+    }
+    let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
+    let asked = Asked::on_signals()?;
+    let manager = Manager::of_environment();
+    // Before any thread could create a file: it sets the file mode of the process for a moment.
+    let mut control = args.control.as_deref().map(Control::open).transpose()?;
+    allow_many_files();
+    let _metrics = args.metrics.serve()?;
+    let mut service = match &args.config {
+        Some(path) => start_configured(&args, path)?,
+        None => start_image(&args)?,
+    };
+    service.check_inherited()?;
+    manager.ready("serving");
+    let mut wants = Wants::default();
+    while !stop.is_set() && !wants.drain {
+        service.check()?;
+        if asked.hung_up() || std::mem::take(&mut wants.reload) {
+            manager.reloading();
+            log::say(&read_again(&args, &mut service));
+            manager.ready("serving");
+        }
+        if asked.wants_statistics() {
+            let lines =
+                service.subsystems.iter().map(|running| statistics(&running.target.stats()));
+            lines.for_each(|line| log::say(&line));
+        }
+        match &mut control {
+            Some(control) => control.serve(WATCH, |request| wants.answer(request, &mut service)),
+            None => _ = stop.is_set_within(WATCH),
+        }
+    }
+    manager.stopping();
+    service.end();
+    Ok(Outcome::Done)
+}
+
+/// What clients of the control socket want that concerns the process.
+#[derive(Default)]
+struct Wants {
+    reload: bool,
+    drain: bool,
+}
+
+impl Wants {
+    fn answer(&mut self, request: &Request, service: &mut Service) -> dlfs::Result<Value> {
+        match request.method.as_str() {
+            "reload" => {
+                self.reload = true;
+                Ok(json!({}))
+            }
+            "drain" => {
+                self.drain = true;
+                Ok(json!({ "controllers": service.begin_to_drain() }))
+            }
+            _ => service.answer(request),
+        }
+    }
+}
+
+/// Checks a configuration file and that its local namespaces can be opened; serves nothing.
+fn check(path: &Path) -> Result<Outcome, Failure> {
+    let config = config::read(path)?;
+    let namespaces = || config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    for namespace in namespaces().filter(|namespace| matches!(namespace.address, Address::Path(_)))
+    {
+        // Read-only: a service that runs may have it open for writing.
+        let namespace = NamespaceConfig { read_only: true, ..namespace.clone() };
+        running::open(&namespace, &ConnectOptions::default())?;
+    }
+    let mut out = Out::new();
+    let (subsystems, namespaces) = (config.subsystems.len(), namespaces().count());
+    out.line(format!(
+        "{}: valid; subsystems {subsystems}, namespaces {namespaces}",
+        path.display()
+    ))?;
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// Serves what the configuration file says.
+fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
+    let config = config::read(path)?;
+    let mut service = Service::new(args.connection.options(false)?, systemd::inherited()?);
+    for subsystem in config.subsystems {
+        service.start(subsystem)?;
+    }
+    let mut out = Out::new();
+    for running in &service.subsystems {
+        announce_configured(args.json, running, &mut out)?;
+    }
+    out.flush()?;
+    Ok(service)
+}
+
+fn announce_configured(json: bool, running: &Running, out: &mut Out) -> Result<(), Failure> {
+    let nqn = &running.config.nqn;
+    let served = running.target.namespaces();
+    let reach = SocketAddr::new(reachable(running.listen[0].ip()), running.listen[0].port());
+    let addresses: Vec<Address> =
+        served.iter().map(|s| address(reach, nqn, Some(s.nsid))).collect();
+    if json {
+        let namespaces =
+            served.iter().map(|served| served.device.namespace().len_bytes()).collect();
+        let address = &Address::list_to_string(&addresses);
+        let writable = served.iter().any(|served| !served.read_only);
+        let (nqn, listen) = (nqn.as_str(), running.listen[0]);
+        return out.json(&Listening { address, listen, nqn, namespaces, writable });
+    }
+    let listen = running.listen.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+    out.line(format!(
+        "serving {} ({} namespaces) on {listen}",
+        out.bold(nqn.as_str()),
+        served.len()
+    ))
+}
+
+/// Serves the image of the command line.
+fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
+    let image = args
+        .image
+        .as_ref()
+        .ok_or_else(|| Failure::Usage("name an IMAGE, or --config FILE".to_owned()))?;
     let listen = resolve(&args.listen)?;
     let host_keys = args.hosts.as_deref().map(read_hosts).transpose()?.unwrap_or_default();
     let closed = args.allow_host.is_empty() && !args.allow_any_host && host_keys.is_empty();
@@ -164,53 +235,62 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         )));
     }
     let cpus = args.placement.cpus()?;
-    let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
-    let asked = Asked::on_signals()?;
     let connect = args.connection.options(args.writable)?;
-    let _metrics = args.metrics.serve()?;
-    let devices = open(&args.image.0, &connect)?;
+    let devices = open(&image.0, &connect)?;
     let nqn = match &args.nqn {
         Some(nqn) => nqn.clone(),
-        None => default_nqn(&args.image.0)?,
+        None => default_nqn(&image.0)?,
     };
-    allow_many_files();
-    let mut options = TargetOptions {
-        listen,
+    let served = ServedNamespace::numbered(devices.clone());
+    let namespaces = served.iter().map(|served| {
+        let address = served.device.namespace().address;
+        let address = address.parse().unwrap_or(Address::Path(address.into()));
+        NamespaceConfig { nsid: served.nsid, address, read_only: !args.writable }
+    });
+    let config = SubsystemConfig {
+        nqn: nqn.clone(),
+        listen: vec![listen],
+        namespaces: namespaces.collect(),
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,
-        tls_derivation: connect.tls_derivation,
-        writable: args.writable,
-        num_pollers: args.pollers.map_or_else(|| cpus.as_ref().map_or(1, Cpus::len), usize::from),
-        busy_poll: args.placement.busy_poll(),
+        pollers: args.pollers,
         cpus,
-        ..TargetOptions::new(nqn.clone())
+        busy_poll: args.placement.busy_poll(),
+        limits: args.limits.clone(),
     };
-    args.limits.apply(&mut options);
-    let mut target = Target::bind(options, devices.clone())?;
-    announce(&args, target.local_addr(), &nqn, &devices)?;
-    while !stop.is_set_within(WATCH) {
-        target.check()?;
-        if asked.hung_up() {
-            log::say(&read_again(&mut target, args.hosts.as_deref()));
-        }
-        if asked.wants_statistics() {
-            log::say(&statistics(&target.stats()));
-        }
-    }
-    drop(target);
-    Ok(Outcome::Done)
+    let mut service = Service::new(connect, systemd::inherited()?);
+    service.serve(config, served, |options| {
+        (options.writable, options.max_nsid, options.ana) = (args.writable, 0, false);
+    })?;
+    announce(args, image, service.subsystems[0].listen[0], &nqn, &devices)?;
+    Ok(service)
 }
 
-/// Reloads the hosts file, and returns a message about it. If the file cannot be read, nothing
+/// Reads the configuration or hosts file again, and returns a message about it. If it is not valid, nothing
 /// changes.
-fn read_again(target: &mut Target, hosts: Option<&Path>) -> String {
-    let Some(path) = hosts else {
-        return "SIGHUP: there is no hosts file to read again; serving goes on".to_owned();
-    };
+fn read_again(args: &ServeArgs, service: &mut Service) -> String {
+    match (&args.config, &args.hosts) {
+        (Some(path), _) => match config::read(path).and_then(|new| service.become_what(new)) {
+            Ok(news) => format!("SIGHUP: {news}"),
+            Err(error) => {
+                let why = error.report().replace("\n  ", "; "); // one line of the log
+                format!("SIGHUP: the configuration stays as it was: {why}")
+            }
+        },
+        (None, Some(path)) => read_hosts_again(service, path),
+        (None, None) => "SIGHUP: there is no hosts file to read again; serving goes on".to_owned(),
+    }
+}
+
+/// Reloads the hosts file of the command line. Hosts that are connected stay.
+fn read_hosts_again(service: &mut Service, path: &Path) -> String {
+    let running = &mut service.subsystems[0];
     let read = read_hosts(path).and_then(|keys| {
         let count = keys.len();
-        target.set_host_keys(keys).map(|()| count)
+        running.target.set_host_keys(keys.clone())?;
+        running.config.host_keys = keys;
+        Ok(count)
     });
     match read {
         Ok(1) => "SIGHUP: the hosts file names 1 host".to_owned(),
@@ -242,6 +322,7 @@ fn allow_many_files() {
 
 fn announce(
     args: &ServeArgs,
+    image: &ImageAddress,
     listen: SocketAddr,
     nqn: &Nqn,
     devices: &[Arc<dyn Device>],
@@ -261,7 +342,7 @@ fn announce(
     let engine = devices.first().map_or_else(String::new, |device| device.namespace().engine);
     out.line(format!(
         "serving {} ({}, {}, {engine}) on {listen}",
-        out.bold(&args.image.in_short()),
+        out.bold(&image.in_short()),
         text::bytes(len),
         if args.writable { "writable" } else { "read-only" },
     ))?;
@@ -284,18 +365,15 @@ fn announce(
 
 /// The addresses of the namespaces, to pass to other commands.
 fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
-    let address = |nsid| {
-        Address::Tcp(TcpAddress {
-            traddr: reach.ip().to_string(),
-            trsvcid: reach.port(),
-            subnqn: nqn.clone(),
-            nsid,
-        })
-    };
     match namespaces {
-        1 => vec![address(None)],
-        many => (1..=many as u32).map(|nsid| address(Some(Nsid(nsid)))).collect(),
+        1 => vec![address(reach, nqn, None)],
+        many => (1..=many as u32).map(|nsid| address(reach, nqn, Some(Nsid(nsid)))).collect(),
     }
+}
+
+fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
+    let (traddr, trsvcid) = (reach.ip().to_string(), reach.port());
+    Address::Tcp(TcpAddress { traddr, trsvcid, subnqn: nqn.clone(), nsid })
 }
 
 /// An address on which a target that listens on all interfaces can be reached: loopback.
@@ -308,20 +386,7 @@ fn reachable(ip: IpAddr) -> IpAddr {
 }
 
 fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
-    let refuse = |error: io::Error| {
-        let kind = Error::from(io::Error::from(error.kind())).kind();
-        Failure::Error(Error::new(kind, format!("cannot listen on {listen:?}")).source(error))
-    };
-    let Some((_, port)) = listen.rsplit_once(':') else {
-        return Err(Failure::Usage(format!("--listen {listen:?} is not HOST:PORT")));
-    };
-    if port.parse::<u16>().is_err() {
-        return Err(Failure::Usage(format!("--listen {listen:?}: {port:?} is not a port")));
-    }
-    let mut found = listen.to_socket_addrs().map_err(refuse)?;
-    found
-        .next()
-        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{listen:?} has no address")).into())
+    config::resolve(listen).map_err(|what| Failure::Usage(format!("--listen {what}")))
 }
 
 /// `nqn.2026-11.io.dlfs:FILESTEM`, from the first address's file, or the NQN of a remote address.
@@ -350,13 +415,6 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// Parses a size of memory.
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text)?;
-    let is_memory = (1 << 20..=1 << 40).contains(&bytes);
-    if is_memory { Ok(bytes) } else { Err("1M to 1T".to_owned()) }
-}
-
 /// One line of the target's counters.
 fn statistics(stats: &TargetStats) -> String {
     let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } = stats;
@@ -370,8 +428,8 @@ fn statistics(stats: &TargetStats) -> String {
 
 /// How often to check the target and signals.
 const WATCH: Duration = Duration::from_millis(200);
-/// A target stops within 5 s.
-const GRACE_FOR_TARGETS: Duration = Duration::from_secs(10);
+/// Hosts are sent away within 5 s, and a target stops within another 5 s.
+const GRACE_FOR_TARGETS: Duration = Duration::from_secs(15);
 const EXAMPLES: &str = "\
 Examples:
   dlfs serve train.dlfs
@@ -383,8 +441,9 @@ Log: warnings go to stderr with the time (UTC, RFC 3339), at most one of a kind 
 (host), its address (peer) and the reason; with -vv each connection. Lines that nobody reads in time
 are dropped and counted.
 
-Signals: SIGINT and SIGTERM end it, SIGUSR1 writes a line of statistics to the log, SIGHUP reads the
-file of --hosts again.";
+Signals: SIGINT and SIGTERM send the hosts away in order and end it, SIGUSR1 writes a line of statistics to the
+log, SIGHUP reads the file of --config or --hosts again. Under systemd it reports its state (Type=notify-reload)
+and takes the sockets of a socket unit.";
 
 #[cfg(test)]
 mod tests {
@@ -400,47 +459,6 @@ mod tests {
         assert_eq!(nqn_of("/dev/nvme0n1"), "nqn.2026-11.io.dlfs:nvme0n1");
         assert_eq!(nqn_of("my data (1).img"), "nqn.2026-11.io.dlfs:my-data--1-");
         assert_eq!(nqn_of("nvme-tcp://h/nqn.2026-11.io.dlfs:x"), "nqn.2026-11.io.dlfs:x");
-    }
-
-    #[derive(Debug, clap::Parser)]
-    struct Limits {
-        #[command(flatten)]
-        limits: LimitArgs,
-    }
-
-    #[test]
-    fn every_limit_reaches_the_target_and_what_is_not_given_stays() {
-        let apply = |arguments: &str| {
-            let arguments = ["serve"].into_iter().chain(arguments.split_whitespace());
-            let mut options = TargetOptions::new(Nqn::new("nqn.x").unwrap());
-            <Limits as clap::Parser>::parse_from(arguments).limits.apply(&mut options);
-            options
-        };
-        let before = TargetOptions::new(Nqn::new("nqn.x").unwrap());
-        assert_eq!(format!("{:?}", apply("")), format!("{before:?}"));
-        let seconds = Duration::from_secs;
-        let expected = TargetOptions {
-            max_controllers: 1,
-            max_controllers_per_address: 2,
-            max_discovery_controllers: 3,
-            max_discovery_controllers_per_address: 4,
-            max_connections: 5,
-            max_connections_per_address: 6,
-            max_io_queues: 7,
-            max_queue_entries: 80,
-            buffer_bytes: 9 << 20,
-            max_keep_alive: seconds(10),
-            connect_timeout: seconds(11),
-            send_timeout: seconds(12),
-            ..before
-        };
-        let found = apply(
-            "--max-controllers 1 --max-controllers-per-address 2 --max-discovery-controllers 3 \
-             --max-discovery-controllers-per-address 4 --max-connections 5 \
-             --max-connections-per-address 6 --max-io-queues 7 --max-queue-entries 80 \
-             --buffer-memory 9M --max-keep-alive 10 --connect-timeout 11 --send-timeout 12",
-        );
-        assert_eq!(format!("{found:?}"), format!("{expected:?}"));
     }
 
     #[test]

@@ -1,0 +1,360 @@
+//! What a service serves, to whom: the value, and the file that it comes from.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use dlfs::keys::read_hosts;
+use dlfs::nvme::{Address, Nqn};
+use dlfs::qpair::Cpus;
+use dlfs::target::{HostKeys, MAX_NSID};
+use dlfs::units::Nsid;
+use dlfs::{Error, ErrorKind, Result};
+
+use super::limits::LimitArgs;
+
+/// All that a service serves.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServiceConfig {
+    pub(crate) subsystems: Vec<SubsystemConfig>,
+}
+
+/// One subsystem: its namespaces, and who may connect to it where.
+#[derive(Debug, Clone)]
+pub(crate) struct SubsystemConfig {
+    pub(crate) nqn: Nqn,
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) namespaces: Vec<NamespaceConfig>,
+    /// Hosts that may connect without keys.
+    pub(crate) allow_hosts: Vec<Nqn>,
+    pub(crate) allow_any_host: bool,
+    /// Hosts that must prove who they are.
+    pub(crate) host_keys: BTreeMap<Nqn, HostKeys>,
+    /// Threads that move data; by default one per processor of `cpus`, else 1.
+    pub(crate) pollers: Option<u16>,
+    pub(crate) cpus: Option<Cpus>,
+    pub(crate) busy_poll: bool,
+    pub(crate) limits: LimitArgs,
+}
+
+/// One namespace.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct NamespaceConfig {
+    pub(crate) nsid: Nsid,
+    pub(crate) address: Address,
+    pub(crate) read_only: bool,
+}
+
+impl SubsystemConfig {
+    /// What only a restart can change; the rest may change while it serves.
+    fn fixed(&self) -> String {
+        let SubsystemConfig { listen, allow_any_host, pollers, cpus, busy_poll, limits, .. } = self;
+        format!("{:?}", (listen, allow_any_host, pollers, cpus, busy_poll, limits))
+    }
+
+    /// Refuses a change that only a restart can make.
+    pub(crate) fn check_change(&self, new: &SubsystemConfig) -> Result<()> {
+        if self.fixed() == new.fixed() {
+            return Ok(());
+        }
+        let message = format!(
+            "{}: listen, allow_any_host, pollers, cpus, busy_poll and limits do not change while it serves",
+            self.nqn
+        );
+        Err(Error::new(ErrorKind::InvalidArgument, message).hint("restart the service for these"))
+    }
+}
+
+/// The file as it is written. Unknown keys are refused.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    subsystem: Vec<FileSubsystem>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSubsystem {
+    nqn: Spanned<Nqn>,
+    listen: Spanned<OneOrMore>,
+    #[serde(default)]
+    namespace: Vec<FileNamespace>,
+    #[serde(default)]
+    allow_hosts: Vec<Nqn>,
+    #[serde(default)]
+    allow_any_host: bool,
+    hosts: Option<PathBuf>,
+    pollers: Option<Spanned<u16>>,
+    cpus: Option<Spanned<String>>,
+    #[serde(default)]
+    busy_poll: bool,
+    limits: Option<Spanned<toml::Table>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileNamespace {
+    nsid: Spanned<u32>,
+    address: Spanned<String>,
+    #[serde(default = "yes")]
+    read_only: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Reads a configuration file and the hosts files that it names. Relative paths begin at its folder.
+///
+/// # Errors
+/// `NotFound`: there is no such file. `InvalidArgument`: it is not valid; the message names the line.
+pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
+    let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
+    parse(&text, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<ServiceConfig> {
+    let reader = Reader { text, path, folder: path.parent().unwrap_or(Path::new("")) };
+    let file: File = toml::from_str(text).map_err(|error| {
+        reader.wrong(error.span().map_or(0, |span| span.start), error.message())
+    })?;
+    if file.subsystem.is_empty() {
+        return Err(reader.wrong(0, "no [[subsystem]]: there is nothing to serve"));
+    }
+    let mut config = ServiceConfig::default();
+    for subsystem in file.subsystem {
+        let (at, listen_at) = (subsystem.nqn.span().start, subsystem.listen.span().start);
+        let subsystem = reader.subsystem(subsystem)?;
+        for other in &config.subsystems {
+            if other.nqn == subsystem.nqn {
+                return Err(reader.wrong(at, &format!("two subsystems are named {}", other.nqn)));
+            }
+            let taken =
+                |address: &&SocketAddr| address.port() != 0 && other.listen.contains(address);
+            if let Some(address) = subsystem.listen.iter().find(taken) {
+                let what = format!("{} listens on {address}: take another port", other.nqn);
+                return Err(reader.wrong(listen_at, &what));
+            }
+        }
+        config.subsystems.push(subsystem);
+    }
+    Ok(config)
+}
+
+/// Turns the file into the value, with errors that name the line.
+struct Reader<'a> {
+    text: &'a str,
+    path: &'a Path,
+    folder: &'a Path,
+}
+
+impl Reader<'_> {
+    fn wrong(&self, at: usize, what: &str) -> Error {
+        let line = self.text[..at.min(self.text.len())].matches('\n').count() + 1;
+        let what = what.replace('\n', " ");
+        Error::new(ErrorKind::InvalidArgument, format!("line {line}: {what}")).path(self.path).hint(
+            "docs/operations.md describes the file; dlfs serve --config FILE --check checks it",
+        )
+    }
+
+    fn subsystem(&self, file: FileSubsystem) -> Result<SubsystemConfig> {
+        let at = file.nqn.span().start;
+        let nqn = file.nqn.into_inner();
+        if nqn.as_str() == Nqn::DISCOVERY {
+            return Err(self.wrong(at, "that is the name of the discovery service"));
+        }
+        let host_keys = file.hosts.map(|hosts| read_hosts(&self.folder.join(hosts)));
+        let cpus = file.cpus.as_ref().map(|cpus| {
+            let wrong = |error: Error| self.wrong(cpus.span().start, &error.to_string());
+            Cpus::parse(cpus.get_ref()).map_err(wrong)
+        });
+        let limits = file.limits.as_ref().map(|table| {
+            let wrong = |error: String| self.wrong(table.span().start, &error);
+            LimitArgs::of_table(table.get_ref()).map_err(wrong)
+        });
+        if let Some(pollers) = &file.pollers
+            && !(1..=256).contains(pollers.get_ref())
+        {
+            return Err(self.wrong(pollers.span().start, "pollers are 1 to 256"));
+        }
+        let subsystem = SubsystemConfig {
+            nqn,
+            listen: self.listen(&file.listen)?,
+            namespaces: self.namespaces(file.namespace)?,
+            allow_hosts: file.allow_hosts,
+            allow_any_host: file.allow_any_host,
+            host_keys: host_keys.transpose()?.unwrap_or_default(),
+            pollers: file.pollers.map(Spanned::into_inner),
+            cpus: cpus.transpose()?,
+            busy_poll: file.busy_poll,
+            limits: limits.transpose()?.unwrap_or_default(),
+        };
+        self.check_hosts(&subsystem, at)?;
+        Ok(subsystem)
+    }
+
+    fn check_hosts(&self, subsystem: &SubsystemConfig, at: usize) -> Result<()> {
+        let SubsystemConfig { listen, allow_hosts, host_keys, allow_any_host, .. } = subsystem;
+        if *allow_any_host && !allow_hosts.is_empty() {
+            return Err(self.wrong(at, "allow_any_host and allow_hosts contradict each other"));
+        }
+        let is_open = *allow_any_host || !allow_hosts.is_empty() || !host_keys.is_empty();
+        let far = listen.iter().find(|address| !address.ip().is_loopback());
+        if let Some(address) = far.filter(|_| !is_open) {
+            let what = format!(
+                "{address} can be reached from elsewhere: say who may connect with hosts, allow_hosts or \
+                 allow_any_host"
+            );
+            return Err(self.wrong(at, &what));
+        }
+        let exists = |nsid: &Nsid| subsystem.namespaces.iter().any(|known| known.nsid == *nsid);
+        for (host, keys) in host_keys {
+            if let Some(nsid) = keys.access.namespaces.iter().flatten().find(|nsid| !exists(nsid)) {
+                let what = format!("{host} may use namespace {}, which does not exist", nsid.0);
+                return Err(self.wrong(at, &what));
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&self, listen: &Spanned<OneOrMore>) -> Result<Vec<SocketAddr>> {
+        let texts = match listen.get_ref() {
+            OneOrMore::One(text) => std::slice::from_ref(text),
+            OneOrMore::More(texts) => texts,
+        };
+        let at = listen.span().start;
+        if texts.is_empty() {
+            return Err(self.wrong(at, "listen names no address"));
+        }
+        texts.iter().map(|text| resolve(text).map_err(|what| self.wrong(at, &what))).collect()
+    }
+
+    fn namespaces(&self, file: Vec<FileNamespace>) -> Result<Vec<NamespaceConfig>> {
+        let mut namespaces: Vec<NamespaceConfig> = Vec::new();
+        for FileNamespace { nsid, address, read_only } in file {
+            let at = nsid.span().start;
+            let nsid = Nsid(nsid.into_inner());
+            if !(1..=MAX_NSID).contains(&nsid.0) {
+                return Err(self.wrong(at, &format!("nsid {} is not 1 to {MAX_NSID}", nsid.0)));
+            }
+            if namespaces.iter().any(|known| known.nsid == nsid) {
+                return Err(self.wrong(at, &format!("two namespaces have the nsid {}", nsid.0)));
+            }
+            let wrong = |error: String| self.wrong(address.span().start, &error);
+            let address = parse_address(address.get_ref(), self.folder).map_err(wrong)?;
+            namespaces.push(NamespaceConfig { nsid, address, read_only });
+        }
+        Ok(namespaces)
+    }
+}
+
+/// The address of a namespace; a relative path begins at `folder`.
+pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Address, String> {
+    match text.parse::<Address>() {
+        Ok(Address::Path(path)) => Ok(Address::Path(folder.join(path))),
+        Ok(address) => Ok(address),
+        Err(error) => Err(format!("{text:?} is no address: {error}")),
+    }
+}
+
+/// `HOST:PORT` as an address to listen on.
+pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
+    let Some((_, port)) = listen.rsplit_once(':') else {
+        return Err(format!("{listen:?} is not HOST:PORT"));
+    };
+    if port.parse::<u16>().is_err() {
+        return Err(format!("{listen:?}: {port:?} is not a port"));
+    }
+    let mut found = listen
+        .to_socket_addrs()
+        .map_err(|error| format!("cannot listen on {listen:?}: {error}"))?;
+    found.next().ok_or_else(|| format!("{listen:?} has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+[[subsystem]]
+nqn = "nqn.2026-11.io.dlfs:a"
+listen = ["127.0.0.1:4420", "[::1]:4420"]
+[[subsystem.namespace]]
+nsid = 3
+address = "a.dlfs"
+[[subsystem.namespace]]
+nsid = 5
+address = "/b.dlfs"
+read_only = false
+[subsystem.limits]
+max_io_queues = 8
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.dlfs:b"
+listen = "0.0.0.0:4421"
+allow_hosts = ["nqn.2026-11.io.dlfs:host"]
+"#;
+
+    fn parsed(text: &str) -> Result<ServiceConfig> {
+        parse(text, Path::new("/etc/dlfs/targets.toml"))
+    }
+
+    #[test]
+    fn a_file_becomes_its_value() {
+        let config = parsed(GOOD).unwrap();
+        let [a, b] = &config.subsystems[..] else { panic!("{config:?}") };
+        assert_eq!((a.listen.len(), a.limits.max_io_queues), (2, Some(8)));
+        let namespace = |nsid, path: &str, read_only| NamespaceConfig {
+            nsid: Nsid(nsid),
+            address: Address::Path(path.into()),
+            read_only,
+        };
+        let expected = [namespace(3, "/etc/dlfs/a.dlfs", true), namespace(5, "/b.dlfs", false)];
+        assert_eq!(a.namespaces, expected);
+        assert!(b.namespaces.is_empty() && b.allow_hosts.len() == 1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        let cases = [
+            ("nsid = 5", "nsid = 3", 9, "two namespaces have the nsid 3"),
+            ("nsid = 3", "nsid = 0", 6, "nsid 0 is not 1 to 1024"),
+            ("dlfs:b", "dlfs:a", 16, "two subsystems are named"),
+            ("read_only = false", "readonly = false", 11, "readonly"),
+            ("max_io_queues = 8", "max_io_queues = 0", 12, "max-io-queues"),
+            ("0.0.0.0:4421", "127.0.0.1:4420", 17, "take another port"),
+            ("0.0.0.0:4421", "nowhere", 17, "HOST:PORT"),
+            ("allow_hosts =", "allow_any_host = true\nallow_hosts =", 16, "contradict"),
+            ("allow_hosts = [\"nqn.2026-11.io.dlfs:host\"]", "", 16, "reached from elsewhere"),
+            ("\"/b.dlfs\"", "\"nvme-tcp://\"", 10, "is no address"),
+            ("[[subsystem]]", "[[subsytem]]", 2, "subsytem"),
+        ];
+        for (from, to, line, named) in cases {
+            let error = parsed(&GOOD.replacen(from, to, 9)).unwrap_err().report();
+            let place = format!("line {line}:");
+            assert!(error.contains(&place) && error.contains(named), "{to}: {error}");
+            assert!(error.contains("/etc/dlfs/targets.toml"), "{error}");
+        }
+        assert!(parsed("").unwrap_err().report().contains("no [[subsystem]]"));
+    }
+
+    #[test]
+    fn a_change_that_needs_a_restart_is_told_from_others() {
+        let [config, other] = [GOOD, &GOOD.replace("max_io_queues = 8", "max_io_queues = 9")]
+            .map(|text| parsed(text).unwrap().subsystems.remove(0));
+        assert!(config.check_change(&other).unwrap_err().report().contains("restart"));
+        let namespaces = Vec::new();
+        assert!(config.check_change(&SubsystemConfig { namespaces, ..config.clone() }).is_ok());
+    }
+}

@@ -1,0 +1,247 @@
+//! What the control socket can do, by the names of its methods.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use dlfs::nvme::Nqn;
+use dlfs::target::TargetStats;
+use dlfs::units::Nsid;
+use dlfs::{Error, ErrorKind, Result};
+
+use super::config::{NamespaceConfig, parse_address};
+use super::control::Request;
+use super::running::{Running, Service};
+use crate::log;
+
+/// The subsystem of a request; without one, the only one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Whole {
+    subsystem: Option<Nqn>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AddNamespace {
+    subsystem: Option<Nqn>,
+    /// Without one, the lowest that is free.
+    nsid: Option<u32>,
+    address: String,
+    #[serde(default = "yes")]
+    read_only: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RemoveNamespace {
+    subsystem: Option<Nqn>,
+    nsid: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OneHost {
+    subsystem: Option<Nqn>,
+    host: Nqn,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Level {
+    level: String,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Service {
+    /// Carries a request out, except those that concern the process: `drain` and `reload`.
+    pub(crate) fn answer(&mut self, request: &Request) -> Result<Value> {
+        match request.method.as_str() {
+            "list-subsys" => self.list_subsystems(&params(request)?),
+            "list-hosts" => self.list_hosts(&params(request)?),
+            "add-ns" => self.add_ns(params(request)?),
+            "remove-ns" => self.remove_ns(&params(request)?),
+            "add-host" => self.add_host(params(request)?),
+            "drop-host" => self.drop_host(&params(request)?),
+            "stats" => self.stats(&params(request)?),
+            "log-level" => set_log_level(&params(request)?),
+            other => Err(invalid(format!("there is no method {other:?}: {METHODS}"))),
+        }
+    }
+
+    fn list_subsystems(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+        let describe = |running: &Running| {
+            let namespaces = running.target.namespaces().into_iter().map(|served| {
+                let namespace = served.device.namespace();
+                let known = |config: &&NamespaceConfig| config.nsid == served.nsid;
+                let config = running.config.namespaces.iter().find(known);
+                json!({
+                    "nsid": served.nsid.0,
+                    "address": config.map(|config| config.address.to_string()),
+                    "bytes": namespace.len_bytes(),
+                    "block_bytes": namespace.block_len_bytes,
+                    "read_only": served.read_only || namespace.read_only,
+                })
+            });
+            json!({
+                "nqn": running.config.nqn,
+                "listen": running.listen,
+                "allow_any_host": running.config.allow_any_host,
+                "hosts": running.hosts(),
+                "controllers": running.target.connected().len(),
+                "namespaces": namespaces.collect::<Vec<_>>(),
+            })
+        };
+        Ok(self.those(subsystem.as_ref())?.into_iter().map(describe).collect())
+    }
+
+    fn list_hosts(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+        let connected = |running: &Running| -> Vec<Value> {
+            let nqn = running.config.nqn.clone();
+            let controllers = running.target.connected().into_iter();
+            let describe = controllers.map(|controller| {
+                json!({
+                    "subsystem": nqn,
+                    "host": controller.host,
+                    "peer": controller.peer,
+                    "cntlid": controller.cntlid,
+                    "io_queues": controller.num_io_queues,
+                    "tls": controller.is_secured,
+                    "connected_s": controller.connected_s,
+                })
+            });
+            describe.collect()
+        };
+        Ok(self.those(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
+    }
+
+    fn add_ns(&mut self, asked: AddNamespace) -> Result<Value> {
+        let number = self.the_one(asked.subsystem.as_ref())?;
+        let taken = &self.subsystems[number].config.namespaces;
+        let is_free = |nsid: &u32| !taken.iter().any(|config| config.nsid.0 == *nsid);
+        let nsid =
+            asked.nsid.or_else(|| (1..).find(is_free)).expect("there are more than 1,024 numbers");
+        let address = parse_address(&asked.address, Path::new("")).map_err(invalid)?;
+        let config = NamespaceConfig { nsid: Nsid(nsid), address, read_only: asked.read_only };
+        let served = self.open_all(std::slice::from_ref(&config))?.remove(0);
+        self.subsystems[number].add_namespace(served, config)?;
+        Ok(json!({ "nsid": nsid }))
+    }
+
+    fn remove_ns(&mut self, asked: &RemoveNamespace) -> Result<Value> {
+        let number = self.the_one(asked.subsystem.as_ref())?;
+        self.subsystems[number].remove_namespace(Nsid(asked.nsid))?;
+        Ok(json!({ "nsid": asked.nsid }))
+    }
+
+    fn add_host(&mut self, OneHost { subsystem, host }: OneHost) -> Result<Value> {
+        let number = self.the_one(subsystem.as_ref())?;
+        let running = &mut self.subsystems[number];
+        if running.hosts().contains(&host) {
+            return Err(invalid(format!("{} lists {host} already", running.config.nqn)));
+        }
+        running.config.allow_hosts.push(host);
+        running.target.set_allowed_hosts(running.config.allow_hosts.clone());
+        Ok(json!({}))
+    }
+
+    fn drop_host(&mut self, OneHost { subsystem, host }: &OneHost) -> Result<Value> {
+        let number = self.the_one(subsystem.as_ref())?;
+        let running = &mut self.subsystems[number];
+        let hosts = running.hosts();
+        if hosts.contains(host) {
+            let is_local = running.listen.iter().all(|address| address.ip().is_loopback());
+            if hosts.len() == 1 && is_local {
+                let message = format!(
+                    "{host} is the only host of {}: without one, every host of this machine may connect",
+                    running.config.nqn
+                );
+                return Err(invalid(message).hint("add another host first"));
+            }
+            running.config.allow_hosts.retain(|known| known != host);
+            running.target.set_allowed_hosts(running.config.allow_hosts.clone());
+            running.config.host_keys.remove(host);
+            running.target.set_host_keys(running.config.host_keys.clone())?;
+        }
+        let ended = running.target.disconnect(host);
+        if ended == 0 && !hosts.contains(host) {
+            let message =
+                format!("{} neither lists {host} nor is it connected", running.config.nqn);
+            return Err(Error::new(ErrorKind::NotFound, message));
+        }
+        Ok(json!({ "controllers": ended }))
+    }
+
+    fn stats(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+        let count = |running: &Running| {
+            let TargetStats {
+                controllers, connections, accepted, dropped, refused, evicted, ..
+            } = running.target.stats();
+            let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } =
+                running.target.stats();
+            json!({
+                "subsystem": running.config.nqn,
+                "controllers": controllers, "connections": connections, "accepted": accepted,
+                "dropped": dropped, "refused": refused, "evicted": evicted, "reads": reads,
+                "read_bytes": read_bytes, "writes": writes, "written_bytes": written_bytes,
+                "errors": errors,
+            })
+        };
+        Ok(self.those(subsystem.as_ref())?.into_iter().map(count).collect())
+    }
+
+    /// The subsystem of this name, or all.
+    fn those(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
+        match nqn {
+            None => Ok(self.subsystems.iter().collect()),
+            Some(nqn) => {
+                self.find(nqn).map(|running| vec![running]).ok_or_else(|| no_subsystem(nqn))
+            }
+        }
+    }
+
+    /// The number of the subsystem of this name, or of the only one.
+    fn the_one(&self, nqn: Option<&Nqn>) -> Result<usize> {
+        match nqn {
+            Some(nqn) => {
+                let position =
+                    self.subsystems.iter().position(|running| running.config.nqn == *nqn);
+                position.ok_or_else(|| no_subsystem(nqn))
+            }
+            None if self.subsystems.len() == 1 => Ok(0),
+            None => {
+                Err(invalid("there are several subsystems: name one with --subsystem".to_owned()))
+            }
+        }
+    }
+}
+
+fn set_log_level(Level { level }: &Level) -> Result<Value> {
+    log::set_level(level).map_err(invalid)?;
+    Ok(json!({ "level": level }))
+}
+
+fn params<T: DeserializeOwned>(request: &Request) -> Result<T> {
+    let params = match &request.params {
+        Value::Null => json!({}),
+        params => params.clone(),
+    };
+    let wrong = |error| invalid(format!("the parameters of {} are wrong: {error}", request.method));
+    serde_json::from_value(params).map_err(wrong)
+}
+
+fn no_subsystem(nqn: &Nqn) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}"))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, stats, \
+                       log-level, reload and drain";

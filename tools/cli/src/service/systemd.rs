@@ -1,0 +1,73 @@
+//! Tells systemd what the service does (`sd_notify`), and takes the sockets that it has opened.
+
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use dlfs::{Error, ErrorKind, Result};
+
+/// The service manager's socket, if there is a manager that wants to know.
+pub(crate) struct Manager(Option<(UnixDatagram, SocketAddr)>);
+
+impl Manager {
+    /// The manager that `NOTIFY_SOCKET` names.
+    pub(crate) fn of_environment() -> Manager {
+        Manager(std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
+            let address = match name.as_bytes() {
+                [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+                _ => SocketAddr::from_pathname(&name),
+            };
+            // Without the socket the service runs as well; the manager notices that it hears nothing.
+            Some((UnixDatagram::unbound().ok()?, address.ok()?))
+        }))
+    }
+
+    /// All is set up, or set up again.
+    pub(crate) fn ready(&self, status: &str) {
+        self.tell(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// The configuration is read again; [`Manager::ready`] ends that.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
+    }
+
+    /// The service ends.
+    pub(crate) fn stopping(&self) {
+        self.tell("STOPPING=1\nSTATUS=sending hosts away");
+    }
+
+    fn tell(&self, state: &str) {
+        if let Some((socket, address)) = &self.0 {
+            // A manager that does not listen has its own time limit.
+            let _ = socket.send_to_addr(state.as_bytes(), address);
+        }
+    }
+}
+
+/// The listening sockets that the service manager has opened (`LISTEN_FDS`).
+///
+/// # Errors
+/// `InvalidArgument`: one of them is not a listening TCP socket.
+pub(crate) fn inherited() -> Result<Vec<TcpListener>> {
+    let mut sockets = listenfd::ListenFd::from_env();
+    (0..sockets.len())
+        .map(|number| {
+            let socket = sockets.take_tcp_listener(number);
+            let refuse = |error: Option<std::io::Error>| {
+                let message =
+                    format!("socket {number} of the service manager does not listen for TCP");
+                let refused = Error::new(ErrorKind::InvalidArgument, message);
+                let refused = refused.hint("ListenStream= in the socket unit takes HOST:PORT");
+                match error {
+                    Some(error) => refused.source(error),
+                    None => refused,
+                }
+            };
+            socket.map_err(|error| refuse(Some(error)))?.ok_or_else(|| refuse(None))
+        })
+        .collect()
+}

@@ -1,0 +1,436 @@
+//! `dlfs serve --config` and `dlfs ctl`: an operator's verbs against a running service with connected hosts.
+
+mod common;
+
+use std::fs::Permissions;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{TestDir, dlfs, run, signal, wait};
+use serde_json::{Value, json};
+
+const NQN: &str = "nqn.2026-11.io.dlfs:served";
+
+/// A service that runs, with a control socket.
+struct Service {
+    child: Child,
+    said: Vec<Value>,
+    socket: String,
+    log: std::sync::mpsc::Receiver<String>,
+}
+
+impl Service {
+    /// Serves the file `targets.toml` of the folder, which has `subsystems` subsystems.
+    fn start(
+        dir: &TestDir,
+        subsystems: usize,
+        change: impl FnOnce(&mut std::process::Command),
+    ) -> Service {
+        let socket = dir.arg("control.sock");
+        let mut command = dlfs();
+        command.args([
+            "serve",
+            "--config",
+            &dir.arg("targets.toml"),
+            "--json",
+            "--control",
+            &socket,
+        ]);
+        change(&mut command);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = lines.take(subsystems).map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        let said: Vec<Value> = said.collect();
+        if said.len() < subsystems {
+            let mut why = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+            panic!("it ended: {why}");
+        }
+        let (to, log) = std::sync::mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| _ = to.send(line))
+        });
+        Service { child, said, socket, log }
+    }
+
+    fn ctl(&self, verb: &[&str]) -> common::Ran {
+        run(&[&["ctl", "--socket", &self.socket, "--json"], verb].concat())
+    }
+
+    fn asked(&self, verb: &[&str]) -> Value {
+        self.ctl(verb).code(0).json()
+    }
+
+    /// Sends SIGHUP and returns the line that tells of it.
+    fn reload(&self) -> String {
+        signal(&self.child, "HUP");
+        self.line_with("SIGHUP")
+    }
+
+    fn line_with(&self, word: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(Duration::from_secs(60)).expect("a line of the log");
+            if line.contains(word) {
+                return line;
+            }
+        }
+    }
+
+    fn listen(&self) -> &str {
+        self.said[0]["listen"].as_str().unwrap()
+    }
+
+    fn address(&self, nsid: u32) -> String {
+        format!("nvme-tcp://{}/{NQN}?ns={nsid}", self.listen())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            signal(&self.child, "TERM");
+            wait(&mut self.child);
+        }
+    }
+}
+
+/// A port that is free now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn write(dir: &TestDir, text: &str) {
+    std::fs::write(dir.path("targets.toml"), text).unwrap();
+}
+
+fn one(listen: &str, namespaces: &[(u32, &str)], more: &str) -> String {
+    let mut text = format!("[[subsystem]]\nnqn = \"{NQN}\"\nlisten = \"{listen}\"\n{more}\n");
+    for (nsid, address) in namespaces {
+        text.push_str(&format!(
+            "[[subsystem.namespace]]\nnsid = {nsid}\naddress = \"{address}\"\n"
+        ));
+    }
+    text
+}
+
+/// A job that reads on and on; it can be stopped with code 4.
+fn reader(dir: &TestDir, address: &str, hostnqn: &str) -> Child {
+    let state = dir.arg(&format!("{}.state", hostnqn.rsplit(':').next().unwrap()));
+    let mut command = dlfs();
+    command.args(["read", address, "--epochs", "1000000", "--hostnqn", hostnqn, "--quiet"]);
+    command.args(["--state", &state]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Stops a job that must not have failed.
+fn stop(job: Child) {
+    signal(&job, "INT");
+    common::end_of(job).code(4);
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < limit, "{what} never became so");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_file_is_checked_without_serving_and_exit_codes_tell() {
+    let dir = TestDir::with_image();
+    let file = dir.arg("targets.toml");
+    let check = || run(&["serve", "--config", &file, "--check"]);
+    check().code(1).complains_of(&["targets.toml"]);
+    let good = one("127.0.0.1:0", &[(1, "train.dlfs")], "");
+    write(&dir, &good);
+    assert!(check().code(0).text().contains("subsystems 1, namespaces 1"));
+    write(&dir, &good.replace("listen", "lisen"));
+    check().code(1).complains_of(&["targets.toml", "line 3", "lisen"]);
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs"), (1, "train.dlfs")], ""));
+    check().code(1).complains_of(&["line 9", "two namespaces have the nsid 1"]);
+    write(&dir, &one("127.0.0.1:0", &[(1, "gone.dlfs")], ""));
+    check().code(1).complains_of(&["gone.dlfs"]);
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));
+    check().code(1).complains_of(&["hosts.toml"]);
+    run(&["serve", "--check"]).code(2).complains_of(&["--config"]);
+    run(&["serve", "train.dlfs", "--config", &file]).code(2).complains_of(&["--config"]);
+    run(&["serve", "--config", &file, "--max-io-queues", "3"])
+        .code(2)
+        .complains_of(&["--max-io-queues"]);
+}
+
+#[test]
+fn several_subsystems_listen_where_the_file_says() {
+    let dir = TestDir::with_image();
+    let other = format!("127.0.0.1:{}", free_port());
+    let mut text = one("127.0.0.1:0", &[(2, "train.dlfs"), (7, "train.dlfs")], "");
+    text.push_str(&format!(
+        "[[subsystem]]\nnqn = \"nqn.2026-11.io.dlfs:two\"\nlisten = [\"127.0.0.1:0\", \"{other}\"]\n\
+         [[subsystem.namespace]]\nnsid = 1\naddress = \"train.dlfs\"\n"
+    ));
+    write(&dir, &text);
+    let service = Service::start(&dir, 2, |_| {});
+    let second = service.said[1]["listen"].as_str().unwrap().to_owned();
+    let two = |listen: &str| format!("nvme-tcp://{listen}/nqn.2026-11.io.dlfs:two");
+    for address in [service.address(2), service.address(7), two(&second), two(&other)] {
+        run(&["stat", &address]).code(0);
+    }
+    let listed = service.asked(&["list-subsys"]);
+    assert_eq!(listed[0]["nqn"], NQN);
+    assert_eq!(listed[0]["namespaces"][1]["nsid"], 7);
+    assert_eq!(listed[1]["listen"], json!([second, other]));
+    // A method that concerns one subsystem must name it.
+    service.ctl(&["remove-ns", "2"]).code(1).complains_of(&["--subsystem"]);
+    service.asked(&["remove-ns", "2", "--subsystem", NQN]);
+    run(&["stat", &service.address(2)]).code(1);
+}
+
+#[test]
+fn a_reload_changes_namespaces_and_hosts_and_drops_nobody_else() {
+    let dir = TestDir::with_image();
+    let [stays, goes] = ["stays", "goes"].map(|name| format!("nqn.2026-11.io.dlfs:{name}"));
+    let hosts =
+        |names: &[&String]| format!("allow_hosts = {}", serde_json::to_string(names).unwrap());
+    let listen = format!("127.0.0.1:{}", free_port());
+    let file =
+        |namespaces, names: &[&String]| write(&dir, &one(&listen, namespaces, &hosts(names)));
+    file(&[(1, "train.dlfs"), (2, "train.dlfs")], &[&stays, &goes]);
+    let service = Service::start(&dir, 1, |_| {});
+    let job = reader(&dir, &service.address(1), &stays);
+    let mut lost = reader(&dir, &service.address(2), &goes);
+    let connected = || -> Vec<(String, u64)> {
+        let entry = |host: &Value| {
+            (host["host"].as_str().unwrap().to_owned(), host["cntlid"].as_u64().unwrap())
+        };
+        service.asked(&["list-hosts"]).as_array().unwrap().iter().map(entry).collect()
+    };
+    wait_until("both connected", || connected().len() == 2);
+    let before = connected();
+
+    // A file that is not valid changes nothing.
+    write(&dir, "[[subsystem]]\nnqn = 3\n");
+    let line = service.reload();
+    assert!(line.contains("stays as it was") && line.contains("line 2"), "{line}");
+    file(&[(1, "train.dlfs"), (3, "gone.dlfs")], &[&stays]);
+    let line = service.reload();
+    assert!(line.contains("stays as it was") && line.contains("gone.dlfs"), "{line}");
+    write(&dir, &one(&listen, &[(1, "train.dlfs")], "allow_any_host = true"));
+    let line = service.reload();
+    assert!(line.contains("stays as it was") && line.contains("restart"), "{line}");
+    assert_eq!(connected(), before);
+
+    file(&[(1, "train.dlfs"), (3, "train.dlfs")], &[&stays]);
+    let line = service.reload();
+    for news in ["loses namespace 2", "gains namespace 3", &format!("no longer lists {goes}")] {
+        assert!(line.contains(news), "{line}");
+    }
+    run(&["stat", &service.address(3), "--hostnqn", &stays]).code(0);
+    run(&["stat", &service.address(2), "--hostnqn", &stays]).code(1);
+    run(&["stat", &service.address(1), "--hostnqn", &goes]).code(1).complains_of(&["host"]);
+    let _ = lost.kill(); // it may have ended by itself
+    wait(&mut lost);
+    let first = before.iter().find(|(host, _)| *host == stays).unwrap();
+    assert!(connected().contains(first), "the job was never disconnected: {:?}", connected());
+    stop(job);
+}
+
+#[test]
+fn an_operator_adds_and_drops_by_the_control_socket() {
+    let dir = TestDir::with_image();
+    let [a, b] = ["a", "b"].map(|name| format!("nqn.2026-11.io.dlfs:{name}"));
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], &format!("allow_hosts = [\"{a}\"]")));
+    let service = Service::start(&dir, 1, |_| {});
+    let mode = std::fs::metadata(&service.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let second =
+        run(&["serve", "--config", &dir.arg("targets.toml"), "--control", &service.socket]);
+    second.code(1).complains_of(&["control.sock", "another service"]);
+
+    assert_eq!(service.asked(&["add-ns", &dir.arg("train.dlfs")]), json!({ "nsid": 2 }));
+    run(&["stat", &service.address(2), "--hostnqn", &a]).code(0);
+    service.ctl(&["add-ns", &dir.arg("gone.dlfs")]).code(1).complains_of(&["gone.dlfs"]);
+    service
+        .ctl(&["add-ns", &dir.arg("train.dlfs"), "--nsid", "2"])
+        .code(1)
+        .complains_of(&["already"]);
+    service.asked(&["remove-ns", "2"]);
+    service.ctl(&["remove-ns", "2"]).code(1).complains_of(&["no namespace 2"]);
+
+    run(&["stat", &service.address(1), "--hostnqn", &b]).code(1);
+    service.asked(&["add-host", &b]);
+    run(&["stat", &service.address(1), "--hostnqn", &b]).code(0);
+    service.asked(&["drop-host", &b]);
+    run(&["stat", &service.address(1), "--hostnqn", &b]).code(1);
+    service.ctl(&["drop-host", &b]).code(1).complains_of(&["neither lists"]);
+    service.ctl(&["drop-host", &a]).code(1).complains_of(&["the only host"]);
+
+    let stats = service.asked(&["stats"]);
+    assert!(
+        stats[0]["reads"].as_u64().unwrap() > 0 && stats[0]["refused"].as_u64() == Some(2),
+        "{stats}"
+    );
+    service.asked(&["log-level", "info"]);
+    run(&["stat", &service.address(1), "--hostnqn", &a]).code(0);
+    assert!(service.line_with(" connected").contains(&a));
+    service.ctl(&["log-level", "loud"]).code(2);
+    let text = run(&["ctl", "--socket", &service.socket, "list-subsys"]).code(0);
+    assert!(text.text().contains(NQN) && text.text().contains("nsid=1"), "{}", text.text());
+    run(&["ctl", "--socket", &dir.arg("nobody.sock"), "stats"])
+        .code(1)
+        .complains_of(&["nobody.sock"]);
+}
+
+#[test]
+fn hostile_clients_of_the_control_socket_harm_nobody() {
+    let dir = TestDir::with_image();
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], ""));
+    let service = Service::start(&dir, 1, |_| {});
+    // Clients that say nothing, half a line, and a line without an end.
+    let _silent = UnixStream::connect(&service.socket).unwrap();
+    let mut half = UnixStream::connect(&service.socket).unwrap();
+    half.write_all(b"{\"method\": \"sta").unwrap();
+    let mut endless = UnixStream::connect(&service.socket).unwrap();
+    endless.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    let sent = (0..64).try_for_each(|_| endless.write_all(&[b'x'; 64 << 10]));
+    assert!(sent.is_err(), "a line of 4 MiB was taken");
+    let mut client = UnixStream::connect(&service.socket).unwrap();
+    let mut answers = BufReader::new(client.try_clone().unwrap()).lines();
+    let mut ask = |line: &str| -> Value {
+        client.write_all(line.as_bytes()).unwrap();
+        client.write_all(b"\n").unwrap();
+        serde_json::from_str(&answers.next().unwrap().unwrap()).unwrap()
+    };
+    for wrong in ["", "[]", "{\"method\":3}", "\u{0}\u{1}", "{\"method\":\"stats\",\"more\":1}"] {
+        assert_eq!(ask(wrong)["error"]["kind"], "InvalidArgument", "{wrong}");
+    }
+    let error = ask("{\"id\":\"x\",\"method\":\"fly\"}");
+    assert_eq!(error["id"], "x");
+    assert!(error["error"]["message"].as_str().unwrap().contains("list-subsys"), "{error}");
+    let error = ask("{\"method\":\"add-ns\",\"params\":{\"nsid\":1}}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("address"), "{error}");
+    assert_eq!(ask("{\"id\":7,\"method\":\"stats\"}")["id"], 7);
+    half.write_all(b"ts\"}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(half).read_line(&mut line).unwrap();
+    assert!(line.contains("read_bytes"), "{line}");
+}
+
+#[test]
+fn draining_ends_the_service_and_a_job_goes_on_with_the_next_one() {
+    let dir = TestDir::with_image();
+    let listen = format!("127.0.0.1:{}", free_port());
+    write(&dir, &one(&listen, &[(1, "train.dlfs")], ""));
+    let mut service = Service::start(&dir, 1, |_| {});
+    let host = "nqn.2026-11.io.dlfs:job";
+    let mut job = reader(&dir, &service.address(1), host);
+    wait_until("the job reads", || service.asked(&["stats"])[0]["reads"].as_u64() > Some(10));
+    assert_eq!(service.asked(&["drain"]), json!({ "controllers": 1 }));
+    assert_eq!(wait(&mut service.child).code(), Some(0));
+    assert!(!Path::new(&service.socket).exists(), "the socket's file is removed");
+    assert!(job.try_wait().unwrap().is_none(), "the job waits for its target");
+
+    let service = Service::start(&dir, 1, |_| {});
+    wait_until("the job reads again", || service.asked(&["stats"])[0]["reads"].as_u64() > Some(10));
+    assert_eq!(service.asked(&["list-hosts"])[0]["host"], host);
+    stop(job);
+}
+
+#[test]
+fn the_service_manager_is_told_and_its_sockets_are_used() {
+    let dir = TestDir::with_image();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = listener.local_addr().unwrap().to_string();
+    write(&dir, &one(&listen, &[(1, "train.dlfs")], ""));
+    let manager = UnixDatagram::bind(dir.path("notify.sock")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut bytes = [0; 4096];
+        let len = manager.recv(&mut bytes).expect("the service tells its manager");
+        String::from_utf8(bytes[..len].to_vec()).unwrap()
+    };
+    // The shell sets LISTEN_PID, which no parent can know; the socket becomes descriptor 3.
+    let script = "exec 3<&0; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
+    let socket = dir.arg("control.sock");
+    let program = dlfs();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(program.get_program());
+    command.args(["serve", "--config", &dir.arg("targets.toml"), "--json", "--control", &socket]);
+    command.env("NOTIFY_SOCKET", dir.path("notify.sock"));
+    command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    assert!(told().starts_with("READY=1\n"));
+    run(&["stat", &format!("nvme-tcp://{listen}/{NQN}")]).code(0);
+    signal(&child, "HUP");
+    let reloading = told();
+    let us =
+        reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect("a reload with its time");
+    assert!(us.parse::<u64>().unwrap() > 0, "{reloading}");
+    assert!(told().starts_with("READY=1\n"));
+    signal(&child, "TERM");
+    assert!(told().starts_with("STOPPING=1\n"));
+    assert_eq!(wait(&mut child).code(), Some(0));
+}
+
+#[test]
+fn the_unit_files_are_valid() {
+    if std::process::Command::new("systemd-analyze").arg("--version").output().is_err() {
+        eprintln!("NOT TESTED: systemd-analyze is not installed");
+        return;
+    }
+    let dir = TestDir::new();
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd");
+    let program = dlfs().get_program().to_str().unwrap().to_owned();
+    let mut paths = Vec::new();
+    for name in ["dlfs-serve.service", "dlfs-serve.socket"] {
+        let text = std::fs::read_to_string(units.join(name)).unwrap();
+        std::fs::write(dir.path(name), text.replace("/usr/bin/dlfs", &program)).unwrap();
+        paths.push(dir.arg(name));
+    }
+    let mut verify = std::process::Command::new("systemd-analyze");
+    let checked = verify.args(["--man=no", "verify"]).args(paths).output().unwrap();
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success(), "{said}");
+    // What is unknown to it, it ignores with a line.
+    assert!(!said.contains("dlfs-serve"), "{said}");
+}
+
+#[test]
+fn keys_are_rotated_by_the_hosts_file_while_a_host_reads() {
+    let dir = TestDir::with_image();
+    let host = "nqn.2026-11.io.dlfs:keyed";
+    let key = |name: &str| {
+        let made = run(&["key", "gen"]).code(0).text().trim().to_owned();
+        std::fs::write(dir.path(name), &made).unwrap();
+        std::fs::set_permissions(dir.path(name), Permissions::from_mode(0o600)).unwrap();
+        made
+    };
+    let (old, new) = (key("old.key"), key("new.key"));
+    let hosts = |secrets: &[&String]| {
+        let secrets = serde_json::to_string(secrets).unwrap();
+        let text = format!("[[host]]\nnqn = \"{host}\"\ndhchap_secret = {secrets}\n");
+        std::fs::write(dir.path("hosts.toml"), text).unwrap();
+        std::fs::set_permissions(dir.path("hosts.toml"), Permissions::from_mode(0o600)).unwrap();
+    };
+    hosts(&[&old]);
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));
+    let service = Service::start(&dir, 1, |_| {});
+    let stat = |name: &str| {
+        run(&["stat", &service.address(1), "--hostnqn", host, "--dhchap-secret", &dir.arg(name)])
+    };
+    stat("old.key").code(0);
+    stat("new.key").code(1);
+    for (secrets, old_code, new_code) in [(&[&old, &new][..], 0, 0), (&[&new], 1, 0)] {
+        hosts(secrets);
+        let line = service.reload();
+        assert!(line.contains("keys are as the files say"), "{line}");
+        stat("old.key").code(old_code);
+        stat("new.key").code(new_code);
+    }
+}
