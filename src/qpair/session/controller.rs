@@ -120,6 +120,8 @@ pub struct Controller {
     anagrpids: Vec<u32>,
     /// Records of the discovery service.
     records: Vec<DiscoveryRecord>,
+    /// Identify data, if they are the goal; those of the controller have NSID 0.
+    pages: Vec<(Nsid, Vec<u8>)>,
     /// The current step, until the goal is reached.
     step: Step,
     /// A step to start at a later time.
@@ -223,6 +225,7 @@ impl Controller {
             identification: Identification::default(),
             anagrpids: Vec::new(),
             records: Vec::new(),
+            pages: Vec::new(),
             step: Step::ReadCapabilities,
             later: None,
             ready: false,
@@ -327,6 +330,17 @@ impl Controller {
     /// The records of the discovery service.
     pub fn records(&self) -> &[DiscoveryRecord] {
         &self.records
+    }
+
+    /// Identify data by NSID, those of the controller first with NSID 0: see [`Goal::Pages`].
+    pub fn pages(&self) -> &[(Nsid, Vec<u8>)] {
+        &self.pages
+    }
+
+    fn keep_page(&mut self, nsid: Nsid, bytes: &[u8]) {
+        if self.terms.goal == Goal::Pages {
+            self.pages.push((nsid, bytes.to_vec()));
+        }
     }
 
     /// Sends Keep Alive when it is due, and keeps one asynchronous event request outstanding.
@@ -453,7 +467,10 @@ impl Controller {
             Step::AwaitDisabled | Step::AwaitReady => {
                 return self.await_ready(now, step, Csts(cqe.dw0.get()));
             }
-            Step::IdentifyController => self.take_controller(&bytes)?,
+            Step::IdentifyController => {
+                self.keep_page(Nsid(0), &bytes);
+                self.take_controller(&bytes)?
+            }
             Step::SetNumQueues => {
                 let (nsqr, ncqr) = (cqe.dw0.get() & 0xFFFF, cqe.dw0.get() >> 16);
                 let granted = nsqr.min(ncqr).saturating_add(1).min(u32::from(u16::MAX)) as u16;
@@ -472,13 +489,15 @@ impl Controller {
             }
             Step::ListNamespaces => {
                 let end = self.identification.take_page(&bytes, status)?;
-                match end == Page::MayContinue && self.terms.goal == Goal::AllNamespaces {
+                let wants_all = matches!(self.terms.goal, Goal::AllNamespaces | Goal::Pages);
+                match end == Page::MayContinue && wants_all {
                     true => Step::ListNamespaces,
                     false => self.begin_identification(),
                 }
             }
             Step::IdentifyNamespace => {
                 let mut known = about.expect("it identifies one");
+                self.keep_page(known.identified.nsid, &bytes);
                 known.take_namespace(&bytes)?;
                 self.ask_about(now, Step::ReadDescriptors, known)?;
                 return Ok(AdminEvent::Nothing);

@@ -18,6 +18,8 @@ pub enum Goal {
     FirstNamespace,
     /// I/O on all active namespaces.
     AllNamespaces,
+    /// The Identify data of the controller and of all active namespaces, as they are, and no I/O.
+    Pages,
     /// The records of a discovery service.
     Discovery,
 }
@@ -86,7 +88,7 @@ impl Identification {
         let nsids = match goal {
             Goal::Namespaces(nsids) => nsids.to_vec(),
             Goal::FirstNamespace => self.listed.iter().copied().take(1).collect(),
-            Goal::AllNamespaces => std::mem::take(&mut self.listed),
+            Goal::AllNamespaces | Goal::Pages => std::mem::take(&mut self.listed),
             Goal::Discovery => Vec::new(),
         };
         self.waiting = (0..nsids.len()).collect();

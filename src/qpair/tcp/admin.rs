@@ -10,6 +10,7 @@ use crate::nvme::fabrics::DiscoveryRecord;
 use crate::qpair::Wait;
 use crate::qpair::remote::{self, Remote};
 use crate::qpair::session::{AdminEvent, Controller, Failure, Identified, JoinInfo, Terms};
+use crate::units::Nsid;
 
 /// One admin queue.
 pub(super) struct Admin {
@@ -81,6 +82,11 @@ impl Admin {
         let terms = Terms { psk: Some(psk), psk_v0: None, ..terms.clone() };
         *self = Admin::connect(now, *address, terms)?;
         Ok(AdminEvent::Nothing)
+    }
+
+    /// Identify data: see [`Controller::pages`].
+    pub(super) fn pages(&self) -> &[(Nsid, Vec<u8>)] {
+        self.controller.pages()
     }
 
     /// The records of the discovery service.

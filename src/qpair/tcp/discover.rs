@@ -1,4 +1,4 @@
-//! Reads the discovery log: which subsystems a target offers.
+//! Asks a controller without I/O: which subsystems a target offers, and what Identify says.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::admin::Admin;
 use super::link::SCRATCH_LEN;
 use crate::error::{ErrorKind, Result};
-use crate::nvme::Nqn;
 use crate::nvme::fabrics::DiscoveryRecord;
+use crate::nvme::{Nqn, TcpAddress};
 use crate::qpair::ConnectOptions;
 use crate::qpair::remote::Admin as _;
 use crate::qpair::session::{AdminEvent, Failure, Goal, HostIdentity, Terms};
 use crate::tcp::Digests;
-use crate::units::deadline;
+use crate::units::{Nsid, deadline};
 
 /// Reads the records of the discovery service at a transport address (port 8009, or 4420 if the target itself
 /// answers).
@@ -29,6 +29,33 @@ pub fn discover(
     trsvcid: u16,
     options: &ConnectOptions,
 ) -> Result<Vec<DiscoveryRecord>> {
+    let admin = reach(traddr, trsvcid, Nqn::discovery(), Goal::Discovery, options)?;
+    Ok(admin.records().to_vec())
+}
+
+/// Reads the Identify data of the controller and of all active namespaces of a subsystem, 4,096 bytes each, by
+/// NSID; those of the controller come first, with NSID 0. Connects with an admin queue alone.
+///
+/// Blocks for at most `options.connect_timeout`. The texts in the data come from the target: check them.
+///
+/// # Errors
+/// As for connecting to a namespace; `NotFound` also: the subsystem has no namespace.
+pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
+    let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
+    let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
+    let mut pages = admin.pages().to_vec();
+    pages.sort_by_key(|(nsid, _)| *nsid);
+    Ok(pages)
+}
+
+/// Connects an admin queue to the first address that answers, and reaches `goal`.
+fn reach(
+    traddr: &str,
+    trsvcid: u16,
+    subnqn: Nqn,
+    goal: Goal,
+    options: &ConnectOptions,
+) -> Result<Admin> {
     let deadline = deadline(Instant::now(), options.connect_timeout);
     let name = format!("{traddr}:{trsvcid}");
     super::check_tls(options).map_err(|error| error.target(name.clone()))?;
@@ -37,7 +64,7 @@ pub fn discover(
     let mut failure = None;
     for address in sockets {
         let digests = Digests { header: options.hdr_digest, data: options.data_digest };
-        let (subnqn, host) = (Nqn::discovery(), HostIdentity::new(options));
+        let host = HostIdentity::new(options);
         let kept = super::keyring_psk(options, &host.nqn, &subnqn)
             .map_err(|error| error.target(name.clone()))?;
         let (psk, psk_v0) = match kept {
@@ -45,8 +72,8 @@ pub fn discover(
             None => super::psks(options, &host.nqn, &subnqn),
         };
         let terms = Terms {
-            subnqn,
-            goal: Goal::Discovery,
+            subnqn: subnqn.clone(),
+            goal: goal.clone(),
             host,
             digests,
             required: digests,
@@ -58,25 +85,21 @@ pub fn discover(
             io_timeout: options.io_timeout,
             least_progress_bytes: 0,
         };
-        match read_records(address, terms, deadline) {
-            Ok(records) => return Ok(records),
+        match reach_at(address, terms, deadline) {
+            Ok(admin) => return Ok(admin),
             Err(error) => failure = failure.or(Some(error)),
         }
     }
     Err(failure.expect("a name stands for at least one address").to_error(&name))
 }
 
-fn read_records(
-    address: SocketAddr,
-    terms: Terms,
-    deadline: Instant,
-) -> Result<Vec<DiscoveryRecord>, Failure> {
+fn reach_at(address: SocketAddr, terms: Terms, deadline: Instant) -> Result<Admin, Failure> {
     let mut scratch = vec![0; SCRATCH_LEN];
     let mut admin = Admin::connect(Instant::now(), address, terms)?;
     loop {
         let now = Instant::now();
         if admin.poll(now, &mut scratch)? == AdminEvent::Ready {
-            return Ok(admin.records().to_vec());
+            return Ok(admin);
         }
         if now >= deadline {
             let message = "no answer within its time";

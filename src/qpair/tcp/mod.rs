@@ -24,7 +24,7 @@ mod discover;
 mod link;
 mod queue;
 
-pub use discover::discover;
+pub use discover::{discover, identify};
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;

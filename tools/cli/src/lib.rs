@@ -13,6 +13,7 @@ mod epochs;
 mod exit;
 mod export;
 mod help;
+mod identify;
 mod log;
 mod metrics_args;
 mod mix_args;

@@ -294,3 +294,43 @@ fn doctor_reads_from_a_target_and_says_what_bounds_a_training() {
     assert!(found[0]["good"] == false && found[0]["mend"].is_string(), "{found:#?}");
     assert!(ran.text().contains("no TCP connection"), "{}", ran.text());
 }
+
+#[test]
+fn identify_data_are_printed_with_the_names_of_nvme_cli() {
+    let dir = TestDir::with_image();
+    let image = format!("{0},{0}", dir.arg("train.dlfs"));
+    let served = Served::start(&image, &["--nqn", "nqn.2026-11.io.dlfs:asked"]);
+    let address = served.address.split(',').nth(1).unwrap();
+    let text = run(&["id-ctrl", address]).code(0);
+    for line in
+        ["mn        : dlfs target", "subnqn    : nqn.2026-11.io.dlfs:asked", "sqes      : 0x66"]
+    {
+        assert!(
+            text.text().lines().any(|known| known.starts_with(line)),
+            "{line}: {}",
+            text.text()
+        );
+    }
+    let json = run(&["id-ctrl", address, "--output", "json"]).code(0).json();
+    assert_eq!(
+        (&json["nn"], &json["cntrltype"], &json["ver"]),
+        (&2.into(), &1.into(), &0x1_0400.into())
+    );
+    let bytes = served.said["namespaces"][1].as_u64().unwrap();
+    let text = run(&["id-ns", address]).code(0);
+    assert!(text.text().starts_with("NVME Identify Namespace 2:\n"), "{}", text.text());
+    assert!(text.text().trim_end().ends_with("(in use)"), "{}", text.text());
+    let json = run(&["id-ns", address, "-n", "1", "-o", "json"]).code(0).json();
+    let block_len = 1 << json["lbafs"][0]["ds"].as_u64().unwrap();
+    assert_eq!(json["nsze"].as_u64().unwrap() * block_len, bytes);
+    run(&["id-ns", address, "-n", "3"]).code(1).complains_of(&["no namespace 3"]);
+    let json = run(&["list-subsys", address, "-o", "json"]).code(0).json();
+    let subsystem = &json[0]["Subsystems"][0];
+    assert_eq!(subsystem["NQN"], "nqn.2026-11.io.dlfs:asked");
+    let port = served.said["listen"].as_str().unwrap().rsplit(':').next().unwrap();
+    assert_eq!(subsystem["Paths"][0]["Address"], format!("traddr=127.0.0.1,trsvcid={port}"));
+    assert!(
+        run(&["list-subsys", address]).code(0).text().contains(" +- nvme0 tcp traddr=127.0.0.1")
+    );
+    run(&["id-ctrl", &dir.arg("train.dlfs")]).code(2).complains_of(&["nvme-tcp://"]);
+}

@@ -10,6 +10,7 @@ mod demo;
 mod discover;
 mod doctor;
 mod export;
+mod identify;
 mod import;
 mod import_many;
 mod info;
@@ -57,6 +58,9 @@ enum Command {
     Ctl(ctl::CtlArgs),
     Cached(cached::CachedArgs),
     Discover(discover::DiscoverArgs),
+    IdCtrl(identify::IdCtrlArgs),
+    IdNs(identify::IdNsArgs),
+    ListSubsys(identify::ListSubsysArgs),
     Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
     Ls(ls::LsArgs),
@@ -95,6 +99,9 @@ impl Cli {
             Command::Ctl(args) => ctl::run(args),
             Command::Cached(args) => cached::run(args),
             Command::Discover(args) => discover::run(args),
+            Command::IdCtrl(args) => identify::id_ctrl(&args),
+            Command::IdNs(args) => identify::id_ns(&args),
+            Command::ListSubsys(args) => identify::list_subsys(&args),
             Command::Info(args) => info::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Ls(args) => ls::run(args),

@@ -314,7 +314,8 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
     fn a_file_becomes_its_value() {
         let config = parsed(GOOD).unwrap();
         let [a, b] = &config.subsystems[..] else { panic!("{config:?}") };
-        assert_eq!((a.listen.len(), a.limits.max_io_queues), (2, Some(8)));
+        assert_eq!(a.listen.len(), 2);
+        assert!(format!("{:?}", a.limits).contains("max_io_queues: Some(8)"));
         let namespace = |nsid, path: &str, read_only| NamespaceConfig {
             nsid: Nsid(nsid),
             address: Address::Path(path.into()),

@@ -1,0 +1,151 @@
+//! `dlfs id-ctrl`, `id-ns`, `list-subsys`: what nvme-cli prints of the same, for targets that no kernel is
+//! connected to.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use dlfs::nvme::fabrics::DiscoveryRecord;
+use dlfs::nvme::{Address, Nqn, TcpAddress};
+use dlfs::qpair::ConnectOptions;
+use dlfs::qpair::tcp::{discover, identify};
+use dlfs::units::Nsid;
+use dlfs::{Error, ErrorKind};
+
+use crate::args::ConnectionArgs;
+use crate::exit::{Failure, Outcome};
+use crate::identify::{controller, namespace};
+use crate::out::Out;
+
+/// Print Identify Controller of a subsystem, as nvme id-ctrl does
+///
+/// It connects with an admin queue and asks; no I/O queue is created. Fields that the target leaves out are 0.
+#[derive(Debug, Args)]
+pub(crate) struct IdCtrlArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+/// Print Identify Namespace, as nvme id-ns does
+///
+/// The namespace is that of the address, ?ns=N or --namespace-id; without one, the first.
+#[derive(Debug, Args)]
+pub(crate) struct IdNsArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// The NSID
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    namespace_id: Option<u32>,
+}
+
+/// List the subsystem at an address and the paths to it, as nvme list-subsys does
+///
+/// The discovery service of the same port is asked for the paths; of a target without one, the address itself is
+/// listed.
+#[derive(Debug, Args)]
+pub(crate) struct ListSubsysArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+struct CommonArgs {
+    /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+    /// The form of the output
+    #[arg(short, long, value_enum, default_value_t = Format::Normal)]
+    output: Format,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Normal,
+    Json,
+}
+
+impl CommonArgs {
+    fn tcp(&self) -> Result<&TcpAddress, Failure> {
+        match &self.address {
+            Address::Tcp(address) => Ok(address),
+            other => Err(Failure::Usage(format!("{other} is not nvme-tcp://HOST/NQN"))),
+        }
+    }
+
+    fn options(&self) -> Result<ConnectOptions, Failure> {
+        Ok(self.connection.options(false)?)
+    }
+
+    fn print(&self, lines: Vec<String>, value: Value) -> Result<Outcome, Failure> {
+        let mut out = Out::new();
+        match self.output {
+            Format::Json => out.json(&value)?,
+            Format::Normal => lines.iter().try_for_each(|line| out.line(line))?,
+        }
+        out.flush()?;
+        Ok(Outcome::Done)
+    }
+}
+
+pub(crate) fn id_ctrl(args: &IdCtrlArgs) -> Result<Outcome, Failure> {
+    let pages = identify(args.common.tcp()?, &args.common.options()?)?;
+    let (lines, object) = controller(&page(&pages, Nsid(0))?);
+    args.common.print(lines, object)
+}
+
+pub(crate) fn id_ns(args: &IdNsArgs) -> Result<Outcome, Failure> {
+    let address = args.common.tcp()?;
+    let pages = identify(address, &args.common.options()?)?;
+    let asked = args.namespace_id.map(Nsid).or(address.nsid);
+    let first = pages.iter().map(|(nsid, _)| *nsid).find(|nsid| nsid.0 != 0);
+    let nsid = asked.or(first).unwrap_or(Nsid(1));
+    let (lines, object) = namespace(nsid, &page(&pages, nsid)?);
+    args.common.print(lines, object)
+}
+
+fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
+    let found = pages.iter().find(|(known, _)| *known == nsid).map(|(_, page)| page.clone());
+    found.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("the subsystem has no namespace {}", nsid.0))
+    })
+}
+
+pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
+    let (address, options) = (args.common.tcp()?, args.common.options()?);
+    // It must be there and let this host in; otherwise there is nothing to list.
+    identify(address, &options)?;
+    let paths = paths(address, &options);
+    let host = options.hostnqn.as_ref().map(Nqn::as_str).unwrap_or_default();
+    let mut lines = vec![
+        format!("nvme-subsys0 - NQN={}", address.subnqn),
+        format!("               hostnqn={host}"),
+        "\\".to_owned(),
+    ];
+    let line = |(number, path): (usize, &String)| format!(" +- nvme{number} tcp {path} live");
+    lines.extend(paths.iter().enumerate().map(line));
+    let path = |(number, path): (usize, &String)| -> Map<String, Value> {
+        let name = format!("nvme{number}");
+        let fields =
+            [("Name", name.as_str()), ("Transport", "tcp"), ("Address", path), ("State", "live")];
+        fields.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
+    };
+    let paths: Vec<_> = paths.iter().enumerate().map(path).collect();
+    let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": paths });
+    args.common.print(lines, json!([{ "HostNQN": host, "Subsystems": [subsystem] }]))
+}
+
+/// `traddr=A,trsvcid=P` of each path that the discovery service lists for the subsystem.
+fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<String> {
+    let path = |traddr: &str, trsvcid: u16| format!("traddr={traddr},trsvcid={trsvcid}");
+    // A target without a discovery service on this port, or with one that lists others, has this path.
+    let records = discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
+    let its = |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
+    let listed = records.iter().filter(its);
+    let mut paths: Vec<String> =
+        listed.filter_map(|record| Some(path(record.traddr()?, record.port()?))).collect();
+    if paths.is_empty() {
+        paths.push(path(&address.traddr, address.trsvcid));
+    }
+    paths
+}
