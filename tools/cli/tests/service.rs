@@ -204,7 +204,7 @@ fn a_reload_changes_namespaces_and_hosts_and_drops_nobody_else() {
     file(&[(1, "train.dlfs"), (2, "train.dlfs")], &[&stays, &goes]);
     let service = Service::start(&dir, 1, |_| {});
     let job = reader(&dir, &service.address(1), &stays);
-    let mut lost = reader(&dir, &service.address(2), &goes);
+    let mut lost = reader(&dir, &service.address(1), &goes);
     let connected = || -> Vec<(String, u64)> {
         let entry = |host: &Value| {
             (host["host"].as_str().unwrap().to_owned(), host["cntlid"].as_u64().unwrap())
@@ -228,7 +228,8 @@ fn a_reload_changes_namespaces_and_hosts_and_drops_nobody_else() {
 
     file(&[(1, "train.dlfs"), (3, "train.dlfs")], &[&stays]);
     let line = service.reload();
-    for news in ["loses namespace 2", "gains namespace 3", &format!("no longer lists {goes}")] {
+    let (listed, gone) = (format!("no longer lists {goes}"), format!("disconnects {goes} (1 "));
+    for news in ["loses namespace 2", "gains namespace 3", &listed, &gone] {
         assert!(line.contains(news), "{line}");
     }
     run(&["stat", &service.address(3), "--hostnqn", &stays]).code(0);

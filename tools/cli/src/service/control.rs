@@ -2,7 +2,7 @@
 //!
 //! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the same
 //! `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one after the
-//! other, between two looks at the signals; a client that neither sends nor reads delays nobody.
+//! other, between two looks at the signals; a client that does not read its answer delays others for a second.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};

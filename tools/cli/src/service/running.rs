@@ -171,13 +171,26 @@ impl Running {
         self.config = new;
         let after = self.hosts();
         for host in before.difference(&after) {
-            let ended = if self.config.allow_any_host { 0 } else { self.target.disconnect(host) };
-            news.add(format!("{nqn} no longer lists {host} ({ended} controllers closed)"));
+            news.add(format!("{nqn} no longer lists {host}"));
+        }
+        for host in self.unlisted(&after) {
+            let ended = self.target.disconnect(&host);
+            news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
         }
         for host in after.difference(&before) {
             news.add(format!("{nqn} lists {host}"));
         }
         Ok(())
+    }
+
+    /// Hosts that are connected and, by this list, may no longer be. An empty list lets all in, or nobody: then
+    /// nobody can have connected.
+    fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
+        if self.config.allow_any_host || listed.is_empty() {
+            return BTreeSet::new();
+        }
+        let connected = self.target.connected().into_iter().map(|controller| controller.host);
+        connected.filter(|host| !listed.contains(host)).collect()
     }
 
     /// The hosts that are named, with keys or without.
