@@ -203,7 +203,9 @@ fn make(source: &Path, image: &Path, places: &PlaceOptions) {
 fn tiers(server: &Server, folder: &Path, rounds: u64) {
     let image = folder.join("samples.dlfs");
     make(Path::new("s3://bucket/samples"), &image, &server.options);
-    let tier = format!("file:{}:1G", folder.join("tier").display()).parse().expect("a tier");
+    let tier = folder.join("tier");
+    std::fs::create_dir_all(&tier).expect("a folder for the tier");
+    let tier = format!("file:{}:1G", tier.display()).parse().expect("a tier");
     let connect = ConnectOptions { places: server.options.clone(), ..ConnectOptions::default() };
     let tiers = TierOptions { tiers: vec![tier], ..TierOptions::default() };
     let remote = OpenOptions { connect, tiers, ..OpenOptions::default() };

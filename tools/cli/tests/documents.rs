@@ -9,6 +9,9 @@ use std::process::Command;
 
 use common::{TestDir, finish};
 
+/// The ports in the documents.
+const PORTS: [&str; 6] = ["4420", "4421", "4422", "4423", "4424", "9410"];
+
 #[test]
 fn the_commands_of_the_readme_run() {
     run_commands_of("README.md");
@@ -61,12 +64,16 @@ fn run_commands_of(document: &str) {
                 &format!("for _ in {{1..600}}; do listens {port} && break; sleep 0.1; done\n");
         }
     }
-    // Each port in a document is replaced by another free one.
+    // Each port in a document is replaced by another free one: first by a mark, since a free port may begin with the
+    // digits of one that is still to be replaced.
     let free: Vec<_> =
-        (0..4).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-    for (port, free) in ["4420", "4421", "4423", "9410"].iter().zip(&free) {
+        PORTS.iter().map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    for port in PORTS {
+        script = script.replace(port, &format!("<{port}>"));
+    }
+    for (port, free) in PORTS.iter().zip(&free) {
         let free = free.local_addr().expect("a bound socket").port().to_string();
-        script = script.replace(port, &free);
+        script = script.replace(&format!("<{port}>"), &free);
     }
     drop(free);
     let program = Path::new(env!("CARGO_BIN_EXE_dlfs")).parent().expect("a folder");
