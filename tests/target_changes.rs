@@ -123,7 +123,7 @@ fn a_change_that_is_not_possible_is_refused_with_its_reason() {
     for nsid in [0, dlfs::target::MAX_NSID + 1] {
         let served = ServedNamespace { nsid: Nsid(nsid), ..namespace(1) };
         let (kind, text) = kind_and_text(target.add_namespace(served).unwrap_err());
-        assert!(kind == ErrorKind::InvalidArgument && text.contains("1 to 1024"), "{text}");
+        assert!(kind == ErrorKind::InvalidArgument && text.contains("1 to 65536"), "{text}");
     }
     let options = TargetOptions::new(nqn());
     let listener = dlfs::target::listen(options.listen).unwrap();

@@ -84,7 +84,10 @@ impl Events {
     /// retains the event.
     pub(super) fn changed_namespaces(&self, retain: bool) -> [u8; IDENTIFY_LEN_BYTES] {
         let mut state = self.state.lock();
-        let list = encode_namespace_list(state.changed.iter().copied());
+        let list = match state.changed.len() {
+            0..=LISTED => encode_namespace_list(state.changed.iter().copied()),
+            _ => encode_namespace_list(std::iter::once(ANY)),
+        };
         if !retain {
             state.changed.clear();
             // What changed since the event is in the list, too.
@@ -109,6 +112,10 @@ impl Events {
     }
 }
 
+/// The entries of a Changed Namespace List.
+const LISTED: usize = IDENTIFY_LEN_BYTES / 4;
+/// The only entry of the list if more have changed than it has room for.
+const ANY: Nsid = Nsid(u32::MAX);
 /// The type of every event here: a notice.
 const NOTICE: u32 = 2;
 /// Bit of Namespace Attribute Changed, in OAES and in the configuration.
@@ -137,5 +144,16 @@ mod tests {
         events.namespace_changed(Nsid(3));
         events.ana_changed();
         assert_eq!([events.next(), events.next()], [Some(0x04_00_02), Some(0x0C_03_02)]);
+    }
+
+    #[test]
+    fn more_changes_than_the_list_holds_are_told_as_any() {
+        let events = Events::default();
+        (1..=1024).map(Nsid).for_each(|nsid| events.namespace_changed(nsid));
+        let list =
+            |events: &Events| decode_namespace_list(&events.changed_namespaces(true)).unwrap();
+        assert_eq!(list(&events).len(), 1024);
+        events.namespace_changed(Nsid(5000));
+        assert_eq!(list(&events), [ANY]);
     }
 }

@@ -94,5 +94,5 @@ pub(super) fn check_one(served: &ServedNamespace) -> Result<()> {
     Ok(())
 }
 
-/// The highest NSID, and the most namespaces, of a subsystem: the entries of a Changed Namespace List.
-pub const MAX_NSID: u32 = 1024;
+/// The highest NSID, and the most namespaces, of a subsystem: pollers have a table of so many entries.
+pub const MAX_NSID: u32 = 1 << 16;

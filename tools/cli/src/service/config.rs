@@ -10,7 +10,7 @@ use toml::Spanned;
 use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::Cpus;
-use dlfs::target::{HostKeys, MAX_NSID};
+use dlfs::target::HostKeys;
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
@@ -281,6 +281,9 @@ pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
         .map_err(|error| format!("cannot listen on {listen:?}: {error}"))?;
     found.next().ok_or_else(|| format!("{listen:?} has no address"))
 }
+
+/// The highest NSID of a service. Hosts are told of it before there is such a namespace, and size tables by it.
+pub(crate) const MAX_NSID: u32 = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
-use dlfs::target::{MAX_NSID, ServedNamespace, Target, TargetOptions};
+use dlfs::target::{ServedNamespace, Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
+use super::config::{MAX_NSID, NamespaceConfig, ServiceConfig, SubsystemConfig};
 
 /// One running target for each subsystem.
 pub(crate) struct Service {
