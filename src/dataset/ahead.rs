@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -18,6 +17,7 @@ use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
+use crate::process::{Condvar, Mutex, MutexGuard};
 use crate::reader::{Batch, OnError, Watch};
 use crate::threads::caught;
 use crate::units::{Epoch, Generation, SampleId};
@@ -293,7 +293,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         while !window.of.contains_key(&id) && window.is_coming(id) {
             window.awaited.insert(id);
             self.shared.changed.notify_all();
-            if self.shared.changed.wait_until(&mut window, until).timed_out() {
+            if self.shared.changed.wait_until(&mut window, until) {
                 break;
             }
         }
@@ -387,7 +387,7 @@ impl<T: Clone> Shared<T> {
     }
 
     /// Waits until the window has room; `false` if it is over.
-    fn wait_for_room(&self, window: &mut parking_lot::MutexGuard<'_, Window<T>>) -> bool {
+    fn wait_for_room(&self, window: &mut MutexGuard<'_, Window<T>>) -> bool {
         while window.end.is_none() && window.moves < MOVES {
             if window.make_room() {
                 return true;

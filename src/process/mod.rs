@@ -5,11 +5,13 @@
 //! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
 //! gives access only to the process that created it, and lets a child leak it and create its own.
 //! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
-//! for it. [`NotInherited`] keeps locks and connections out of the child.
+//! for it. [`NotInherited`] keeps locks and connections out of the child. Threads that sleep for long and may
+//! be there when their process forks wait by [`Condvar`].
 
 mod at_fork;
 mod id;
 mod ours;
+mod waiting;
 
 use std::convert::Infallible;
 use std::sync::OnceLock;
@@ -17,6 +19,7 @@ use std::sync::OnceLock;
 pub use at_fork::NotInherited;
 pub use id::process_id;
 pub use ours::{is_ours, mark_ours};
+pub(crate) use waiting::{Condvar, Mutex, MutexGuard};
 
 /// A value that belongs to the process that created it; each child process may create its own.
 ///

@@ -9,11 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, Result};
-use crate::process::{Forked, mark_ours};
+use crate::process::{Condvar, Forked, Mutex, mark_ours};
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::{Completion, Io, IoError};
 use crate::threads::caught;
@@ -149,9 +148,7 @@ impl Drop for Helpers {
             self.shared.work.notify_all();
             // Then the buffers belong to the caller again; a call on a file system that hangs does not end.
             let until = Instant::now() + LAST_CALLS;
-            while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until).timed_out()
-            {
-            }
+            while queue.num_busy > 0 && !self.shared.ended.wait_until(&mut queue, until) {}
             self.shared.done.lock().clear();
         }
     }

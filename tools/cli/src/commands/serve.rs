@@ -441,9 +441,9 @@ Log: warnings go to stderr with the time (UTC, RFC 3339), at most one of a kind 
 (host), its address (peer) and the reason; with -vv each connection. Lines that nobody reads in time
 are dropped and counted.
 
-Signals: SIGINT and SIGTERM send the hosts away in order and end it, SIGUSR1 writes a line of statistics to the
-log, SIGHUP reads the file of --config or --hosts again. Under systemd it reports its state (Type=notify-reload)
-and takes the sockets of a socket unit.";
+Signals: SIGINT and SIGTERM send the hosts away in order and end it, SIGUSR1 writes a line of
+statistics to the log, SIGHUP reads the file of --config or --hosts again. Under systemd it reports
+its state (Type=notify-reload) and takes the sockets of a socket unit.";
 
 #[cfg(test)]
 mod tests {
