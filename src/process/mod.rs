@@ -6,7 +6,7 @@
 //! gives access only to the process that created it, and lets a child leak it and create its own.
 //! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
 //! for it. [`NotInherited`] keeps locks and connections out of the child. Threads that sleep for long and may
-//! be there when their process forks wait by [`Condvar`].
+//! be there when their process forks wait by its `Condvar`.
 
 mod at_fork;
 mod id;
