@@ -13,7 +13,7 @@
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
 //!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
-//!     metrics    exporter
+//!     metrics    exporter    report
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -35,6 +35,7 @@
 //! | move blocks, and nothing else | [`qpair`] |
 //! | read objects of a store | [`places`] |
 //! | know what a process has counted | [`metrics`], then [`exporter`] |
+//! | know what a consumer of batches waited for | [`report`] |
 //!
 //! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation
 //! or log line for a sample, only for a burst or a batch.
@@ -65,6 +66,7 @@ pub mod qpair;
 mod random;
 pub mod reader;
 mod replace_file;
+pub mod report;
 #[cfg(feature = "spdk")]
 pub mod spdk;
 pub mod store;

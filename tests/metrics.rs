@@ -18,6 +18,7 @@ use dlfs::nvme::{Address, Nqn};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
+use dlfs::report::Cause;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 use support::random::Random;
@@ -128,6 +129,10 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     );
     assert_eq!(of("dlfs_loader_sample_bytes_total", &[]), 2.0 * sizes.iter().sum::<u64>() as f64);
     assert_eq!(of("dlfs_loader_stall_seconds_total", &[]), by_loader.stall_s);
+    let stalled = |cause: Cause| of("dlfs_loader_stalls_seconds_total", &[("cause", cause.name())]);
+    let causes: f64 = Cause::ALL.into_iter().map(stalled).sum();
+    assert!((causes - by_loader.stall_s).abs() < 1e-6, "{causes} of {}", by_loader.stall_s);
+    assert!(stalled(Cause::Start) > 0.0, "it connected");
 
     // Counters outlive what counted, gauges do not.
     drop((loader, dataset, target));

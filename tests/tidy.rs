@@ -33,6 +33,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("buf", "error sync units"),
     ("process", ""),
     ("metrics", ""),
+    ("report", "metrics"),
     ("exporter", "error metrics process threads"),
     ("sync", ""),
     ("tls", "auth nvme"),
@@ -47,7 +48,10 @@ const LAYERS: &[(&str, &str)] = &[
     ("tier", "directory format sync units"),
     ("plan", "directory error order permutation tier units"),
     ("reader", "buf checksum directory error format metrics process qpair units"),
-    ("prefetch", "buf directory error format metrics order process qpair reader threads units"),
+    (
+        "prefetch",
+        "buf directory error format metrics order process qpair reader report threads units",
+    ),
     (
         "cache",
         "buf directory error exporter format metrics nvme plan process qpair threads tier units",
@@ -71,7 +75,7 @@ const LAYERS: &[(&str, &str)] = &[
     (
         "dataset",
         "buf cache catalog directory error exporter format metrics nvme order peers places plan posix prefetch process \
-         qpair reader replace_file store threads tier units view",
+         qpair reader replace_file report store threads tier units view",
     ),
 ];
 
@@ -86,8 +90,8 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
-const PURE: &str =
-    "units checksum permutation metrics nvme auth tcp format directory view order plan posix tier";
+const PURE: &str = "units checksum permutation metrics nvme auth tcp format directory view order plan posix report \
+     tier";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/qpair/session/";

@@ -1,8 +1,10 @@
 //! A loader that threads may share, a [`Watch`] may interrupt, and a forked child may continue.
 
-use std::sync::Arc;
+mod record;
+mod report;
 mod stored;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
+use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::units::{Epoch, deadline};
 
@@ -24,6 +27,7 @@ use super::background::Background;
 use super::mixed::Mixed;
 use super::sampler::{Share, check, check_place, measured};
 use super::stats;
+use record::Record;
 use stored::Stored;
 
 /// Batches along an order. From the first request on, threads of the library read ahead.
@@ -72,6 +76,8 @@ struct Running {
     prepared: Option<Arc<Window>>,
     /// Counters of earlier loaders of this run.
     past: LoaderStats,
+    /// What happened since the first batch.
+    record: Option<Record>,
 }
 
 impl Loader {
@@ -176,7 +182,9 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
-        let mut until = deadline(Instant::now(), self.options.deadline);
+        let asked = Instant::now();
+        self.options.trace.iter().for_each(|trace| _ = trace.began(asked));
+        let mut until = deadline(asked, self.options.deadline);
         let mut staged = self.staged();
         loop {
             self.check_open()?;
@@ -186,7 +194,7 @@ impl Loader {
                 staged = self.staged();
             }
             let left = until.saturating_duration_since(Instant::now());
-            match self.try_next(batch, left.min(TICK))? {
+            match self.try_next(batch, asked, left.min(TICK))? {
                 NextBatch::Ready => return Ok(true),
                 NextBatch::End => return Ok(false),
                 NextBatch::Later if left == Duration::ZERO => return Err(self.late()),
@@ -327,7 +335,7 @@ impl Loader {
     ///
     /// It holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a
     /// thread that wants the lock.
-    fn try_next(&self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
+    fn try_next(&self, batch: &mut Batch, asked: Instant, limit: Duration) -> Result<NextBatch> {
         let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: after `close` nothing may be started
@@ -343,6 +351,7 @@ impl Loader {
                 self.more_after.store(more, Ordering::Release);
                 self.position.store(position, Ordering::Release);
                 self.tell_store(&state);
+                self.record(&mut running, batch, asked);
             }
             return Ok(taken);
         }
@@ -350,11 +359,33 @@ impl Loader {
             Some(starting) => starting,
             None => self.start(running.previous.take(), running.prepared.take())?,
         };
-        match starting.wait(limit)? {
+        let began = Instant::now();
+        let started = starting.wait(limit);
+        running.past.stalls.add(Cause::Start, began.elapsed());
+        match started? {
             Some(loader) => running.loader = Some(loader),
             None => running.starting = Some(starting),
         }
         Ok(NextBatch::Later)
+    }
+
+    /// Adds a batch that was delivered just now to the record of the run.
+    fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
+        let Running { loader: Some(loader), past, record, .. } = running else { return };
+        let of_loader = loader.delivered();
+        let sums = LoaderStats {
+            samples: past.samples + of_loader.samples,
+            sample_bytes: past.sample_bytes + of_loader.sample_bytes,
+            stalls: past.stalls.plus(&of_loader.stalls),
+            ..LoaderStats::default()
+        };
+        let record =
+            record.get_or_insert_with(|| Record::new(asked, &self.options, loader.window_bytes()));
+        record.delivered(asked, batch.epoch().0, &sums, || {
+            let bytes = past.read.bytes + loader.stats().read.bytes;
+            let over = self.lock_over().and_then(|over| over.clone());
+            over.map(|over| over.place_bytes(bytes)).unwrap_or_default()
+        });
     }
 
     /// Starts a loader in this process, from the current state.

@@ -20,6 +20,10 @@ impl Mixed {
         Mixed { datasets, mix }
     }
 
+    pub(super) fn datasets(&self) -> &[Dataset] {
+        &self.datasets
+    }
+
     pub(super) fn mix(&self) -> &Arc<Mix> {
         &self.mix
     }

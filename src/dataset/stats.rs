@@ -7,6 +7,7 @@ use crate::reader::ReadStats;
 pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     let mut read = a.read;
     add_difference(&mut read, ReadStats::default(), b.read);
+    let stalls = a.stalls.plus(&b.stalls);
     LoaderStats {
         read,
         batches: a.batches + b.batches,
@@ -16,7 +17,8 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         copied_bytes: a.copied_bytes + b.copied_bytes,
         over_window: a.over_window + b.over_window,
         rewritten: a.rewritten + b.rewritten,
-        stall_s: a.stall_s + b.stall_s,
+        stall_s: stalls.total().as_secs_f64(),
+        stalls,
         resident: a.resident + b.resident,
         pages: b.pages.or(a.pages),
     }

@@ -49,6 +49,8 @@ metrics! {
     LOADER_SKIPPED Counter "dlfs_loader_skipped" [] "Samples skipped because they could not be read.";
     LOADER_STALL_SECONDS Counter "dlfs_loader_stall_seconds" []
         "Time that consumers have waited for batches.";
+    LOADER_STALLS_SECONDS Counter "dlfs_loader_stalls_seconds" ["cause"]
+        "Time that consumers have waited for batches, by cause.";
     LOADER_COPIED_BYTES Counter "dlfs_loader_copied_bytes" []
         "Bytes copied to gather batches into one buffer.";
     LOADER_OVER_WINDOW Counter "dlfs_loader_over_window" []

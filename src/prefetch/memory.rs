@@ -90,6 +90,11 @@ impl Memory {
         self.exhausted
     }
 
+    /// Whether the last request was refused because others have the window's memory.
+    pub(super) fn is_full(&self) -> bool {
+        self.exhausted && self.window.is_faulted_to(usize::MAX)
+    }
+
     /// The number of buffers allocated outside the window.
     pub(super) fn over_window(&self) -> u64 {
         self.over_window

@@ -7,7 +7,8 @@
 //! samples in global order, in several passes. `batching` selects the driver, `working_set`
 //! estimates the chunks that a grouped order has open, and `first_batch` combines two drivers at the
 //! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
-//! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which
+//! `kept` verifies again what stays in it from epoch to epoch. `waits` divides the time that the consumer waits among
+//! its causes. `mixture` says which samples of which
 //! source the batches of a mixture have, `mix_driver` reads them with a driver for each source, fed by
 //! `fed`, and `mixed` starts that. `budgeted` cuts batches of so many tokens. `copy` gathers each batch into one
 //! buffer if the caller wants that.
@@ -38,6 +39,8 @@ mod residency;
 mod samples;
 mod stats;
 mod stream;
+mod trace;
+mod waits;
 mod window;
 mod working_set;
 
@@ -71,6 +74,8 @@ use memory::Memory;
 use passes::PassDriver;
 use residency::Residency;
 use samples::SampleDriver;
+use trace::TurnTrace;
+use waits::{AfterTurn, Divider, Seen, TurnClock};
 use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
 pub(crate) use budgeted::BatchCounts;
@@ -81,6 +86,7 @@ pub(crate) use mixture::MixIds;
 pub use options::{Batching, LoaderOptions};
 pub use stats::LoaderStats;
 pub(crate) use stream::Stream;
+pub use trace::Trace;
 pub(crate) use window::Window;
 
 /// The result of [`Prefetcher::next_within`].
@@ -120,6 +126,7 @@ struct Poller {
     next: usize,
     recycle: Sender<Batch>,
     waker: Waker,
+    divider: Divider,
 }
 
 /// What the poller and the consumer share.
@@ -129,6 +136,8 @@ struct Shared {
     waiting: AtomicBool,
     /// The poller waits for the consumer: for memory, or for room in the queue.
     blocked: AtomicBool,
+    /// What the consumer has waited for.
+    seen: Seen,
     residency: Arc<Residency>,
     read: Mutex<ReadStats>,
     over_window: AtomicU64,
@@ -145,6 +154,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
+            seen: Seen::new(),
             residency,
             read: Mutex::new(ReadStats::default()),
             over_window: AtomicU64::new(0),
@@ -388,6 +398,7 @@ impl Prefetcher {
     /// The counters so far.
     pub fn stats(&self) -> LoaderStats {
         let mut stats = self.stats;
+        stats.stall_s = stats.stalls.total().as_secs_f64();
         if let Some(poller) = self.poller() {
             stats.read = *poller.shared.read.lock();
             stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
@@ -396,6 +407,16 @@ impl Prefetcher {
             stats.pages = Some(poller.window.pool().pages());
         }
         stats
+    }
+
+    /// The counters that the consumer's thread keeps: of what was delivered, and its stalls. Reads no lock.
+    pub(crate) fn delivered(&self) -> &LoaderStats {
+        &self.stats
+    }
+
+    /// Bytes of the window.
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.poller().map_or(0, |poller| poller.window.pool().capacity_bytes())
     }
 
     /// Whether the verified bytes of the sample are in the window now. Always `false` unless
@@ -429,7 +450,9 @@ impl Prefetcher {
             Err(TryRecvError::Empty) => {
                 let began = Instant::now();
                 let received = poller.wait(limit);
-                self.stats.stall_s += began.elapsed().as_secs_f64();
+                let then_copied = self.options.copy_threads.is_some() && received.is_ok();
+                let (waited, seen) = (began.elapsed(), &poller.shared.seen);
+                poller.divider.divide(waited, seen, then_copied, &mut self.stats.stalls);
                 match received {
                     Ok(message) => message,
                     Err(RecvTimeoutError::Timeout) => return Ok(Received::Later),
@@ -593,6 +616,8 @@ impl Poller {
             directories,
             check_limit: CHECK_LIMIT.min(options.deadline / 4),
             checked: None,
+            clock: TurnClock::new(),
+            trace: options.trace.clone().map(TurnTrace::new),
         };
         let fate = shared.fate.clone();
         let thread = threads::start("dlfs-poller", &fate, running, move |running| {
@@ -602,7 +627,8 @@ impl Poller {
             }
             running.run();
         })?;
-        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker })
+        let (thread, divider) = (Some(thread), Divider::default());
+        Ok(Poller { thread, window, shared, ready, next: 0, recycle, waker, divider })
     }
 
     /// Returns the batch's memory, and its vectors for reuse.
@@ -654,6 +680,8 @@ struct PollerThread {
     check_limit: Duration,
     /// When the superblocks were last checked because of skipped samples.
     checked: Option<Instant>,
+    clock: TurnClock,
+    trace: Option<TurnTrace>,
 }
 
 impl PollerThread {
@@ -669,7 +697,10 @@ impl PollerThread {
     }
 
     fn turn(&mut self) -> Turn {
-        let mut moved = self.pump.poll(Instant::now());
+        let now = Instant::now();
+        self.clock.begin(now, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
+        self.trace.iter_mut().for_each(|trace| trace.begin(now));
+        let mut moved = self.pump.poll(now);
         while let Some(fetched) = self.pump.next_finished() {
             self.driver.finished(fetched);
             moved = true;
@@ -679,16 +710,33 @@ impl PollerThread {
             Handed::Some => moved = true,
             Handed::Nothing => {}
         }
-        let starving = self.shared.waiting.load(Ordering::Acquire)
-            && self.held.is_none()
-            && self.pump.in_flight() == 0;
+        let before = self.pump.in_flight();
+        let is_idle = before == 0;
+        let starving =
+            self.shared.waiting.load(Ordering::Acquire) && self.held.is_none() && is_idle;
         self.memory.set_starving(starving);
         self.shared
             .rewritten
             .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
-        match self.driver.advance(&mut self.pump, &mut self.memory) {
-            Ok(more) => moved |= more,
-            Err(error) => self.held = Some(Message::Failed(error)),
+        let advanced = match self.driver.advance(&mut self.pump, &mut self.memory) {
+            Ok(more) => more,
+            Err(error) => {
+                self.held = Some(Message::Failed(error));
+                false
+            }
+        };
+        moved |= advanced;
+        let after = AfterTurn {
+            planned_when_idle: is_idle && advanced,
+            is_verifying: self.pump.is_verifying(),
+            in_flight: self.pump.in_flight(),
+            is_busy: self.pump.is_busy(),
+            is_exhausted: self.memory.is_full(),
+        };
+        self.clock.end(after, &self.shared.seen);
+        if let Some(trace) = &mut self.trace {
+            let begun = after.in_flight.saturating_sub(before);
+            trace.end(now, (begun, after.in_flight), moved, after.cause());
         }
         match moved {
             true => Turn::Moved,
@@ -720,6 +768,7 @@ impl PollerThread {
             match self.copiers.pass_on(next) {
                 Ok(()) if last => return Handed::Over,
                 Ok(()) => {
+                    self.clock.sent();
                     if awaited {
                         // If both threads share a processor, let the consumer run before this
                         // thread fills more memory: it returns memory that is still cached.

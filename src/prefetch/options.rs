@@ -12,6 +12,7 @@ use crate::qpair::Cpus;
 use crate::reader::OnError;
 
 use super::mix::Mix;
+use super::trace::Trace;
 
 /// Options of a [`Prefetcher`](super::Prefetcher).
 #[derive(Debug, Clone)]
@@ -71,6 +72,8 @@ pub struct LoaderOptions {
     pub verify_kept: bool,
     /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
     pub cpus: Option<Cpus>,
+    /// Where the loader keeps the newest events of its threads. `None`: nowhere.
+    pub trace: Option<Arc<Trace>>,
 }
 
 impl LoaderOptions {
@@ -100,6 +103,7 @@ impl LoaderOptions {
             busy_poll: false,
             verify_kept: false,
             cpus: None,
+            trace: None,
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::buf::Pages;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::reader::ReadStats;
+use crate::report::Stalls;
 
 /// Counters of a loader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -24,8 +25,11 @@ pub struct LoaderStats {
     pub over_window: u64,
     /// Samples in kept memory that were overwritten and had to be read again.
     pub rewritten: u64,
-    /// The time that [`Prefetcher::next`](super::Prefetcher::next) has waited, in seconds.
+    /// The time that consumers have waited for batches, in seconds: the sum of `stalls`.
     pub stall_s: f64,
+    /// What they have waited for, in seconds by cause.
+    #[serde(rename = "stalls_s")]
+    pub stalls: Stalls,
     /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
     /// whole chunks.
     pub resident: u64,
@@ -49,6 +53,10 @@ impl Measured for LoaderStats {
             snapshot.count(metric, &[], value);
         }
         snapshot.seconds(&metrics::LOADER_STALL_SECONDS, &[], self.stall_s);
+        for (cause, waited) in self.stalls.each() {
+            let waited_s = waited.as_secs_f64();
+            snapshot.seconds(&metrics::LOADER_STALLS_SECONDS, &[cause.name()], waited_s);
+        }
     }
 }
 

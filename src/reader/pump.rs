@@ -325,6 +325,11 @@ impl Pump {
         self.group.wait(until);
     }
 
+    /// Whether completions have arrived that are not verified yet.
+    pub(crate) fn is_verifying(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
     /// Ends [`Pump::wait`] from another thread.
     pub(crate) fn waker(&self) -> Waker {
         self.group.waker()

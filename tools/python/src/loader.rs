@@ -221,7 +221,8 @@ impl Loader {
     /// The counters so far, in this process: a dict. resident: samples in memory now. pages: the
     /// kind of that memory: "huge" (reserved by the administrator), "transparent" (transparent huge
     /// pages), "base" (4 KiB), "driver" (SPDK's), or None before the first read. stall_s: seconds
-    /// that calls have waited. copied_bytes: bytes copied to make batches contiguous. rewritten:
+    /// that calls have waited; stalls_s: a dict of them by cause (start, order, window, network,
+    /// checksum, copy; see docs/metrics.md). copied_bytes: bytes copied to make batches contiguous. rewritten:
     /// samples in kept memory that were overwritten and had to be read again.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runs().stats();
@@ -238,6 +239,11 @@ impl Loader {
         dict.set_item("over_window", stats.over_window)?;
         dict.set_item("rewritten", stats.rewritten)?;
         dict.set_item("stall_s", stats.stall_s)?;
+        let stalls = PyDict::new(py);
+        for (cause, waited) in stats.stalls.each() {
+            stalls.set_item(cause.name(), waited.as_secs_f64())?;
+        }
+        dict.set_item("stalls_s", stalls)?;
         dict.set_item("resident", stats.resident)?;
         dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
         Ok(dict)

@@ -16,6 +16,7 @@ use dlfs::order::{State, Tail};
 use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::report::Stalls;
 use dlfs::store::StoreStats;
 use dlfs::units::{Epoch, Generation};
 
@@ -139,7 +140,7 @@ struct RunArgs {
     ///
     /// order_crc32c is the CRC32C (Castagnoli) of the delivered ids in their order, each as 8 bytes
     /// little-endian; of a mixture, of the image's number << 40 | id. stall_s is the time spent
-    /// waiting for batches, batch_us its distribution.
+    /// waiting for batches, stalls_s the same by cause, batch_us its distribution.
     #[arg(long)]
     json: bool,
 }
@@ -215,7 +216,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         Ok(!stop.is_set() && stats.so_far().0 < limit)
     });
     drop(meter);
-    let report = stats.finish();
+    let counted = loader.stats();
+    let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
     joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
     keeper.save()?; // also after an error, so that the run can resume there
     let end = end?;
@@ -223,7 +225,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         check_complete(report.samples, total)?;
     }
     let read = WhatWasRead { dataset: &dataset, mixture: mixture.as_ref(), sources: &sources };
-    print_report(&args, &read, &report, &loader.stats())?;
+    print_report(&args, &read, &report, &counted)?;
     match end {
         End::Complete => Ok(Outcome::Done),
         End::Stopped => Ok(keeper.stopped()),
@@ -378,6 +380,7 @@ impl IdsFile {
 struct JsonReport<'a> {
     #[serde(flatten)]
     report: &'a RunReport,
+    stalls_s: Stalls,
     commands: u64,
     read_bytes: u64,
     engine: &'a str,
@@ -432,6 +435,7 @@ fn print_report(
         let (engine, places) = (&*engine, image.places());
         let report = JsonReport {
             report,
+            stalls_s: stats.stalls,
             commands,
             read_bytes,
             engine,
@@ -460,6 +464,9 @@ fn print_report(
     for line in report.lines() {
         out.line(line)?;
     }
+    if let Some(line) = stall_line(&stats.stalls) {
+        out.line(line)?;
+    }
     out.line(format!(
         "  commands   {}, {} read; engine {engine}",
         text::count(stats.read.commands),
@@ -476,6 +483,18 @@ fn print_report(
     let verified = verified(read);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
+}
+
+/// The causes that took a hundredth of the stalls or more, the longest first; `None` without a stall.
+fn stall_line(stalls: &Stalls) -> Option<String> {
+    let least = stalls.total() / 100;
+    let mut causes: Vec<_> = stalls.each().filter(|(_, waited)| *waited > least).collect();
+    causes.sort_by_key(|(_, waited)| std::cmp::Reverse(*waited));
+    let causes = causes
+        .iter()
+        .map(|(cause, waited)| format!("{} {:.2} s", cause.name(), waited.as_secs_f64()));
+    let causes: Vec<String> = causes.collect();
+    (!causes.is_empty()).then(|| format!("  stalls     {}", causes.join(", ")))
 }
 
 /// What was verified. A folder stores no checksums: the first read of a sample only learns its checksum.

@@ -1,0 +1,187 @@
+//! Where the bytes of a loader came from, and the report of its run.
+
+use parking_lot::Mutex;
+
+use crate::cache::{CacheStats, TierStats};
+use crate::dataset::Dataset;
+use crate::peers::PeerStats;
+use crate::prefetch::{LoaderOptions, LoaderStats};
+use crate::report::{Facts, Place, PlaceBytes, Reads, Report, TierUse};
+
+use super::{Loader, Over, Running};
+
+impl Loader {
+    /// What this loader has delivered, what its consumer waited for, and what to try next. Of an empty run before the
+    /// first batch. Waits for a call of another thread for up to 100 ms.
+    pub fn report(&self) -> Report {
+        let over = self.lock_over().and_then(|over| over.clone());
+        let mut running = self.running.get_or_init(Mutex::default).lock();
+        let stats = running.stats();
+        let mut timeline = Default::default();
+        let mut window_bytes = self.options.window_bytes;
+        let Running { record, .. } = &mut *running;
+        if let Some(record) = record {
+            if let Some(over) = &over {
+                record.timeline.places(over.place_bytes(stats.read.bytes));
+            }
+            timeline = record.timeline.clone();
+            window_bytes = record.window_bytes;
+        }
+        drop(running);
+        let datasets = over.as_ref().map_or(&[][..], Over::datasets);
+        Report {
+            name: names(datasets),
+            settings: settings(&self.options, datasets, self.len),
+            facts: facts(&self.options, datasets, window_bytes),
+            reads: reads(&stats),
+            tiers: datasets.iter().flat_map(tiers).collect(),
+            latency: None,
+            timeline,
+        }
+    }
+
+    /// The newest events of the run in Chrome's trace format; `None` unless its options have a
+    /// [`Trace`](crate::prefetch::Trace).
+    pub fn trace_json(&self) -> Option<String> {
+        let trace = self.options.trace.as_ref()?;
+        Some(trace.to_json(Some(&self.report().timeline)))
+    }
+}
+
+impl Over {
+    fn datasets(&self) -> &[Dataset] {
+        match self {
+            Over::Dataset(dataset) => std::slice::from_ref(dataset),
+            Over::Mixture(mixture) => mixture.datasets(),
+        }
+    }
+
+    /// Bytes by the place that they came from, of a loader that has read `bytes`. Without tiers all are of the origin;
+    /// tiers count for all loaders that read through them.
+    pub(super) fn place_bytes(&self, bytes: u64) -> PlaceBytes {
+        let mut places = PlaceBytes::default();
+        let images = || self.datasets().iter().map(Dataset::image);
+        if images().all(|image| image.tiers().is_none()) {
+            places.add(Place::Origin, bytes);
+            return places;
+        }
+        for image in images() {
+            image.tiers().iter().for_each(|cache| add_tiers(&mut places, &cache.stats()));
+            image.peers().iter().for_each(|peers| add_peers(&mut places, &peers.stats()));
+        }
+        places
+    }
+}
+
+fn add_tiers(places: &mut PlaceBytes, stats: &CacheStats) {
+    for tier in &stats.tiers {
+        let place = if tier.name.starts_with("ram:") { Place::Memory } else { Place::Drive };
+        places.add(place, tier.hit_bytes);
+    }
+    places.add(Place::Origin, stats.origin.bytes);
+    places.add(Place::Ahead, stats.origin.ahead_bytes);
+}
+
+fn add_peers(places: &mut PlaceBytes, stats: &PeerStats) {
+    places.add(Place::Peer, stats.nodes.iter().map(|node| node.bytes).sum());
+}
+
+/// The addresses as their user wrote them.
+fn names(datasets: &[Dataset]) -> String {
+    let devices = datasets.iter().flat_map(|dataset| dataset.image().devices());
+    let addresses: Vec<String> = devices.map(|device| device.namespace().address).collect();
+    match addresses.is_empty() {
+        true => "a closed data set".to_owned(),
+        false => addresses.join(","),
+    }
+}
+
+fn tiers(dataset: &Dataset) -> Vec<TierUse> {
+    let Some(stats) = dataset.tier_stats() else { return Vec::new() };
+    let tier = |tier: TierStats| TierUse {
+        name: tier.name,
+        capacity_bytes: tier.capacity_bytes,
+        used_bytes: tier.used_bytes,
+        hit_bytes: tier.hit_bytes,
+    };
+    stats.tiers.into_iter().map(tier).collect()
+}
+
+fn reads(stats: &LoaderStats) -> Reads {
+    Reads {
+        commands: stats.read.commands,
+        bytes: stats.read.bytes,
+        repeated: stats.read.repeated,
+        skipped: stats.skipped,
+        over_window: stats.over_window,
+        copied_bytes: stats.copied_bytes,
+        rewritten: stats.rewritten,
+    }
+}
+
+fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> Facts {
+    let bytes_of = |dataset: &Dataset| -> u64 {
+        let directory = dataset.directory();
+        (0..directory.num_chunks()).map(|chunk| directory.chunk(chunk).len_bytes).sum()
+    };
+    Facts {
+        data_bytes: datasets.iter().map(bytes_of).sum(),
+        window_bytes: window_bytes as u64,
+        is_grouped: options.order.kind.lanes_and_group().is_some(),
+        queue_pairs: options.queue_pairs as u64,
+        cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64),
+    }
+}
+
+/// The options as their user would write them, and what they were for.
+fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(String, String)> {
+    let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
+    let batch = match &options.budget {
+        Some(budget) => format!("at most {} tokens", budget.tokens),
+        None => format!("{} samples", options.batch_size),
+    };
+    let by_itself = "as suits order and data set".to_owned();
+    let mut settings = vec![
+        ("order", options.order.kind.to_string()),
+        ("seed", options.order.seed.to_string()),
+        ("batch", batch),
+        ("epochs", format!("{:?}", options.epochs)),
+        ("samples of an epoch", len.to_string()),
+        ("rank", format!("{} of {}", options.rank, options.world_size)),
+        ("shares", format!("{:?}", options.sharding).to_lowercase()),
+        ("end of an epoch", format!("{:?}", options.tail).to_lowercase()),
+        (
+            "batching",
+            options.batching.map_or(by_itself.clone(), |how| format!("{how:?}").to_lowercase()),
+        ),
+        (
+            "window",
+            match options.window_bytes {
+                0 => by_itself,
+                bytes => format!("{bytes} bytes"),
+            },
+        ),
+        ("queue pairs", options.queue_pairs.to_string()),
+        (
+            "one buffer a batch",
+            match options.copy_threads {
+                None => "off".to_owned(),
+                Some(0) => "copied by the thread that polls".to_owned(),
+                Some(threads) => format!("copied by {threads} threads"),
+            },
+        ),
+        ("busy poll", on_off(options.busy_poll)),
+        ("verify kept memory", on_off(options.verify_kept)),
+        ("deadline", format!("{:?}", options.deadline)),
+    ];
+    settings.extend(options.cpus.as_ref().map(|cpus| ("processors", format!("{cpus:?}"))));
+    let devices = datasets.iter().flat_map(|dataset| dataset.image().devices());
+    let mut engines: Vec<String> = devices.map(|device| device.namespace().engine).collect();
+    engines.sort();
+    engines.dedup();
+    settings.push(("engine", engines.join(", ")));
+    let cache =
+        |dataset: &Dataset| dataset.image().tiers().map(|tiers| format!("{:?}", tiers.policy()));
+    settings.extend(datasets.iter().filter_map(cache).map(|policy| ("policy of tiers", policy)));
+    settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

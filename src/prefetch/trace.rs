@@ -1,0 +1,104 @@
+//! The events of a loader's two threads, for [`LoaderOptions::trace`](super::LoaderOptions).
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::report::{Cause, Event, Events, Timeline, What, trace_to_json};
+
+/// The newest events of a run. Threads take an uncontended lock for each of their turns.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// When the run began: the first call for a batch.
+    began: OnceLock<Instant>,
+    consumer: Mutex<Events>,
+    poller: Mutex<Events>,
+}
+
+impl Trace {
+    /// Nothing has happened yet.
+    pub fn new() -> Trace {
+        Trace::default()
+    }
+
+    /// The events so far in Chrome's trace format, which <https://ui.perfetto.dev> shows, with rates from `timeline`.
+    pub fn to_json(&self, timeline: Option<&Timeline>) -> String {
+        let (consumer, poller) = (self.consumer.lock().clone(), self.poller.lock().clone());
+        trace_to_json(&consumer, &poller, timeline)
+    }
+
+    /// When the run began; `now` if this is the first call.
+    pub(crate) fn began(&self, now: Instant) -> Instant {
+        *self.began.get_or_init(|| now)
+    }
+
+    /// Adds a call of the consumer.
+    pub(crate) fn consumer(&self, event: Event) {
+        self.consumer.lock().push(event);
+    }
+
+    fn poller(&self, begin: Instant, end: Instant, what: What) {
+        let run = self.began(begin);
+        let (begin, len) =
+            (begin.saturating_duration_since(run), end.saturating_duration_since(begin));
+        let mut events = self.poller.lock();
+        if let Some(last) = events.last_mut()
+            && goes_on(last.what, what)
+        {
+            last.len = begin + len - last.begin;
+            return;
+        }
+        events.push(Event { begin, len, what });
+    }
+}
+
+/// Whether the poller still does the same.
+fn goes_on(last: What, what: What) -> bool {
+    match (last, what) {
+        (What::Work, What::Work) => true,
+        (What::Sleep { cause: last }, What::Sleep { cause }) => last == cause,
+        _ => false,
+    }
+}
+
+/// The turns of a poller, each known to have ended when the next one begins.
+pub(super) struct TurnTrace {
+    trace: Arc<Trace>,
+    last: Option<(Instant, What)>,
+    in_flight: usize,
+}
+
+impl TurnTrace {
+    pub(super) fn new(trace: Arc<Trace>) -> TurnTrace {
+        TurnTrace { trace, last: None, in_flight: 0 }
+    }
+
+    /// A turn begins at `now`.
+    pub(super) fn begin(&mut self, now: Instant) {
+        if let Some((begin, what)) = self.last.take() {
+            self.trace.poller(begin, now, what);
+        }
+    }
+
+    /// The turn that began at `begin` has begun `begun` fetches, and `in_flight` are outstanding.
+    pub(super) fn end(
+        &mut self,
+        begin: Instant,
+        (begun, in_flight): (usize, usize),
+        moved: bool,
+        cause: Cause,
+    ) {
+        let what = match (begun, moved) {
+            (0, false) => What::Sleep { cause },
+            (0, true) => What::Work,
+            (begun, _) => What::Burst { begun: begun as u64 },
+        };
+        if self.in_flight != in_flight {
+            self.in_flight = in_flight;
+            let fetches = in_flight as u64;
+            self.trace.poller(begin, begin + Duration::ZERO, What::InFlight { fetches });
+        }
+        self.last = Some((begin, what));
+    }
+}

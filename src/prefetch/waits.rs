@@ -1,0 +1,197 @@
+//! Divides the time that the consumer waits among its causes.
+//!
+//! While the consumer waits, the poller adds the time between its turns to the cause that it sees after each turn.
+//! When the wait ends, the consumer divides the time that it has measured itself in the same proportions. So causes
+//! add up to the whole, and neither thread reads a clock more often than before.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::report::{Cause, Stalls};
+
+/// What the poller has seen while the consumer waited. Only the poller writes; one cache line.
+#[repr(align(64))]
+#[derive(Default)]
+pub(super) struct Seen {
+    /// Nanoseconds by cause, ascending.
+    ns: [AtomicU64; Cause::COUNT],
+    /// The cause after the poller's last turn, for waits that are shorter than a turn.
+    now: AtomicU8,
+}
+
+/// What a turn of the poller leaves behind.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct AfterTurn {
+    /// The turn planned batches or started reads when none was outstanding.
+    pub(super) planned_when_idle: bool,
+    /// Completions wait to be verified.
+    pub(super) is_verifying: bool,
+    /// Reads that have not finished.
+    pub(super) in_flight: usize,
+    /// The queue pairs have enough work.
+    pub(super) is_busy: bool,
+    /// Memory was asked for in vain.
+    pub(super) is_exhausted: bool,
+}
+
+/// The poller's side.
+pub(super) struct TurnClock {
+    /// The begin of the last turn, if the consumer waited then.
+    since: Option<Instant>,
+    cause: Cause,
+}
+
+/// The consumer's side: the values of [`Seen`] when the last wait ended.
+#[derive(Default)]
+pub(super) struct Divider {
+    before: [u64; Cause::COUNT],
+}
+
+impl AfterTurn {
+    /// What the consumer waits for, if it waits.
+    pub(super) fn cause(self) -> Cause {
+        if self.is_verifying {
+            Cause::Checksum
+        } else if self.planned_when_idle {
+            Cause::Order
+        } else if self.is_exhausted && !self.is_busy {
+            Cause::Window
+        } else if self.in_flight > 0 {
+            Cause::Network
+        } else {
+            Cause::Order
+        }
+    }
+}
+
+impl TurnClock {
+    pub(super) fn new() -> TurnClock {
+        TurnClock { since: None, cause: Cause::Order }
+    }
+
+    /// A turn begins at `now`; `waiting`: the consumer waits.
+    pub(super) fn begin(&mut self, now: Instant, waiting: bool, seen: &Seen) {
+        if let Some(since) = self.since.filter(|_| waiting) {
+            let sum = &seen.ns[self.cause as usize];
+            let added = now.saturating_duration_since(since).as_nanos() as u64;
+            sum.store(sum.load(Ordering::Relaxed) + added, Ordering::Relaxed); // nobody else writes
+        }
+        self.since = waiting.then_some(now);
+    }
+
+    /// The batch that the consumer waited for was sent: its next wait begins anew.
+    pub(super) fn sent(&mut self) {
+        self.since = None;
+    }
+
+    /// The turn has ended.
+    pub(super) fn end(&mut self, after: AfterTurn, seen: &Seen) {
+        let cause = after.cause();
+        if cause != self.cause {
+            self.cause = cause;
+            seen.now.store(cause as u8, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Seen {
+    pub(super) fn new() -> Seen {
+        Seen { now: AtomicU8::new(Cause::Order as u8), ..Seen::default() }
+    }
+}
+
+impl Divider {
+    /// Adds a wait that has ended to `stalls`. `then_copied`: what the poller has not seen is the time of copying
+    /// threads.
+    pub(super) fn divide(
+        &mut self,
+        waited: Duration,
+        seen: &Seen,
+        then_copied: bool,
+        stalls: &mut Stalls,
+    ) {
+        let mut shares = [0; Cause::COUNT];
+        for ((share, before), ns) in shares.iter_mut().zip(&mut self.before).zip(&seen.ns) {
+            let ns = ns.load(Ordering::Relaxed);
+            *share = ns - *before;
+            *before = ns;
+        }
+        if then_copied {
+            let waited_ns = waited.as_nanos() as u64;
+            let of_poller: u64 = shares.iter().sum();
+            shares[Cause::Copy as usize] = waited_ns.saturating_sub(of_poller);
+        }
+        if !stalls.divide(waited, &shares) {
+            let now = usize::from(seen.now.load(Ordering::Relaxed));
+            stalls.add(Cause::ALL[now], waited);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A poller's turns at times in ms: whether the consumer waits, and what is left after the turn.
+    fn turns(clock: &mut TurnClock, seen: &Seen, turns: &[(u32, bool, AfterTurn)]) {
+        let begin = Instant::now();
+        for (at, waiting, after) in turns {
+            clock.begin(begin + *at * MS, *waiting, seen);
+            clock.end(*after, seen);
+        }
+    }
+
+    fn reading() -> AfterTurn {
+        AfterTurn { in_flight: 3, ..AfterTurn::default() }
+    }
+
+    #[test]
+    fn the_cause_is_the_narrowest_place() {
+        let verifying = AfterTurn { is_verifying: true, ..reading() };
+        let full = AfterTurn { is_exhausted: true, ..reading() };
+        let busy = AfterTurn { is_busy: true, ..full };
+        let planning = AfterTurn { planned_when_idle: true, ..reading() };
+        for (after, cause) in [
+            (reading(), Cause::Network),
+            (verifying, Cause::Checksum),
+            (full, Cause::Window),
+            (busy, Cause::Network),
+            (planning, Cause::Order),
+            (AfterTurn::default(), Cause::Order),
+        ] {
+            assert_eq!(after.cause(), cause, "{after:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_is_divided_as_the_poller_saw_it_and_only_what_was_waited() {
+        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        let full = AfterTurn { is_exhausted: true, ..reading() };
+        turns(
+            &mut clock,
+            &seen,
+            &[(0, false, full), (50, true, reading()), (53, true, full), (54, true, reading())],
+        );
+        let mut stalls = Stalls::default();
+        divider.divide(8 * MS, &seen, false, &mut stalls);
+        assert_eq!((stalls.of(Cause::Network), stalls.of(Cause::Window)), (6 * MS, 2 * MS));
+        // Shorter than a turn: as it was after the last one.
+        clock.sent();
+        divider.divide(MS, &seen, false, &mut stalls);
+        assert_eq!((stalls.of(Cause::Network), stalls.total()), (7 * MS, 9 * MS));
+    }
+
+    #[test]
+    fn what_copying_threads_take_is_what_the_poller_has_not_seen() {
+        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        turns(&mut clock, &seen, &[(0, true, reading()), (3, true, reading())]);
+        let mut stalls = Stalls::default();
+        divider.divide(5 * MS, &seen, true, &mut stalls);
+        assert_eq!((stalls.of(Cause::Network), stalls.of(Cause::Copy)), (3 * MS, 2 * MS));
+        clock.sent();
+        divider.divide(MS, &seen, true, &mut stalls);
+        assert_eq!(stalls.of(Cause::Copy), 3 * MS);
+    }
+}

@@ -1,0 +1,164 @@
+//! What a consumer waits for, and for how long.
+
+use std::time::Duration;
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Why no batch was ready when the consumer asked for one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The loader was starting: it connected, met its peers, or allocated the window.
+    Start,
+    /// The order was being computed, and nothing was being read.
+    Order,
+    /// The window was full: of batches that the consumer holds, or of chunks that later batches need.
+    Window,
+    /// Reads were outstanding, at a target, a drive, a tier or a peer.
+    Network,
+    /// Reads had arrived faster than their checksums could be computed.
+    Checksum,
+    /// The batch was being gathered into one buffer.
+    Copy,
+}
+
+impl Cause {
+    /// The number of causes.
+    pub const COUNT: usize = 6;
+
+    /// All of them, in the order in which a batch meets them.
+    pub const ALL: [Cause; Cause::COUNT] =
+        [Cause::Start, Cause::Order, Cause::Window, Cause::Network, Cause::Checksum, Cause::Copy];
+
+    /// The name in metrics and statistics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cause::Start => "start",
+            Cause::Order => "order",
+            Cause::Window => "window",
+            Cause::Network => "network",
+            Cause::Checksum => "checksum",
+            Cause::Copy => "copy",
+        }
+    }
+}
+
+/// The time that a consumer has waited, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stalls {
+    ns: [u64; Cause::COUNT],
+}
+
+impl Stalls {
+    /// Adds a wait.
+    pub fn add(&mut self, cause: Cause, waited: Duration) {
+        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let sum = &mut self.ns[cause as usize];
+        *sum = sum.saturating_add(waited_ns);
+    }
+
+    /// Adds a wait divided in proportion to `shares`, which are by cause; `false` if all of them are 0.
+    pub fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
+        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
+        if sum == 0 {
+            return false;
+        }
+        // Up to a share's end, so that the parts add up to the whole.
+        let (mut before, mut given) = (0_u128, 0_u64);
+        for (total, &share) in self.ns.iter_mut().zip(shares) {
+            before += u128::from(share);
+            let end = (u128::from(waited_ns) * before / sum) as u64;
+            *total = total.saturating_add(end - given);
+            given = end;
+        }
+        true
+    }
+
+    /// The time waited for `cause`.
+    pub fn of(&self, cause: Cause) -> Duration {
+        Duration::from_nanos(self.ns[cause as usize])
+    }
+
+    /// The time of all causes.
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.ns.iter().fold(0, |sum, &ns| sum.saturating_add(ns)))
+    }
+
+    /// Each cause with its time.
+    pub fn each(&self) -> impl Iterator<Item = (Cause, Duration)> + '_ {
+        Cause::ALL.into_iter().map(|cause| (cause, self.of(cause)))
+    }
+
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(mut self, other: &Stalls) -> Stalls {
+        for (sum, more) in self.ns.iter_mut().zip(&other.ns) {
+            *sum = sum.saturating_add(*more);
+        }
+        self
+    }
+
+    /// Stalls of `total` in all, divided as these are.
+    #[must_use]
+    pub fn scaled(&self, total: Duration) -> Stalls {
+        let mut scaled = Stalls::default();
+        scaled.divide(total, &self.ns);
+        scaled
+    }
+
+    /// What was added since `earlier`, an earlier value of the same sums.
+    #[must_use]
+    pub fn since(mut self, earlier: &Stalls) -> Stalls {
+        for (sum, before) in self.ns.iter_mut().zip(&earlier.ns) {
+            *sum = sum.saturating_sub(*before);
+        }
+        self
+    }
+}
+
+/// A map from the name of each cause to seconds.
+impl Serialize for Stalls {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(Cause::COUNT))?;
+        for (cause, waited) in self.each() {
+            map.serialize_entry(cause.name(), &waited.as_secs_f64())?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_wait_add_up_to_it_whatever_the_shares() {
+        let mut stalls = Stalls::default();
+        let waited = Duration::from_nanos(1_000_003);
+        for shares in [[1, 1, 1, 0, 0, 0], [0, 7, 0, u64::MAX, 3, 1], [0, 0, 0, 0, 0, 1]] {
+            let before = stalls;
+            assert!(stalls.divide(waited, &shares));
+            let added = stalls.since(&before);
+            assert_eq!(added.total(), waited);
+            for (cause, part) in added.each() {
+                assert!(shares[cause as usize] > 0 || part == Duration::ZERO, "{cause:?} {part:?}");
+            }
+        }
+        assert!(!stalls.divide(waited, &[0; Cause::COUNT]), "nobody has a share");
+        assert_eq!(stalls.total(), 3 * waited);
+    }
+
+    #[test]
+    fn causes_have_their_own_places_and_names() {
+        let mut stalls = Stalls::default();
+        for (nth, cause) in (1..).zip(Cause::ALL) {
+            assert_eq!(cause as usize + 1, nth as usize);
+            stalls.add(cause, Duration::from_secs(nth));
+        }
+        let json = serde_json::to_string(&stalls).unwrap();
+        let expected =
+            r#"{"start":1.0,"order":2.0,"window":3.0,"network":4.0,"checksum":5.0,"copy":6.0}"#;
+        assert_eq!(json, expected);
+        assert_eq!(stalls.plus(&stalls).since(&stalls), stalls);
+    }
+}

@@ -1,0 +1,43 @@
+//! Why a consumer of batches waited: how long, for which cause, and when.
+//!
+//! `cause` names the causes. A loader divides each wait among them; this module only adds up what it is told, and
+//! says it: `timeline` in the course of time, `trace` as events for Perfetto, `page` as an HTML page with charts, and
+//! `advice` as what to try next. It is pure: times are arguments.
+//!
+//! Invariants: memory is bounded, however long a run is; the parts of a wait add up to the wait, and all parts of a
+//! run to its time.
+//!
+//! Read `cause.rs` first, then `timeline.rs`.
+
+mod advice;
+mod cause;
+mod chart;
+mod json;
+mod page;
+mod run;
+mod text;
+mod timeline;
+mod trace;
+
+pub use cause::{Cause, Stalls};
+pub use run::{Facts, Reads, Report, TierUse};
+pub use timeline::{Counts, Delivered, Epoch, Place, PlaceBytes, Timeline};
+pub use trace::to_json as trace_to_json;
+pub use trace::{Event, Events, What};
+
+impl Report {
+    /// What to try next: three sentences, each with its figure, the most useful first.
+    pub fn advice(&self) -> Vec<String> {
+        advice::of(self)
+    }
+
+    /// One HTML page that needs nothing else: no network, no other file.
+    pub fn to_html(&self) -> String {
+        page::of(self)
+    }
+
+    /// The data as one JSON object. Times are in seconds, lengths in bytes.
+    pub fn to_json(&self) -> String {
+        json::of(self)
+    }
+}

@@ -1,0 +1,72 @@
+//! What a report is made of.
+
+use serde::Serialize;
+
+use super::timeline::Timeline;
+use crate::metrics::Histogram;
+
+/// Everything that a report says of a run.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The data set, or the data sets of a mixture.
+    pub name: String,
+    /// Options of the run with their values, as their user would write them.
+    pub settings: Vec<(String, String)>,
+    /// What the options imply, for what to try next.
+    pub facts: Facts,
+    /// Counters of reads.
+    pub reads: Reads,
+    /// The tiers, fastest first.
+    pub tiers: Vec<TierUse>,
+    /// The time of read commands from submission to completion; `None` if nobody has measured it.
+    pub latency: Option<Histogram>,
+    /// The run in the course of time.
+    pub timeline: Timeline,
+}
+
+/// What options and data set imply.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Facts {
+    /// Bytes of all samples of the data set.
+    pub data_bytes: u64,
+    /// Capacity of the window, in bytes.
+    pub window_bytes: u64,
+    /// Whether the order visits whole chunks.
+    pub is_grouped: bool,
+    /// Queue pairs per namespace.
+    pub queue_pairs: u64,
+    /// Processors of this machine that the process may use.
+    pub cpus: u64,
+}
+
+/// Counters of reads and of the window.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Reads {
+    /// Read commands completed.
+    pub commands: u64,
+    /// Bytes that they requested.
+    pub bytes: u64,
+    /// Reads that were repeated after an error or a wrong checksum.
+    pub repeated: u64,
+    /// Samples left out because they could not be read.
+    pub skipped: u64,
+    /// Buffers allocated outside the window.
+    pub over_window: u64,
+    /// Bytes copied to gather batches into one buffer.
+    pub copied_bytes: u64,
+    /// Samples in kept memory that somebody had overwritten.
+    pub rewritten: u64,
+}
+
+/// A tier, and what it has done.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TierUse {
+    /// Its name as the user wrote it.
+    pub name: String,
+    /// Its quota in bytes.
+    pub capacity_bytes: u64,
+    /// Bytes that are reserved.
+    pub used_bytes: u64,
+    /// Bytes that it has served.
+    pub hit_bytes: u64,
+}

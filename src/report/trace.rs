@@ -1,0 +1,247 @@
+//! Events of a run, as Chrome's trace format has them: <https://ui.perfetto.dev> and `chrome://tracing` show it.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::cause::{Cause, Stalls};
+use super::timeline::{Place, Timeline};
+
+/// Something that took time, on one of the two threads.
+#[derive(Debug, Clone, Copy)]
+pub struct Event {
+    /// When it began, from the begin of the run.
+    pub begin: Duration,
+    /// How long it took.
+    pub len: Duration,
+    /// What it was.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy)]
+pub enum What {
+    /// The consumer called for a batch; what it waited for lies within.
+    Next {
+        /// The epoch of the batch.
+        epoch: u64,
+        /// Its samples.
+        samples: u64,
+        /// Bytes of its samples.
+        bytes: u64,
+        /// What was waited for.
+        stalls: Stalls,
+    },
+    /// A turn of the poller that began reads: a burst.
+    Burst {
+        /// Fetches that were begun, of one or more commands each.
+        begun: u64,
+    },
+    /// A turn of the poller that verified or planned.
+    Work,
+    /// The poller had nothing to do until something arrived.
+    Sleep {
+        /// What it waited for.
+        cause: Cause,
+    },
+    /// Fetches outstanding after a turn.
+    InFlight {
+        /// How many.
+        fetches: u64,
+    },
+}
+
+/// The newest events of a thread.
+#[derive(Debug, Clone, Default)]
+pub struct Events {
+    kept: Vec<Event>,
+    /// The oldest one, once all places are taken.
+    first: usize,
+    dropped: u64,
+}
+
+impl Events {
+    /// The most events that are kept; of more, the newest.
+    pub const MAX: usize = 1 << 16;
+
+    /// Adds an event; events are added in the order of their begins.
+    pub fn push(&mut self, event: Event) {
+        if self.kept.len() < Events::MAX {
+            self.kept.push(event);
+            return;
+        }
+        self.kept[self.first] = event;
+        self.first = (self.first + 1) % Events::MAX;
+        self.dropped += 1;
+    }
+
+    /// How many were dropped for newer ones.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The event that was added last.
+    pub fn last_mut(&mut self) -> Option<&mut Event> {
+        let last = (self.first + self.kept.len()).checked_sub(1)?;
+        let len = self.kept.len();
+        self.kept.get_mut(last % len)
+    }
+
+    /// The events, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Event> {
+        let (newer, older) = self.kept.split_at(self.first);
+        older.iter().chain(newer)
+    }
+}
+
+/// The events of a run as a JSON object. Times in it are microseconds from the begin of the run.
+pub fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Timeline>) -> String {
+    let mut out = Writer { text: String::new() };
+    out.text.push_str("{\"displayTimeUnit\":\"ms\",\"otherData\":{");
+    let _ = write!(
+        out.text,
+        "\"producer\":\"dlfs {}\",\"dropped_events\":\"{}\",\"kept\":\"the newest {} events of each thread\"",
+        env!("CARGO_PKG_VERSION"),
+        consumer.dropped() + poller.dropped(),
+        Events::MAX
+    ); // writing to a string cannot fail
+    out.text.push_str("},\"traceEvents\":[\n");
+    out.name("process_name", CONSUMER, "dlfs loader");
+    out.name("thread_name", CONSUMER, "consumer: calls for batches");
+    out.name("thread_name", POLLER, "poller: reads ahead");
+    consumer.iter().for_each(|event| out.event(CONSUMER, event));
+    poller.iter().for_each(|event| out.event(POLLER, event));
+    if let Some(timeline) = timeline {
+        out.counters(timeline);
+    }
+    out.text.truncate(out.text.trim_end_matches([',', '\n']).len());
+    out.text.push_str("\n]}\n");
+    out.text
+}
+
+struct Writer {
+    text: String,
+}
+
+impl Writer {
+    fn name(&mut self, what: &str, thread: u32, name: &str) {
+        self.line(format_args!(
+            "{{\"ph\":\"M\",\"name\":\"{what}\",\"pid\":1,\"tid\":{thread},\"args\":{{\"name\":\"{name}\"}}}}"
+        ));
+    }
+
+    fn event(&mut self, thread: u32, event: &Event) {
+        let (begin, len) = (event.begin, event.len);
+        match event.what {
+            What::Next { epoch, samples, bytes, stalls } => {
+                let args = format!("\"epoch\":{epoch},\"samples\":{samples},\"bytes\":{bytes}");
+                self.slice(thread, "next batch", (begin, len), &args);
+                let mut begin = begin;
+                for (cause, waited) in stalls.each().filter(|(_, waited)| !waited.is_zero()) {
+                    self.slice(thread, &format!("wait: {}", cause.name()), (begin, waited), "");
+                    begin += waited;
+                }
+            }
+            What::Burst { begun } => {
+                self.slice(thread, "burst", (begin, len), &format!("\"fetches\":{begun}"));
+            }
+            What::Work => self.slice(thread, "verify and plan", (begin, len), ""),
+            What::Sleep { cause } => {
+                let args = format!("\"cause\":\"{}\"", cause.name());
+                self.slice(thread, "sleep", (begin, len), &args);
+            }
+            What::InFlight { fetches } => {
+                self.counter("fetches in flight", begin, &format!("\"fetches\":{fetches}"));
+            }
+        }
+    }
+
+    fn counters(&mut self, timeline: &Timeline) {
+        for (begin, len, counts) in timeline.buckets() {
+            let seconds = len.as_secs_f64().max(1e-9);
+            let rate = counts.samples as f64 / seconds;
+            self.counter("samples/s", begin, &format!("\"samples\":{rate:.0}"));
+            let places = Place::ALL.map(|place| {
+                let megabytes = counts.places.of(place) as f64 / seconds / 1e6;
+                format!("\"{}\":{megabytes:.3}", place.name())
+            });
+            self.counter("MB/s read, by place", begin, &places.join(","));
+        }
+    }
+
+    fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: &str) {
+        self.line(format_args!(
+            "{{\"ph\":\"X\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\"dur\":{},\"args\":{{{args}}}}}",
+            Micros(begin),
+            Micros(len)
+        ));
+    }
+
+    fn counter(&mut self, name: &str, at: Duration, args: &str) {
+        self.line(format_args!(
+            "{{\"ph\":\"C\",\"name\":\"{name}\",\"pid\":1,\"ts\":{},\"args\":{{{args}}}}}",
+            Micros(at)
+        ));
+    }
+
+    fn line(&mut self, text: std::fmt::Arguments<'_>) {
+        let _ = writeln!(self.text, "{text},"); // writing to a string cannot fail
+    }
+}
+
+/// Microseconds with three decimals, which is all that the clock has.
+struct Micros(Duration);
+
+impl std::fmt::Display for Micros {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ns = self.0.as_nanos();
+        write!(f, "{}.{:03}", ns / 1000, ns % 1000)
+    }
+}
+
+/// Numbers of the threads in the trace.
+const CONSUMER: u32 = 1;
+const POLLER: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::super::timeline::Delivered;
+    use super::*;
+
+    fn burst(at_us: u64) -> Event {
+        let (begin, len) = (Duration::from_micros(at_us), Duration::from_micros(1));
+        Event { begin, len, what: What::Burst { begun: at_us } }
+    }
+
+    #[test]
+    fn the_newest_events_are_kept_in_order_and_the_others_counted() {
+        let mut events = Events::default();
+        assert!(events.last_mut().is_none());
+        for at in 0..Events::MAX as u64 + 100 {
+            events.push(burst(at));
+            assert_eq!(events.last_mut().map(|event| event.begin), Some(burst(at).begin));
+        }
+        assert_eq!(events.dropped(), 100);
+        let begins: Vec<u128> = events.iter().map(|event| event.begin.as_micros()).collect();
+        let expected: Vec<u128> = (100..100 + Events::MAX as u128).collect();
+        assert_eq!(begins, expected);
+    }
+
+    #[test]
+    fn the_text_is_json_also_without_an_event_and_says_what_was_dropped() {
+        let empty = to_json(&Events::default(), &Events::default(), None);
+        let parsed: serde_json::Value = serde_json::from_str(&empty).unwrap();
+        assert_eq!(parsed["otherData"]["dropped_events"], "0");
+        assert_eq!(parsed["traceEvents"].as_array().map(Vec::len), Some(3), "names alone");
+        let mut poller = Events::default();
+        (0..Events::MAX as u64 + 5).for_each(|at| poller.push(burst(at)));
+        let mut timeline = Timeline::new();
+        let mut stalls = Stalls::default();
+        stalls.add(Cause::Network, Duration::from_micros(3));
+        let (asked, at) = (Duration::from_micros(2), Duration::from_micros(9));
+        timeline.batch(&Delivered { asked, at, epoch: 0, samples: 1, bytes: 1, stalls });
+        let text = to_json(&Events::default(), &poller, Some(&timeline));
+        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(parsed["otherData"]["dropped_events"], "5");
+        assert!(text.len() < 20 << 20, "{} bytes", text.len());
+    }
+}

@@ -1,0 +1,71 @@
+//! What a consumer of batches has waited for, and the report of it.
+
+mod images;
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::format::Pack;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::{LoaderOptions, LoaderStats};
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::report::Cause;
+
+use images::sample;
+use support::faults::{Fault, Faulty, Rule};
+
+const SAMPLES: usize = 200;
+
+/// An image in memory of samples of 4 KiB, and the device that it is read from.
+fn image() -> (Faulty, Image) {
+    let source: Vec<_> = (0..SAMPLES).map(|i| sample(&format!("{i:04}"), None, 4096)).collect();
+    let mut media = images::Image::unique(1, Pack::Tight);
+    media.add(&source, 7, source.len() as u64, &[]);
+    let mut bytes = media.namespaces.swap_remove(0);
+    bytes.resize(bytes.len().next_multiple_of(64 << 10), 0);
+    let memory = MemNamespace::new(bytes.len() as u64, 4096).unwrap();
+    Blocking::new(memory.queue_pair().unwrap()).unwrap().write_at(0, &bytes).unwrap();
+    let device = Faulty::new(Arc::new(memory));
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device.clone())];
+    (device, Image::from_devices(devices, &OpenOptions::default()).unwrap())
+}
+
+fn options(batch_size: usize) -> LoaderOptions {
+    LoaderOptions::new(OrderSpec { kind: OrderKind::Global, seed: 3 }, batch_size, 1)
+}
+
+/// Reads an epoch and keeps all its batches until the end.
+fn read_keeping_all(image: &Image, options: LoaderOptions) -> LoaderStats {
+    let mut loader = image.prefetcher(options).unwrap();
+    let mut kept = Vec::new();
+    while let Some(batch) = loader.next() {
+        kept.push(batch.unwrap());
+    }
+    assert_eq!(kept.iter().map(|batch| batch.len()).sum::<usize>(), SAMPLES);
+    loader.stats()
+}
+
+#[test]
+fn waits_for_reads_are_waits_for_the_network_and_causes_add_up() {
+    let (device, image) = image();
+    device.add(Rule::any_read(1, Fault::DelayTime(Duration::from_millis(500))));
+    let stats = read_keeping_all(&image, options(16));
+    let network = stats.stalls.of(Cause::Network);
+    assert!(network >= Duration::from_millis(250), "{:?}", stats.stalls);
+    assert_eq!(stats.stalls.total().as_secs_f64(), stats.stall_s);
+}
+
+/// Nothing fits the window any more, so each batch is read only when it is asked for.
+#[test]
+fn waits_of_a_consumer_that_holds_the_window_are_waits_for_the_window() {
+    let (device, image) = image();
+    device.add(Rule::any_read(u32::MAX, Fault::DelayTime(Duration::from_millis(10))));
+    let options = LoaderOptions { window_bytes: 256 << 10, ..options(10) };
+    let stats = read_keeping_all(&image, options);
+    assert!(stats.over_window >= 5, "{stats:?}");
+    assert!(stats.stalls.of(Cause::Window) >= Duration::from_millis(50), "{:?}", stats.stalls);
+}
