@@ -31,6 +31,7 @@ mod size;
 mod store_args;
 mod text;
 mod tier_args;
+mod top;
 mod weight_args;
 
 use std::ffi::OsString;

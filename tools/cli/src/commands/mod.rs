@@ -27,6 +27,7 @@ mod serve;
 mod shuffle_report;
 mod snapshot;
 mod stat;
+mod top;
 mod verify;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -63,6 +64,7 @@ enum Command {
     ListSubsys(identify::ListSubsysArgs),
     Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
+    Top(top::TopArgs),
     Ls(ls::LsArgs),
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
@@ -104,6 +106,7 @@ impl Cli {
             Command::ListSubsys(args) => identify::list_subsys(&args),
             Command::Info(args) => info::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Top(args) => top::run(args),
             Command::Ls(args) => ls::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Cat(args) => cat::run(args),

@@ -1,0 +1,229 @@
+//! What is known of all addresses: their last two answers, or why there is none. Pure: time is an argument.
+
+use std::time::{Duration, Instant};
+
+use super::address::MetricsAddress;
+use super::between::{Between, is_restarted};
+use super::page::Page;
+use super::report::{Known, Report};
+use super::scrape::{Answer, TIME_LIMIT};
+use super::waits::waits;
+
+/// The addresses in the order in which they were given.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    watched: Vec<Watched>,
+    interval: Duration,
+    began: Instant,
+}
+
+#[derive(Debug)]
+struct Watched {
+    address: String,
+    /// The last two answers of the same process, or of two.
+    before: Option<(Instant, Page)>,
+    last: Option<(Instant, Page)>,
+    failure: Option<Failure>,
+    /// When it last did not answer, which may be over.
+    failed_at: Option<Instant>,
+    restarted_at: Option<Instant>,
+    /// Bytes per second in the last intervals, the oldest first.
+    trend: Vec<f64>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    why: String,
+    since: Instant,
+}
+
+impl Fleet {
+    /// Nothing is known yet. `interval` is how often they are asked.
+    pub(super) fn new(addresses: &[MetricsAddress], interval: Duration, now: Instant) -> Fleet {
+        let watched = addresses.iter().map(|address| Watched {
+            address: address.to_string(),
+            before: None,
+            last: None,
+            failure: None,
+            failed_at: None,
+            restarted_at: None,
+            trend: Vec::new(),
+        });
+        Fleet { watched: watched.collect(), interval, began: now }
+    }
+
+    /// Sets how often they are asked from now on.
+    pub(super) fn set_interval(&mut self, interval: Duration) {
+        self.interval = interval;
+    }
+
+    /// Takes what the thread of an address got.
+    pub(super) fn take(&mut self, answer: Answer) {
+        let Answer { index, asked, at, page } = answer;
+        match page {
+            Ok(page) => self.watched[index].answered(at, page),
+            Err(why) => self.watched[index].failed(asked, at, why),
+        }
+    }
+
+    /// Whether every address has answered twice, or failed.
+    pub(super) fn is_measured(&self) -> bool {
+        self.watched.iter().all(|watched| watched.before.is_some() || watched.failure.is_some())
+    }
+
+    /// Everything that is known at `now`.
+    pub(super) fn report(&self, now: Instant) -> Report {
+        let interval_seconds = self.interval.as_secs_f64();
+        let mut report = Report { interval_seconds, ..Report::default() };
+        let late = self.interval + TIME_LIMIT + Duration::from_secs(1);
+        for watched in &self.watched {
+            report.add(&watched.known(now, self.began, late));
+        }
+        report.waits = waits(&report);
+        report
+    }
+}
+
+impl Watched {
+    fn answered(&mut self, at: Instant, page: Page) {
+        self.failure = None;
+        let last = self.last.take();
+        if last.as_ref().is_some_and(|(_, before)| is_restarted(before, &page)) {
+            self.restarted_at = Some(at);
+        }
+        self.before = last;
+        self.last = Some((at, page));
+        if let Some(bytes_per_second) = self.known(at, at, LONG).bytes_per_second() {
+            self.trend.drain(..(self.trend.len() + 1).saturating_sub(TREND_LEN));
+            self.trend.push(bytes_per_second);
+        }
+    }
+
+    fn failed(&mut self, asked: Instant, at: Instant, why: String) {
+        self.failed_at = Some(at);
+        match &mut self.failure {
+            Some(failure) => failure.why = why,
+            None => self.failure = Some(Failure { why, since: asked }),
+        }
+    }
+
+    fn known(&self, now: Instant, began: Instant, late: Duration) -> Known<'_> {
+        let error = self.failure.as_ref().map(|failure| (&*failure.why, failure.since));
+        // Looking up a name has no time limit of its own.
+        let last = self.last.as_ref().map_or(began, |(at, _)| *at);
+        let error =
+            error.or_else(|| (now.saturating_duration_since(last) > late).then_some((LATE, last)));
+        let seconds_since = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
+        let restarted = self.restarted_at.map(seconds_since);
+        Known {
+            address: &self.address,
+            page: self.last.as_ref().map(|(_, page)| page),
+            between: if error.is_some() { None } else { self.between() },
+            error: error.map(|(why, since)| (why, seconds_since(since))),
+            restarted_seconds: restarted.filter(|seconds| *seconds < RESTART_SHOWN_SECONDS),
+            trend: &self.trend,
+        }
+    }
+
+    fn between(&self) -> Option<Between<'_>> {
+        let ((began, before), (at, after)) = self.before.as_ref().zip(self.last.as_ref())?;
+        let mut began = *began;
+        if self.restarted_at == Some(*at) {
+            // It has counted since it did not answer, at the longest.
+            began = self.failed_at.map_or(began, |failed| failed.max(began));
+        }
+        let seconds = at.saturating_duration_since(began).as_secs_f64();
+        Some(Between::new(before, after, seconds.max(1e-3)))
+    }
+}
+
+const LATE: &str = "no answer so far";
+const RESTART_SHOWN_SECONDS: f64 = 60.0;
+/// How many intervals the trend has.
+const TREND_LEN: usize = 16;
+/// Longer than anything is late.
+const LONG: Duration = Duration::from_secs(1 << 20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn fleet(count: usize, now: Instant) -> Fleet {
+        let addresses: Vec<MetricsAddress> =
+            (1..=count).map(|port| format!("h:{port}").parse().unwrap()).collect();
+        Fleet::new(&addresses, SECOND, now)
+    }
+
+    fn target(reads: u64) -> Result<Page, String> {
+        let text = format!(
+            "dlfs_target_controllers{{subsystem=\"s\"}} 2\ndlfs_target_reads_total{{subsystem=\"s\"}} {reads}\n\
+             dlfs_target_read_bytes_total{{subsystem=\"s\"}} {}\n# EOF\n",
+            4096 * reads
+        );
+        Ok(Page::parse(text.as_bytes()).unwrap())
+    }
+
+    fn answer(index: usize, at: Instant, page: Result<Page, String>) -> Answer {
+        Answer { index, asked: at, at, page }
+    }
+
+    fn rate(fleet: &Fleet, now: Instant) -> Option<f64> {
+        fleet.report(now).addresses[0].commands_per_second
+    }
+
+    #[test]
+    fn two_answers_make_a_rate_by_the_time_between_them() {
+        let now = Instant::now();
+        let mut fleet = fleet(1, now);
+        fleet.take(answer(0, now, target(100)));
+        assert_eq!((rate(&fleet, now), fleet.is_measured()), (None, false));
+        assert_eq!(fleet.report(now).subsystems[0].controllers, Some(2.0));
+        fleet.take(answer(0, now + SECOND * 4, target(300)));
+        assert_eq!((rate(&fleet, now + SECOND * 4), fleet.is_measured()), (Some(50.0), true));
+        for index in 0..100 {
+            fleet.take(answer(0, now + SECOND * (5 + index), target(300 + u64::from(index))));
+        }
+        let trend = &fleet.report(now + SECOND * 105).addresses[0].trend;
+        assert_eq!(trend[..], [4096.0; TREND_LEN]);
+    }
+
+    #[test]
+    fn an_address_that_dies_says_so_and_comes_back_by_itself_counting_from_0() {
+        let now = Instant::now();
+        let mut fleet = fleet(1, now);
+        fleet.take(answer(0, now, target(100)));
+        fleet.take(answer(0, now + SECOND, target(200)));
+        fleet.take(answer(0, now + SECOND * 2, Err("connection refused".into())));
+        fleet.take(answer(0, now + SECOND * 9, Err("no route to host".into())));
+        let report = fleet.report(now + SECOND * 10);
+        let row = &report.addresses[0];
+        assert_eq!(
+            (row.error.as_deref(), row.error_seconds),
+            (Some("no route to host"), Some(8.0))
+        );
+        assert_eq!((row.commands_per_second, report.subsystems.len()), (None, 0));
+        assert_eq!(row.role.map(super::super::report::Role::word), Some("target"));
+
+        fleet.take(answer(0, now + SECOND * 11, target(30)));
+        let report = fleet.report(now + SECOND * 12);
+        let row = &report.addresses[0];
+        assert_eq!((&row.error, row.restarted_seconds), (&None, Some(1.0)));
+        assert_eq!(row.commands_per_second, Some(15.0), "30 in the 2 s since it last failed");
+        fleet.take(answer(0, now + SECOND * 12, target(40)));
+        assert_eq!(rate(&fleet, now + SECOND * 12), Some(10.0));
+        let later = fleet.report(now + SECOND * 100);
+        assert_eq!(later.addresses[0].restarted_seconds, None);
+    }
+
+    #[test]
+    fn an_address_that_never_answers_is_late() {
+        let now = Instant::now();
+        let fleet = fleet(2, now);
+        assert_eq!(fleet.report(now + SECOND).addresses[1].error, None);
+        let report = fleet.report(now + SECOND * 20);
+        assert_eq!(report.addresses[1].error.as_deref(), Some(LATE));
+        assert_eq!(report.addresses[1].error_seconds, Some(20.0));
+    }
+}

@@ -1,0 +1,248 @@
+//! The text of OpenMetrics as values. It comes from anybody who listens at an address, so it is bounded, and no
+//! text is a panic.
+//!
+//! No crate: those that read the format bring a regular expression or a parser generator for a line that
+//! is a name, labels and a number.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The values of one answer whose names begin with `dlfs_`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Page {
+    families: BTreeMap<String, Series>,
+}
+
+/// The values of one name by their labels.
+pub(super) type Series = BTreeMap<Labels, f64>;
+
+/// Names and values of labels, in the order of the text.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Labels(Vec<(String, String)>);
+
+/// Why a text is no page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PageError {
+    NotText,
+    /// The number of the line.
+    Line(usize),
+    TooMany,
+    NoEnd,
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PageError::NotText => f.write_str("the answer is not UTF-8"),
+            PageError::Line(number) => write!(f, "line {number} of the answer is not OpenMetrics"),
+            PageError::TooMany => write!(f, "the answer has more than {MAX_SERIES} values"),
+            PageError::NoEnd => f.write_str("the answer ends early: it has no # EOF"),
+        }
+    }
+}
+
+impl Labels {
+    /// The value of a label.
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(label, _)| label == name).map(|(_, value)| &**value)
+    }
+
+    /// Whether each of these is among them.
+    pub(super) fn have(&self, wanted: &[(&str, &str)]) -> bool {
+        wanted.iter().all(|(name, value)| self.value(name) == Some(value))
+    }
+}
+
+impl Page {
+    /// Reads an answer.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Page, PageError> {
+        let text = std::str::from_utf8(bytes).map_err(|_| PageError::NotText)?;
+        let mut page = Page::default();
+        let mut count = 0;
+        let mut lines = (1..).zip(text.lines());
+        loop {
+            let (number, line) = lines.next().ok_or(PageError::NoEnd)?;
+            if line == "# EOF" {
+                return Ok(page);
+            }
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (name, labels, value) = series(line).ok_or(PageError::Line(number))?;
+            // The values of others are read and left out. A value that is no number says nothing.
+            if !name.starts_with("dlfs_") || !value.is_finite() {
+                continue;
+            }
+            count += 1;
+            if count > MAX_SERIES {
+                return Err(PageError::TooMany);
+            }
+            page.families.entry(name.to_owned()).or_default().insert(labels, value);
+        }
+    }
+
+    /// The series of that name.
+    pub(super) fn series(&self, name: &str) -> &Series {
+        self.families.get(name).unwrap_or(&NONE)
+    }
+
+    /// All names with their series.
+    pub(super) fn families(&self) -> impl Iterator<Item = (&str, &Series)> {
+        self.families.iter().map(|(name, series)| (&**name, series))
+    }
+
+    /// Whether any name begins so.
+    pub(super) fn has(&self, prefix: &str) -> bool {
+        let mut at = self.families.range(prefix.to_owned()..);
+        at.next().is_some_and(|(name, _)| name.starts_with(prefix))
+    }
+}
+
+static NONE: Series = BTreeMap::new();
+
+/// `name{label="value",...} number [timestamp] [# exemplar]`.
+fn series(line: &str) -> Option<(&str, Labels, f64)> {
+    let end = line.find(|c: char| !is_name(c))?;
+    let (name, rest) = line.split_at(end);
+    let (labels, rest) = match rest.strip_prefix('{') {
+        Some(rest) => labels(rest)?,
+        None => (Labels(Vec::new()), rest),
+    };
+    let value = rest.strip_prefix(' ')?.split(' ').next()?.parse().ok()?;
+    (!name.is_empty()).then_some((name, labels, value))
+}
+
+/// The labels up to the closing brace, and what follows it.
+fn labels(mut rest: &str) -> Option<(Labels, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        if let Some(rest) = rest.strip_prefix('}') {
+            return Some((Labels(labels), rest));
+        }
+        let (name, value) = rest.split_once("=\"")?;
+        if name.is_empty() || !name.chars().all(is_name) || labels.len() == MAX_LABELS {
+            return None;
+        }
+        let (value, after) = quoted(value)?;
+        labels.push((name.to_owned(), value));
+        rest = match after.strip_prefix(',') {
+            Some(after) => after,
+            None if after.starts_with('}') => after,
+            None => return None,
+        };
+    }
+}
+
+/// A text up to its closing quotation mark, without its escapes, and what follows.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut characters = text.char_indices();
+    loop {
+        let (at, character) = characters.next()?;
+        match character {
+            '"' => return Some((value, &text[at + 1..])),
+            '\\' => value.push(match characters.next()?.1 {
+                'n' => '\n',
+                escaped @ ('\\' | '"') => escaped,
+                _ => return None,
+            }),
+            character => value.push(character),
+        }
+    }
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == ':'
+}
+
+/// A process has at most 1,000 series of a metric, and a series of latencies has 28 values.
+const MAX_SERIES: usize = 100_000;
+const MAX_LABELS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use dlfs::metrics::{
+        BUILD, LOADER_STALL_SECONDS, OTHER, Snapshot, TARGET_COMMANDS, TIER_USED_BYTES,
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_the_library_writes_is_read_as_it_was_counted() {
+        let tier = "file:/a \"b\"\\c\nd, e=\"}:1G";
+        let mut snapshot = Snapshot::new();
+        snapshot.count(&TIER_USED_BYTES, &[tier], 4096);
+        snapshot.seconds(&LOADER_STALL_SECONDS, &[], 0.000_001_5);
+        snapshot.count(&TARGET_COMMANDS, &["nqn.x", "read"], 7);
+        snapshot.count(&TARGET_COMMANDS, &[OTHER, OTHER], 8);
+        snapshot.count(&BUILD, &["0.1.0", "abc"], 1);
+        let page = Page::parse(snapshot.to_openmetrics().as_bytes()).unwrap();
+        let only =
+            |name: &str| page.series(name).iter().next().map(|(l, v)| (l.clone(), *v)).unwrap();
+        let (labels, used) = only("dlfs_tier_used_bytes");
+        assert_eq!((labels.value("tier"), used), (Some(tier), 4096.0));
+        assert_eq!(only("dlfs_loader_stall_seconds_total").1, 0.000_001_5);
+        let commands = page.series("dlfs_target_commands_total");
+        let read: Vec<f64> = (commands.iter())
+            .filter(|(labels, _)| labels.have(&[("subsystem", "nqn.x"), ("command", "read")]))
+            .map(|(_, value)| *value)
+            .collect();
+        assert_eq!((commands.len(), read), (2, vec![7.0]));
+        assert_eq!(only("dlfs_build_info").0.value("version"), Some("0.1.0"));
+        assert!(page.has("dlfs_target_") && page.has("dlfs_tier_") && !page.has("dlfs_peer_"));
+        assert!(page.series("dlfs_build").is_empty());
+    }
+
+    #[test]
+    fn timestamps_exemplars_and_other_peoples_metrics_are_passed_over() {
+        let text = "# HELP x y\n\
+                    go_threads{} 5\n\
+                    dlfs_a_total 1 1700000000.5\n\
+                    dlfs_b_bucket{le=\"+Inf\"} 2 # {trace=\"x\"} 0.5\n\
+                    dlfs_c NaN\n\
+                    # EOF\n";
+        let page = Page::parse(text.as_bytes()).unwrap();
+        let first = |series: &Series| *series.values().next().unwrap();
+        let names: Vec<_> = page.families().map(|(name, series)| (name, first(series))).collect();
+        assert_eq!(names, [("dlfs_a_total", 1.0), ("dlfs_b_bucket", 2.0)]);
+    }
+
+    #[test]
+    fn a_text_that_is_no_page_says_why() {
+        let parse = |text: &str| Page::parse(text.as_bytes());
+        assert_eq!(Page::parse(b"\xff"), Err(PageError::NotText));
+        assert_eq!(parse(""), Err(PageError::NoEnd));
+        assert_eq!(parse("dlfs_a 1\n"), Err(PageError::NoEnd));
+        for wrong in [
+            "<html>",
+            "dlfs_a",
+            "dlfs_a 1x",
+            "dlfs_a{ 1",
+            "dlfs_a{x} 1",
+            "dlfs_a{x=\"} 1",
+            "dlfs_a{x=\"\\q\"} 1",
+            "dlfs_a{x=\"y\"z} 1",
+            "dlfs_a{=\"y\"} 1",
+            "{x=\"y\"} 1",
+        ] {
+            assert_eq!(parse(&format!("\n{wrong}\n# EOF\n")), Err(PageError::Line(2)), "{wrong}");
+        }
+        let many = "dlfs_a 1\n".repeat(MAX_SERIES + 1);
+        assert_eq!(parse(&many), Err(PageError::TooMany));
+        assert!(PageError::TooMany.to_string().contains("100000"));
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let text = "dlfs_a{x=\"é\\n\",y=\"z\"} 1.5e3 # {} 1\n# EOF\n".as_bytes();
+        for at in 0..text.len() {
+            for byte in 0..=255 {
+                let mut changed = text.to_vec();
+                changed[at] = byte;
+                let _ = Page::parse(&changed); // whatever it says
+                let _ = Page::parse(&changed[at..]);
+                let _ = Page::parse(&changed[..at]);
+            }
+        }
+    }
+}

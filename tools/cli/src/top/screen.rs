@@ -1,0 +1,147 @@
+//! The terminal: raw mode and the other screen while the page is shown, keys, and everything as it was at the end,
+//! also after a panic or a signal.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+
+use dlfs::{Error, ErrorKind};
+
+use super::address::MetricsAddress;
+use super::draw::draw;
+use super::fleet::Fleet;
+use super::report::Report;
+use super::scrape::Scraper;
+use super::view::{View, Wish};
+use crate::exit::{Failure, Outcome};
+use crate::signals::{GRACE, Stop};
+
+/// Shows the page until the user quits.
+///
+/// # Errors
+/// There is no terminal for keys, or it has gone.
+pub(crate) fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
+    let mut page = Page {
+        fleet: Fleet::new(&addresses, interval, Instant::now()),
+        scraper: Scraper::start(addresses, interval)?,
+        view: View::new(interval),
+        shown: Report::default(),
+        has_colour: std::env::var_os("NO_COLOR").is_none(),
+    };
+    let stop = Stop::on_signals(GRACE, || {
+        ratatui::restore();
+        Outcome::Done
+    })?;
+    let shown = on_terminal(|terminal| page.run(terminal, &stop))?;
+    shown.map_err(no_terminal)?;
+    Ok(Outcome::Done)
+}
+
+/// Runs `work` with the terminal in raw mode and on its other screen. A panic leaves both before its message.
+fn on_terminal<T>(work: impl FnOnce(&mut DefaultTerminal) -> T) -> Result<T, Failure> {
+    let terminal = ratatui::try_init();
+    let worked = terminal.map(|mut terminal| work(&mut terminal));
+    ratatui::restore();
+    worked.map_err(no_terminal)
+}
+
+fn no_terminal(error: io::Error) -> Failure {
+    let failed = Error::new(ErrorKind::Io, "the terminal cannot be used").source(error);
+    Failure::Error(failed.hint("--once prints the page as text"))
+}
+
+struct Page {
+    fleet: Fleet,
+    scraper: Scraper,
+    view: View,
+    /// What is on the screen; while paused, what was known then.
+    shown: Report,
+    has_colour: bool,
+}
+
+impl Page {
+    fn run(&mut self, terminal: &mut DefaultTerminal, stop: &Stop) -> io::Result<()> {
+        let mut is_old = true;
+        let mut drawn = Instant::now();
+        while !stop.is_set() {
+            for answer in self.scraper.answers.try_iter() {
+                self.fleet.take(answer);
+                is_old = true;
+            }
+            // Also without news: for how long an address has been silent, and the size of the screen.
+            if is_old || drawn.elapsed() >= REDRAW {
+                if !self.view.is_paused {
+                    self.shown = self.fleet.report(Instant::now());
+                }
+                terminal.draw(|frame| draw(frame, &self.shown, &mut self.view, self.has_colour))?;
+                (is_old, drawn) = (false, Instant::now());
+            }
+            if !event::poll(LOOK)? {
+                continue;
+            }
+            is_old = true;
+            if let Event::Key(key) = event::read()? {
+                match self.view.key(key, &self.shown) {
+                    Wish::Nothing => {}
+                    Wish::Quit => return Ok(()),
+                    Wish::Interval => {
+                        self.scraper.set_interval(self.view.interval);
+                        self.fleet.set_interval(self.view.interval);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How soon an answer is shown; a key is at once.
+const LOOK: Duration = Duration::from_millis(100);
+const REDRAW: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::tcgetattr;
+
+    use super::*;
+
+    /// Runs itself on a pseudoterminal, where it panics.
+    #[test]
+    fn a_panic_leaves_the_page_before_it_says_why() {
+        if std::env::var_os(PANIC).is_some() {
+            let _ = on_terminal(|_| panic!("in the middle"));
+        }
+        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&main).unwrap();
+        unlockpt(&main).unwrap();
+        let name = ptsname(&main, Vec::new()).unwrap();
+        let side = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let before = tcgetattr(&main).unwrap().local_modes;
+        let end = || Stdio::from(side.try_clone().unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let test = std::thread::current().name().unwrap().to_owned();
+        command.args(["--exact", &test, "--nocapture"]).env(PANIC, "1");
+        let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        drop((command, side));
+        let (mut main, mut text, mut bytes) = (File::from(main), Vec::new(), [0; 4096]);
+        // The read fails with EIO once no process has the other end open.
+        while let Ok(len @ 1..) = main.read(&mut bytes) {
+            text.extend_from_slice(&bytes[..len]);
+        }
+        assert!(!child.wait().unwrap().success());
+        let text = String::from_utf8_lossy(&text);
+        let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?}: {text}"));
+        let (entered, left) = (place("\x1b[?1049h"), place("\x1b[?1049l"));
+        assert!(entered < left && left < place("in the middle"), "{text}");
+        assert_eq!(tcgetattr(&main).unwrap().local_modes, before, "raw mode is over");
+    }
+
+    const PANIC: &str = "DLFS_TEST_PANIC_ON_A_TERMINAL";
+}

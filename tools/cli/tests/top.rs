@@ -1,0 +1,293 @@
+//! `dlfs top` over real targets and jobs, on the screen of a terminal and as text.
+
+mod common;
+#[path = "top/screen.rs"]
+mod screen;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{TestDir, dlfs, finish, run, signal, wait};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use screen::Screen;
+use serde_json::Value;
+
+/// A running command that serves its metrics.
+struct Serving {
+    child: Child,
+    /// `IP:PORT`.
+    metrics: String,
+    /// The first line of its standard output, if that was asked for.
+    said: Value,
+    _pipes: (BufReader<std::process::ChildStdout>, BufReader<std::process::ChildStderr>),
+}
+
+impl Serving {
+    fn start(metrics: &str, arguments: &[&str], speaks: bool) -> Serving {
+        let mut command = dlfs();
+        command.args(arguments).args(["--metrics", metrics]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let at = line.trim_end().split("metrics at http://").nth(1).expect(&line);
+        let metrics = at.strip_suffix("/metrics").expect(at).to_owned();
+        let mut first = String::new();
+        if speaks {
+            stdout.read_line(&mut first).unwrap();
+        }
+        let said = serde_json::from_str(&first).unwrap_or_default();
+        Serving { child, metrics, said, _pipes: (stdout, stderr) }
+    }
+
+    fn target(metrics: &str, image: &str) -> Serving {
+        let arguments = ["serve", image, "--listen", "127.0.0.1:0", "--json"];
+        Serving::start(metrics, &arguments, true)
+    }
+
+    /// A job that reads from the target until it is dropped.
+    fn job(target: &Serving) -> Serving {
+        let address = target.said["address"].as_str().unwrap();
+        let arguments = ["read", address, "--batch", "16", "--epochs", "1000000", "--quiet"];
+        let job = Serving::start("127.0.0.1:0", &arguments, false);
+        let until = Instant::now() + Duration::from_secs(120);
+        while !job.page().contains("\ndlfs_loader_batches_total ") {
+            assert!(Instant::now() < until, "it does not begin to read:\n{}", job.page());
+            thread::sleep(Duration::from_millis(20));
+        }
+        job
+    }
+
+    /// The text that it serves.
+    fn page(&self) -> String {
+        let mut stream = TcpStream::connect(&self.metrics).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            signal(&self.child, "TERM");
+            wait(&mut self.child);
+        }
+    }
+}
+
+/// An address where connections are refused, as long as the socket lives.
+fn refusing() -> (OwnedFd, String) {
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
+    (bound, address.to_string())
+}
+
+/// The cells of the row that begins with `name`, if it has figures.
+fn figures<'a>(rows: &'a [String], name: &str) -> Option<Vec<&'a str>> {
+    let row = rows.iter().find(|row| row.starts_with(name) && row.contains("B/s"))?;
+    Some(row.split_whitespace().collect())
+}
+
+#[test]
+fn a_target_and_a_job_are_seen_while_they_work() {
+    let dir = TestDir::with_image();
+    let target = Serving::target("127.0.0.1:0", &dir.arg("train.dlfs"));
+    let job = Serving::job(&target);
+    let url = format!("http://{}/metrics", job.metrics);
+    let mut screen =
+        Screen::start(80, 24, &["top", &target.metrics, &url, "--interval", "0.3"], &[]);
+    let is_busy = |rows: &[String], name: &str| {
+        figures(rows, name).is_some_and(|cells| cells.get(2).is_some_and(|iops| *iops != "0"))
+    };
+    let rows = screen.until("rates of both", |rows| {
+        is_busy(rows, &target.metrics) && is_busy(rows, &job.metrics)
+    });
+    assert!(rows[0].starts_with(" dlfs top  1 target, 1 job "), "{rows:#?}");
+    assert!(rows[0].ends_with("every 0.3 s"), "{rows:#?}");
+    assert_eq!(figures(&rows, &target.metrics).unwrap()[1], "target");
+    assert_eq!(figures(&rows, &job.metrics).unwrap()[1], "job");
+    let told = format!("job {} waits ", job.metrics);
+    screen.until("who waits", |rows| rows.iter().any(|row| row.starts_with(&told)));
+    assert!(screen.has_colour());
+
+    screen.press("\t");
+    let rows = screen.until("the targets", |rows| rows[2].starts_with("SUBSYSTEM"));
+    assert!(rows[3].contains("train "), "{rows:#?}");
+    screen.press("3");
+    screen.until("the jobs", |rows| rows[2].contains("SAMPLES/S"));
+    screen.press("\x1b[C"); // the right arrow
+    screen.until("the tiers", |rows| {
+        rows.iter().any(|row| row.contains("No process here has tiers."))
+    });
+    screen.press("1ss");
+    screen.until("another order", |rows| rows[2].contains("ROLE*"));
+    screen.press("?");
+    screen
+        .until("the help", |rows| rows.iter().any(|row| row.contains("Any key closes this page")));
+    screen.press(" +");
+    screen.until("a longer interval", |rows| rows[0].ends_with("every 0.5 s"));
+    screen.press("p");
+    screen.until("a pause", |rows| rows[0].ends_with("PAUSED"));
+    screen.press("p\x1b[B");
+    let marked = format!(" {}  job", job.metrics);
+    screen.until("a marked row", |rows| rows[23].starts_with(&marked) && rows[0].ends_with(" s"));
+
+    screen.resize(40, 10);
+    screen.until("a small screen", |rows| {
+        rows.len() == 10 && is_busy(rows, &job.metrics) && rows[9].starts_with(&marked)
+    });
+    screen.resize(120, 40);
+    screen.until("a large screen", |rows| {
+        rows.len() == 40
+            && rows.iter().any(|row| row.contains("VERSION"))
+            && rows.iter().any(|row| row.starts_with("SUBSYSTEM"))
+            && rows.iter().any(|row| row.contains("SAMPLES/S"))
+    });
+    screen.press("q");
+    screen.ends_with_everything_restored();
+}
+
+#[test]
+fn an_address_that_dies_says_so_and_comes_back_by_itself() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    // A loopback address that no other test has, so that the port stays free in between.
+    let [_, .., high, low] = std::process::id().to_be_bytes();
+    let target = Serving::target(&format!("127.77.{high}.{low}:0"), &image);
+    let metrics = target.metrics.clone();
+    let (_bound, never) = refusing();
+    let screen = Screen::start(100, 24, &["top", &metrics, &never, "--interval", "0.2"], &[]);
+    screen.until("the target", |rows| figures(rows, &metrics).is_some());
+    drop(target);
+    let is_silent = |rows: &[String], name: &str| {
+        rows.iter().any(|row| row.starts_with(name) && row.contains("no answer for"))
+    };
+    let rows = screen.until("its end", |rows| is_silent(rows, &metrics));
+    assert!(figures(&rows, &metrics).is_none(), "{rows:#?}");
+    assert!(rows[0].contains("2 silent"), "{rows:#?}");
+    let again = Serving::target(&metrics, &image);
+    assert_eq!(again.metrics, metrics);
+    let rows = screen.until("its return", |rows| figures(rows, &metrics).is_some());
+    assert!(rows[0].contains("1 silent"), "{rows:#?}");
+    assert!(is_silent(&rows, &never), "{rows:#?}");
+    screen.press("6");
+    let told = format!("{never} does not answer, for ");
+    screen.until("it as a sentence", |rows| rows.iter().any(|row| row.starts_with(&told)));
+    screen.press("q");
+    screen.ends_with_everything_restored();
+}
+
+#[test]
+fn of_ten_addresses_those_that_hang_delay_none_of_the_others() {
+    let dir = TestDir::with_image();
+    let targets = [(); 3].map(|()| Serving::target("127.0.0.1:0", &dir.arg("train.dlfs")));
+    // The kernel accepts connections to them, and nobody ever answers.
+    let hanging = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let refused = [(); 3].map(|()| refusing());
+    let mut addresses: Vec<String> =
+        hanging.iter().map(|of| of.local_addr().unwrap().to_string()).collect();
+    addresses.extend(refused.iter().map(|(_, address)| address.clone()));
+    addresses.extend(targets.iter().map(|target| target.metrics.clone()));
+    let arguments = ["top", "--interval", "0.2"].into_iter().chain(addresses.iter().map(|a| &**a));
+    let arguments: Vec<&str> = arguments.collect();
+
+    let screen = Screen::start(120, 40, &arguments, &[("NO_COLOR", "1")]);
+    let rows = screen.until("all targets", |rows| {
+        targets.iter().all(|target| figures(rows, &target.metrics).is_some())
+    });
+    assert!(rows[0].starts_with(" dlfs top  3 targets, "), "{rows:#?}");
+    let rows = screen.until("those that hang", |rows| {
+        rows.iter().filter(|row| row.contains("timed out after 5 s")).count() >= 4
+    });
+    assert!(targets.iter().all(|target| figures(&rows, &target.metrics).is_some()), "{rows:#?}");
+    assert!(rows[0].contains("7 silent"), "{rows:#?}");
+    assert!(!screen.has_colour(), "NO_COLOR is set");
+    screen.press("\x03"); // Ctrl-C
+    screen.ends_with_everything_restored();
+
+    let ran = run(&[&arguments[..], &["--json"]].concat()).code(1);
+    let report = ran.json();
+    let rows = report["addresses"].as_array().unwrap();
+    assert_eq!(rows.len(), 10);
+    for (row, address) in rows.iter().zip(&addresses) {
+        assert_eq!(row["address"], **address);
+    }
+    assert!(rows[..4].iter().all(|row| row["error"] == "timed out after 5 s"), "{report}");
+    assert!(rows[4..7].iter().all(|row| row["error"] == "connection refused"), "{report}");
+    for row in &rows[7..] {
+        assert!(row["error"].is_null() && row["role"] == "target", "{report}");
+        assert_eq!(row["commands_per_second"], 0.0, "{report}");
+    }
+}
+
+#[test]
+fn without_a_terminal_it_prints_one_page_and_ends() {
+    let dir = TestDir::with_image();
+    let target = Serving::target("127.0.0.1:0", &dir.arg("train.dlfs"));
+    let job = Serving::job(&target);
+    let arguments = ["top", &target.metrics, &job.metrics, "--interval", "0.5"];
+    let ran = run(&arguments).quiet();
+    let rows: Vec<String> = ran.text().lines().map(str::to_owned).collect();
+    assert_eq!(figures(&rows, &target.metrics).expect(ran.text())[1], "target");
+    assert_eq!(figures(&rows, &job.metrics).expect(ran.text())[1], "job");
+    for title in ["ADDRESS ", "SUBSYSTEM ", "SAMPLES/S"] {
+        assert!(rows.iter().any(|row| row.contains(title)), "{}", ran.text());
+    }
+    assert!(!ran.text().contains('\x1b'), "{}", ran.text());
+
+    // On a loaded machine the job may do nothing for an interval.
+    let mut reports = (0..100).map(|_| run(&[&arguments[..], &["--json"]].concat()).quiet().json());
+    let moves = |report: &Value, index: usize| {
+        report["addresses"][index]["bytes_per_second"].as_f64().unwrap() > 0.0
+            && report["loaders"][0]["samples_per_second"].as_f64().unwrap() > 0.0
+    };
+    let report = reports.find(|report| moves(report, 0) && moves(report, 1)).expect("it reads");
+    let [of_target, of_job] = [0, 1].map(|index| &report["addresses"][index]);
+    assert_eq!((&of_target["role"], &of_job["role"]), (&"target".into(), &"job".into()));
+    assert_eq!(report["subsystems"][0]["subsystem"], "nqn.2026-11.io.dlfs:train");
+    assert!(report["subsystems"][0]["connections"].as_f64().unwrap() >= 2.0, "{report}");
+    assert!(report["waits"].as_array().is_some_and(|waits| !waits.is_empty()), "{report}");
+}
+
+#[test]
+fn tiers_are_shown_with_what_they_hold() {
+    let dir = TestDir::with_image();
+    let arguments = ["cached", &dir.arg("train.dlfs"), "--tier", "ram:64M", "--json"];
+    let cached = Serving::start("127.0.0.1:0", &arguments, true);
+    let report = run(&["top", "--json", "--interval", "0.2", &cached.metrics]).quiet().json();
+    let tier = &report["tiers"][0];
+    assert_eq!(tier["tier"], cached.said["tiers"][0]["name"]);
+    assert_eq!(tier["capacity_bytes"], cached.said["tiers"][0]["capacity_bytes"].as_f64().unwrap());
+    assert_eq!(report["tiers"][1]["tier"], "(data set)");
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let (_bound, never) = refusing();
+    let screen = Screen::start(80, 24, &["top", &never], &[]);
+    screen.until("the page", |rows| rows.iter().any(|row| row.contains("connection refused")));
+    screen.signal("TERM");
+    screen.ends_with_everything_restored();
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_what_is_right() {
+    run(&["top"]).code(2).complains_of(&["ADDRESS"]);
+    run(&["top", "node7"]).code(2).complains_of(&["HOST:PORT"]);
+    run(&["top", "https://node7:9410/metrics"]).code(2).complains_of(&["without TLS"]);
+    run(&["top", "node7:9410", "--interval", "0"]).code(2).complains_of(&["seconds"]);
+    // A terminal that cannot be drawn on gets text.
+    let (_bound, never) = refusing();
+    let mut dumb = dlfs();
+    dumb.args(["top", &never]).env("TERM", "dumb");
+    finish(dumb).code(1);
+}
