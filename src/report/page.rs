@@ -65,7 +65,7 @@ fn tiles(report: &Report) -> String {
         (bytes(total.bytes), "of samples"),
         (duration(time), "in all"),
         (percent(total.stalls.total(), time), "of it waiting"),
-        (percent(total.consumer, time), "the consumer's own"),
+        (percent(total.consumer, time), "in the step itself"),
     ];
     let tile = |(value, what): (String, &str)| {
         format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>")
@@ -222,8 +222,14 @@ fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
         };
         let share = 100.0 * count_of as f64 / most as f64;
         let tell = format!("{limit}: {} {what}", count(count_of));
-        bars += &format!("<div title=\"{tell}\"><b style=\"height:{share:.2}%\"></b></div>");
-        let label = Histogram::limit(bucket).filter(|_| nth.is_multiple_of(LABEL_EVERY));
+        let bar = match count_of {
+            0 => String::new(),
+            _ => format!("<b style=\"height:{share:.2}%\"></b>"),
+        };
+        bars += &format!("<div title=\"{tell}\">{bar}</div>");
+        // The label of the last bar would not fit.
+        let is_labelled = nth.is_multiple_of(LABEL_EVERY) && (bucket < last || nth == 0);
+        let label = Histogram::limit(bucket).filter(|_| is_labelled);
         labels += &format!("<span>{}</span>", label.map_or_else(String::new, short));
     }
     let quantiles = [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")];
@@ -287,8 +293,8 @@ fn epochs(report: &Report) -> String {
         ),
     };
     let table = format!(
-        "<div class=\"scroll\"><table><tr><th>Epoch</th><th>where its time went</th><th>time</th><th>waiting</th>\
-         <th>samples/s</th><th>read</th><th>batches</th></tr>{rows}</table></div>{left_out}\
+        "<div class=\"scroll\"><table><tr><th>Epoch</th><th class=\"wide\">where its time went</th><th>time</th>\
+         <th>waiting</th><th>samples/s</th><th>read</th><th>batches</th></tr>{rows}</table></div>{left_out}\
          <p class=\"note\">An epoch begins when the last batch of the one before was delivered. What is read ahead for \
          the next epoch counts where it was read.</p>"
     );

@@ -158,7 +158,7 @@ fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(Str
             "window",
             match options.window_bytes {
                 0 => by_itself,
-                bytes => format!("{bytes} bytes"),
+                bytes => format!("{} MiB", bytes as f64 / f64::from(1 << 20)),
             },
         ),
         ("queue pairs", options.queue_pairs.to_string()),

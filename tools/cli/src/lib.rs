@@ -23,6 +23,7 @@ mod out;
 mod peer_args;
 mod placement_args;
 mod progress;
+mod report_args;
 mod run_stats;
 mod scratch;
 mod service;

@@ -33,6 +33,7 @@ use crate::out::Out;
 use crate::peer_args::{Joined, PeerArgs, peer_lines};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
+use crate::report_args::ReportArgs;
 use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, Stop};
 use crate::size::parse_size;
@@ -75,6 +76,8 @@ pub(crate) struct ReadArgs {
     store: StoreArgs,
     #[command(flatten)]
     placement: PlacementArgs,
+    #[command(flatten)]
+    report: ReportArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
     #[command(flatten)]
@@ -161,8 +164,14 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
     let mut options = args.loader_options(place.unwrap_or((0, 1)))?;
     let keeper = Keeper::of(&args.run);
-    let last_resort = keeper.clone();
-    let stop = Stop::on_signals(GRACE, move || last_resort.stopped())?;
+    let files = args.report.files()?;
+    options.trace = files.trace();
+    let last_resort = (keeper.clone(), files.clone());
+    let stop = Stop::on_signals(GRACE, move || {
+        let (keeper, files) = last_resort;
+        files.write_events();
+        keeper.stopped()
+    })?;
     let _metrics = args.metrics.serve()?;
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
@@ -220,6 +229,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
     joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
     keeper.save()?; // also after an error, so that the run can resume there
+    files.write(&loader)?;
     let end = end?;
     if end == End::Complete {
         check_complete(report.samples, total)?;
