@@ -15,6 +15,7 @@
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_metrics                                 all counters of the process, as OpenMetrics
+//   dlfs_sequence_report                         why a loop waited, as an HTML page
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
 //   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
@@ -1312,6 +1313,14 @@ int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
 int dlfs_metrics(char *text,
                  size_t len,
                  size_t *needed);
+
+// Copies a report of a sequence and a NUL to `html`, which has `len` bytes; `needed` as for
+// dlfs_name. Any thread.
+//
+// One HTML page that needs nothing else: what was delivered and waited for, over time, by cause
+// and by place, and what to try next. The text is longer after the next batch: ask again where
+// DLFS_E_TOO_SMALL comes.
+int dlfs_sequence_report(const dlfs_seq *seq, char *html, size_t len, size_t *needed);
 
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);

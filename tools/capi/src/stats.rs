@@ -169,6 +169,28 @@ pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mu
     })
 }
 
+/// Copies a report of a sequence and a NUL to `html`, which has `len` bytes; `needed` as for
+/// dlfs_name. Any thread.
+///
+/// One HTML page that needs nothing else: what was delivered and waited for, over time, by cause
+/// and by place, and what to try next. The text is longer after the next batch: ask again where
+/// DLFS_E_TOO_SMALL comes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_report(
+    seq: *const Seq,
+    html: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let page = sequence_of(seq)?.loader.report().to_html();
+        // SAFETY: by the header `html` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(page.as_bytes(), html, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
 /// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {

@@ -231,6 +231,10 @@ static void of_sequences(dlfs_fs *fs) {
             CHECK(strstr(metrics, "# TYPE dlfs_loader_samples counter\n") && strstr(metrics, "\n# EOF\n"));
             const char *counted = strstr(metrics, "\ndlfs_loader_samples_total ");
             CHECK(counted && strtoull(strchr(counted, ' '), NULL, 10) >= stats.samples);
+            static char page[1 << 20];
+            FAILS(DLFS_E_TOO_SMALL, dlfs_sequence_report(seq, NULL, 0, &needed), "there is room for 0");
+            CHECK(dlfs_sequence_report(seq, page, sizeof page, &needed) == 0 && needed == strlen(page) + 1);
+            CHECK(strstr(page, "<!doctype html>") == page && strstr(page, "What to try next"));
             CHECK(dlfs_set_epoch(seq, 1) == 0 && drain(seq, ids) == NUM);
             CHECK(dlfs_sequence_close(seq) == 0);
             FAILS(DLFS_E_HANDLE, dlfs_sequence_close(seq), "closed before");
