@@ -27,6 +27,7 @@ mod options;
 mod parts;
 mod peers;
 mod ranges;
+mod report;
 mod sample;
 mod store;
 mod typed;
@@ -60,6 +61,8 @@ mod _dlfs {
     use super::parts::WritePlan;
     #[pymodule_export]
     use super::ranges::SampleFile;
+    #[pymodule_export]
+    use super::report::Report;
     #[pymodule_export]
     use super::sample::Sample;
     #[pymodule_export]

@@ -22,6 +22,7 @@ use crate::metrics;
 use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
+use crate::report::Report;
 use crate::store;
 use crate::watch::detached;
 
@@ -247,6 +248,18 @@ impl Loader {
         dict.set_item("resident", stats.resident)?;
         dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
         Ok(dict)
+    }
+
+    /// What the run has delivered and waited for so far: over time, by cause and by place, epochs side by side, and
+    /// what to try next. It is of the newest iterator's run, in this process. Writes the page to `path` if one is
+    /// given.
+    #[pyo3(signature = (path=None))]
+    fn report(&self, py: Python<'_>, path: Option<std::path::PathBuf>) -> PyResult<Report> {
+        let report = Report::of(py, &self.newest().loader);
+        if let Some(path) = path {
+            report.save(py, path)?;
+        }
+        Ok(report)
     }
 
     /// The counters so far by their names in docs/metrics.md, as `dlfs.metrics.values` has them for the process.

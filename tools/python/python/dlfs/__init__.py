@@ -36,7 +36,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy
 
-from ._dlfs import NO_LABEL, Batch, Dataset, Sample, SampleFile, __commit__, __version__
+from ._dlfs import NO_LABEL, Batch, Dataset, Report, Sample, SampleFile, __commit__, __version__
 from ._dlfs import Loader as _Loader
 from ._dlfs import delete as _delete
 from ._dlfs import purge as _purge
@@ -88,6 +88,7 @@ __all__ = [
     "OutOfMemory",
     "PartWriter",
     "Refused",
+    "Report",
     "Sample",
     "SampleFile",
     "Stale",

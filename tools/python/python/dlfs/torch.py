@@ -36,6 +36,7 @@ import torch.utils.data._utils.collate
 
 from . import (
     NO_LABEL,
+    Address,
     Batch,
     Fields,
     FieldType,
@@ -46,6 +47,7 @@ from . import (
     NameNotFound,
     NoArray,
     Order,
+    Report,
     Sample,
     Shard,
     Unsupported,
@@ -640,6 +642,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def stats(self) -> dict[str, Any]:
         """What this process has read and waited for, as Loader.stats; worker processes count for themselves."""
         return self._loader.stats()
+
+    def report(self, path: Address | None = None) -> Report:
+        """Why this process waited, as Loader.report; worker processes have reports of their own."""
+        return self._loader.report(path)
 
     def num_batches(self, workers: int = 0) -> int:
         """The number of batches of an epoch on this rank with this many worker processes. Of batches by tokens: of the

@@ -1,0 +1,66 @@
+//! `Report`: what a loader has waited for, as a page, as data, and as events.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use crate::error::raise;
+use crate::loader::json;
+
+/// What a loader has delivered and waited for, from Loader.report().
+///
+/// In a notebook it shows itself. str(report) is the page, one HTML document without scripts that needs no other file.
+#[pyclass(frozen, module = "dlfs._dlfs")]
+pub(crate) struct Report {
+    html: String,
+    json: String,
+    advice: Vec<String>,
+}
+
+#[pymethods]
+impl Report {
+    /// The figures as a dict: total, epochs, buckets (the run in the course of time), wait_s, reads, tiers, settings
+    /// and advice. Times are in seconds, lengths in bytes.
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json(py)?.call_method1("loads", (&self.json,))
+    }
+
+    /// What to try next: three sentences, each with its figure, the most useful first.
+    #[getter]
+    fn advice(&self) -> Vec<String> {
+        self.advice.clone()
+    }
+
+    /// Writes the page to `path`.
+    pub(crate) fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let written = py.detach(|| std::fs::write(&path, &self.html));
+        written.map_err(|error| raise(py, &dlfs::Error::from(error).path(path)))
+    }
+
+    fn __str__(&self) -> &str {
+        &self.html
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<dlfs.Report: {}>", self.advice.first().map_or("", String::as_str))
+    }
+
+    /// A frame of its own, so that its style and the notebook's do not meet.
+    fn _repr_html_(&self) -> String {
+        let page = self.html.replace('&', "&amp;").replace('"', "&quot;");
+        format!(
+            "<iframe srcdoc=\"{page}\" style=\"width:100%;height:900px;border:0\" sandbox></iframe>"
+        )
+    }
+}
+
+impl Report {
+    /// Without the interpreter, since it makes a page of thousands of figures.
+    pub(crate) fn of(py: Python<'_>, loader: &dlfs::dataset::Loader) -> Report {
+        py.detach(|| {
+            let report = loader.report();
+            Report { html: report.to_html(), json: report.to_json(), advice: report.advice() }
+        })
+    }
+}
