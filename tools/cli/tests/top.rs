@@ -7,7 +7,7 @@ mod screen;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,10 @@ impl Serving {
     fn start(metrics: &str, arguments: &[&str], speaks: bool) -> Serving {
         let mut command = dlfs();
         command.args(arguments).args(["--metrics", metrics]);
+        Serving::run(command, speaks)
+    }
+
+    fn run(mut command: Command, speaks: bool) -> Serving {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -55,12 +59,35 @@ impl Serving {
         let address = target.said["address"].as_str().unwrap();
         let arguments = ["read", address, "--batch", "16", "--epochs", "1000000", "--quiet"];
         let job = Serving::start("127.0.0.1:0", &arguments, false);
+        job.wait_until_it_reads();
+        job
+    }
+
+    /// A rank of a job of two, on a node of its own, that reads until it is dropped.
+    fn rank(dir: &TestDir, number: usize) -> Serving {
+        let tier = dir.arg(&format!("tier-{number}"));
+        std::fs::create_dir_all(&tier).unwrap();
+        let mut command = dlfs();
+        command
+            .args(["read", &dir.arg("train.dlfs"), "--tier", &format!("file:{tier}:64M")])
+            .args(["--batch", "16", "--epochs", "1000000", "--quiet"])
+            .args(["--peers", &dir.arg("rendezvous"), "--node", &format!("node{number}")])
+            .args(["--metrics", "127.0.0.1:0"])
+            .env("RANK", number.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", "29500")
+            .env("TORCHELASTIC_RUN_ID", "top")
+            .env("TORCHELASTIC_RESTART_COUNT", "0");
+        Serving::run(command, false)
+    }
+
+    fn wait_until_it_reads(&self) {
         let until = Instant::now() + Duration::from_secs(120);
-        while !job.page().contains("\ndlfs_loader_batches_total ") {
-            assert!(Instant::now() < until, "it does not begin to read:\n{}", job.page());
+        while !self.page().contains("\ndlfs_loader_batches_total ") {
+            assert!(Instant::now() < until, "it does not begin to read:\n{}", self.page());
             thread::sleep(Duration::from_millis(20));
         }
-        job
     }
 
     /// The text that it serves.
@@ -268,6 +295,30 @@ fn tiers_are_shown_with_what_they_hold() {
     assert_eq!(tier["tier"], cached.said["tiers"][0]["name"]);
     assert_eq!(tier["capacity_bytes"], cached.said["tiers"][0]["capacity_bytes"].as_f64().unwrap());
     assert_eq!(report["tiers"][1]["tier"], "(data set)");
+}
+
+#[test]
+fn nodes_are_shown_with_what_is_read_from_them() {
+    let dir = TestDir::with_image();
+    let ranks = [0, 1].map(|number| Serving::rank(&dir, number));
+    ranks.iter().for_each(Serving::wait_until_it_reads);
+    let [first, second] = &ranks;
+    let arguments = ["top", &first.metrics, &second.metrics, "--interval", "0.3", "--json"];
+    let mut reports = (0..200).map(|_| run(&arguments).quiet().json());
+    let moves = |row: &Value| {
+        row["node"].as_str().is_some_and(|node| node.parse::<u16>().is_ok())
+            && row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)
+    };
+    let report = reports.find(|report| report["peers"].as_array().unwrap().iter().any(moves));
+    let report = report.expect("the ranks read from each other");
+    let rows = report["addresses"].as_array().unwrap().iter();
+    let roles: Vec<&str> = rows.map(|row| row["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["peer", "job", "peer", "job"], "{report}");
+    for share in
+        report["tiers"].as_array().unwrap().iter().filter_map(|row| row["hit_share"].as_f64())
+    {
+        assert!((0.0..=1.0).contains(&share), "{report}");
+    }
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`
+/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Peers are jobs as well.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let count = |role| report.addresses.iter().filter(|row| row.role == Some(role)).count();
     let silent = report.addresses.iter().filter(|row| row.error.is_some()).count();
@@ -223,17 +223,32 @@ fn wrapped<'a>(
         let look = if wait.is_trouble { Look::Bad } else { Look::Plain };
         let text = crate::text::safe_text(&wait.text).into_owned();
         let mut line = String::new();
-        for word in text.split(' ') {
-            if !line.trim().is_empty() && width_of(&line) + 1 + width_of(word) > width {
+        for word in words(&text) {
+            if !line.trim().is_empty() && width_of(&line) + 1 + width_of(&word) > width {
                 lines.push(paint.line(vec![(std::mem::replace(&mut line, "  ".to_owned()), look)]));
             } else if !line.is_empty() {
                 line.push(' ');
             }
-            line.push_str(word);
+            line.push_str(&word);
         }
         lines.push(paint.line(vec![(clipped(&line, width), look)]));
     }
     lines
+}
+
+/// The words of a text; a number and its unit are one.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match words.last_mut() {
+            Some(last) if last.ends_with(|c: char| c.is_ascii_digit()) => {
+                last.push(' ');
+                last.push_str(word);
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words
 }
 
 fn title(text: &'static str) -> Line<'static> {
@@ -256,7 +271,7 @@ const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-6   another
           loaders of a process add up
  ERR/S    targets: commands with an error response; jobs: reads repeated
  HOSTS    controllers: each host has one or more
- HITS     the share of the bytes read that came from the tier
+ HITS     the share of the bytes read, also for others, that came from there
  MEAN     the mean time of a read
  -        the address does not serve that, or there was one answer so far
 
@@ -296,7 +311,7 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
     use super::super::between::Quantile;
-    use super::super::report::{AddressRow, LoaderRow, SubsystemRow, TierRow};
+    use super::super::report::{AddressRow, CauseShare, LoaderRow, SubsystemRow, TierRow};
     use super::super::waits::waits;
     use super::*;
 
@@ -329,7 +344,7 @@ mod tests {
             address: "node3:9410".into(),
             wait_share: Some(0.34),
             samples_per_second: Some(391_396.0),
-            waits_by_cause: vec![("network".into(), 0.3)],
+            waits_by_cause: vec![CauseShare { cause: "network".into(), share: 0.3 }],
             ..LoaderRow::default()
         };
         let tier = TierRow {
@@ -444,6 +459,22 @@ mod tests {
     fn the_help_fits_a_screen_of_80_by_24() {
         assert!(HELP.lines().count() <= 21);
         assert!(HELP.lines().all(|line| width_of(line) <= 80));
+    }
+
+    #[test]
+    fn sentences_break_between_words_and_not_before_units() {
+        assert_eq!(
+            words("waits 34 % (2.00 ms) of 3 targets."),
+            ["waits", "34 %", "(2.00 ms)", "of", "3 targets."]
+        );
+        let wait = Wait {
+            text: "job a:1 waits 34 % of its time".into(),
+            is_trouble: false,
+            is_in_table: false,
+        };
+        let lines = wrapped([&wait].into_iter(), 16, &Paint { has_colour: false });
+        let lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        assert_eq!(lines, ["job a:1 waits", "  34 % of its", "  time"]);
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(super) enum Role {
     Target,
     /// It reads batches along an order.
     Job,
+    /// It serves its tiers to the other nodes of its job.
+    Peer,
     /// It keeps tiers for others.
     Tiers,
     /// It reads by id or name.
@@ -45,6 +47,7 @@ impl Role {
         match self {
             Role::Target => "target",
             Role::Job => "job",
+            Role::Peer => "peer",
             Role::Tiers => "tiers",
             Role::Reader => "reader",
         }
@@ -106,13 +109,21 @@ pub(super) struct LoaderRow {
     pub(super) bytes_per_second: Option<f64>,
     pub(super) wait_share: Option<f64>,
     /// The share of the time by cause, the largest first.
-    pub(super) waits_by_cause: Vec<(String, f64)>,
+    pub(super) waits_by_cause: Vec<CauseShare>,
     pub(super) latency_p50_seconds: Option<Quantile>,
     pub(super) latency_p99_seconds: Option<Quantile>,
     pub(super) repeats_per_second: Option<f64>,
     pub(super) skipped_per_second: Option<f64>,
     /// In the interval: reads that waited for a sample of another rank.
     pub(super) store_waits: Option<f64>,
+}
+
+/// Why consumers wait.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct CauseShare {
+    pub(super) cause: String,
+    /// Of the time.
+    pub(super) share: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -122,7 +133,8 @@ pub(super) struct TierRow {
     pub(super) tier: String,
     pub(super) capacity_bytes: Option<f64>,
     pub(super) held_bytes: Option<f64>,
-    /// The share of the bytes read that came from there, of all tiers and the data set.
+    /// The share of the bytes that the process has read, also for others, that came from there: of all tiers, the data
+    /// set and other nodes.
     pub(super) hit_share: Option<f64>,
     pub(super) bytes_per_second: Option<f64>,
     /// The mean time of a read.
@@ -192,7 +204,7 @@ impl Report {
 fn roles_of(page: &Page) -> Vec<Role> {
     let mut roles = Vec::new();
     if page.has("dlfs_target_") {
-        roles.push(Role::Target);
+        roles.push(if page.has("dlfs_peer_") { Role::Peer } else { Role::Target });
     }
     if page.has("dlfs_loader_") {
         roles.push(Role::Job);
@@ -237,7 +249,7 @@ impl<'a> Known<'a> {
     fn fill(&self, row: &mut AddressRow, role: Role) {
         let rate = |name| self.rate(name, &[]);
         match role {
-            Role::Target => {
+            Role::Target | Role::Peer => {
                 row.controllers = self.gauge("dlfs_target_controllers", &[]);
                 row.connections = self.gauge("dlfs_target_connections", &[]);
                 row.commands_per_second =
@@ -321,12 +333,15 @@ impl<'a> Known<'a> {
         })
     }
 
-    fn waits_by_cause(&self) -> Vec<(String, f64)> {
+    fn waits_by_cause(&self) -> Vec<CauseShare> {
         let Some(between) = self.between else { return Vec::new() };
         let by = between.growth_by("dlfs_loader_stalls_seconds_total", "cause");
-        let share = |(cause, seconds): (&str, f64)| (cause.to_owned(), seconds / between.seconds());
-        let mut shares: Vec<_> = by.into_iter().map(share).take(MAX_ROWS).collect();
-        shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let share = |(cause, seconds): (&str, f64)| CauseShare {
+            cause: cause.to_owned(),
+            share: seconds / between.seconds(),
+        };
+        let mut shares: Vec<CauseShare> = by.into_iter().map(share).take(MAX_ROWS).collect();
+        shares.sort_by(|a, b| b.share.total_cmp(&a.share));
         shares
     }
 
@@ -334,7 +349,8 @@ impl<'a> Known<'a> {
         let names = self.values_of("dlfs_tier_capacity_bytes", "tier");
         let mut rows: Vec<TierRow> = names.into_iter().map(|tier| self.tier_row(tier)).collect();
         rows.extend((!rows.is_empty()).then(|| self.origin_row()));
-        let total: Option<f64> = rows.iter().map(|row| row.bytes_per_second).sum();
+        let read: Option<f64> = rows.iter().map(|row| row.bytes_per_second).sum();
+        let total = plus(read, self.rate("dlfs_peer_read_bytes_total", &[]));
         for row in &mut rows {
             let share = row.bytes_per_second.zip(total.filter(|total| *total > 0.0));
             row.hit_share = share.map(|(bytes, total)| bytes / total);
@@ -489,10 +505,11 @@ const MAX_ROWS: usize = 200;
 #[cfg(test)]
 mod tests {
     use dlfs::metrics::{
-        BUILD, LOADER_SAMPLES, LOADER_STALL_SECONDS, ORIGIN_READ_BYTES, PEER_READ_BYTES,
-        PEER_READ_SECONDS, PEER_READS, READ_COMMANDS, Snapshot, TARGET_CONNECTIONS,
-        TARGET_CONTROLLERS, TARGET_READ_BYTES, TARGET_READS, TIER_CAPACITY_BYTES, TIER_HELD_BYTES,
-        TIER_HIT_BYTES, TIER_HIT_SECONDS, TIER_HITS, TIER_OFF,
+        BUILD, LOADER_SAMPLES, LOADER_STALL_SECONDS, LOADER_STALLS_SECONDS, ORIGIN_READ_BYTES,
+        PEER_NOT_THERE_READS, PEER_READ_BYTES, PEER_READ_SECONDS, PEER_READS, READ_COMMANDS,
+        Snapshot, TARGET_CONNECTIONS, TARGET_CONTROLLERS, TARGET_READ_BYTES, TARGET_READS,
+        TIER_CAPACITY_BYTES, TIER_HELD_BYTES, TIER_HIT_BYTES, TIER_HIT_SECONDS, TIER_HITS,
+        TIER_OFF,
     };
 
     use super::*;
@@ -550,6 +567,8 @@ mod tests {
                 snapshot.count(&READ_COMMANDS, &["loader"], 10 * times);
                 snapshot.count(&LOADER_SAMPLES, &[], 100 * times);
                 snapshot.seconds(&LOADER_STALL_SECONDS, &[], 0.5 * times as f64);
+                snapshot.seconds(&LOADER_STALLS_SECONDS, &["order"], 0.1 * times as f64);
+                snapshot.seconds(&LOADER_STALLS_SECONDS, &["network"], 0.4 * times as f64);
                 snapshot.count(&TIER_CAPACITY_BYTES, &["ram"], 1000);
                 snapshot.count(&TIER_HELD_BYTES, &["ram"], 250);
                 snapshot.count(&TIER_OFF, &["ram"], 1);
@@ -568,10 +587,13 @@ mod tests {
         let row = &report.addresses[0];
         assert_eq!((row.role, row.wait_share), (Some(Role::Job), Some(0.25)));
         assert_eq!(report.loaders[0].samples_per_second, Some(50.0));
+        let causes: Vec<_> =
+            report.loaders[0].waits_by_cause.iter().map(|of| (&*of.cause, of.share)).collect();
+        assert_eq!(causes, [("network", 0.2), ("order", 0.05)]);
         let [ram, origin] = &report.tiers[..] else { panic!("{:?}", report.tiers) };
-        assert_eq!((&*ram.tier, ram.hit_share, ram.is_off), ("ram", Some(0.75), true));
+        assert_eq!((&*ram.tier, ram.hit_share, ram.is_off), ("ram", Some(0.6), true));
         assert!((ram.read_mean_seconds.unwrap() - 0.002).abs() < 1e-9);
-        assert_eq!((&*origin.tier, origin.hit_share), (ORIGIN, Some(0.25)));
+        assert_eq!((&*origin.tier, origin.hit_share), (ORIGIN, Some(0.2)));
         let nodes: Vec<_> =
             report.peers.iter().map(|row| (&*row.node, row.bytes_per_second)).collect();
         assert_eq!(nodes, [("2", Some(25.0)), ("10", Some(25.0)), (FAILED, None)]);
@@ -586,6 +608,11 @@ mod tests {
         let roles =
             |page| report(page, page).addresses.into_iter().map(|row| row.role).collect::<Vec<_>>();
         assert_eq!(roles(&both), [Some(Role::Target), Some(Role::Job)]);
+        let node = page(|snapshot| {
+            snapshot.count(&TARGET_READS, &["nqn.a"], 1);
+            snapshot.count(&PEER_NOT_THERE_READS, &[], 0);
+        });
+        assert_eq!(roles(&node), [Some(Role::Peer)]);
         let neither = page(|_| {});
         let row = &report(&neither, &neither).addresses[0];
         assert_eq!((row.role, row.error.as_deref()), (None, Some(NOT_DLFS)));

@@ -18,8 +18,10 @@ pub(super) struct Column {
 pub(super) enum Align {
     Right,
     Left,
-    /// On the left; may be shortened to so many characters.
+    /// On the left; a name, which may be shortened to so many characters.
     Short(usize),
+    /// On the left; a text, whose end may be left out from so many characters on.
+    Clip(usize),
 }
 
 /// How a text looks, where there are colours.
@@ -153,12 +155,19 @@ impl Table {
     fn line<'a>(&self, fit: &Fit, cells: impl Iterator<Item = (&'a str, Look)>) -> Parts {
         let mut parts = Parts::new();
         for (&(column, width), (text, look)) in fit.columns.iter().zip(cells) {
-            let text = shortened(text, width);
+            let align = self.columns[column].align;
+            let text = if matches!(align, Align::Clip(_)) {
+                clipped(text, width)
+            } else {
+                shortened(text, width)
+            };
             let space = " ".repeat(width - width_of(&text));
             let gap = if parts.is_empty() { "" } else { &*" ".repeat(fit.gap) };
-            parts.push(match self.columns[column].align {
+            parts.push(match align {
                 Align::Right => (format!("{gap}{space}{text}"), look),
-                Align::Left | Align::Short(_) => (format!("{gap}{text}{space}"), look),
+                Align::Left | Align::Short(_) | Align::Clip(_) => {
+                    (format!("{gap}{text}{space}"), look)
+                }
             });
         }
         parts
@@ -169,7 +178,7 @@ impl Table {
         let natural: Vec<usize> =
             (0..self.columns.len()).map(|column| self.natural(column)).collect();
         let least = |column: usize| match self.columns[column].align {
-            Align::Short(least) => natural[column].min(least),
+            Align::Short(least) | Align::Clip(least) => natural[column].min(least),
             Align::Left | Align::Right => natural[column],
         };
         let mut shown: Vec<usize> = (0..self.columns.len()).collect();

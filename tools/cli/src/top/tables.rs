@@ -106,9 +106,9 @@ fn subsystem(row: &SubsystemRow) -> Row {
 }
 
 fn loader(row: &LoaderRow) -> Row {
-    let causes = row.waits_by_cause.iter().filter(|(_, share)| *share >= 0.000_5);
+    let causes = row.waits_by_cause.iter().filter(|cause| cause.share >= 0.000_5);
     let causes: Vec<String> =
-        causes.map(|(cause, share)| format!("{cause} {}", figures::share(*share))).collect();
+        causes.map(|of| format!("{} {}", of.cause, figures::share(of.share))).collect();
     cells(vec![
         Cell::name(&row.address),
         rate(row.samples_per_second),
@@ -209,14 +209,14 @@ const ADDRESSES: &[Column] = &[
 ];
 
 const SUBSYSTEMS: &[Column] = &[
-    column("SUBSYSTEM", Align::Short(18), 255),
+    column("SUBSYSTEM", Align::Short(26), 255),
     column("ADDRESS", Align::Short(21), 60),
     column("READS/S", Align::Right, 90),
     column("WRITES/S", Align::Right, 35),
     column("BYTES/S", Align::Right, 80),
     column("P50", Align::Right, 40),
     column("P99", Align::Right, 70),
-    column("ERR/S", Align::Right, 50),
+    column("ERR/S", Align::Right, 65),
     column("HOSTS", Align::Right, 45),
     column("CONN", Align::Right, 30),
     column("REFUSED", Align::Right, 20),
@@ -226,14 +226,14 @@ const SUBSYSTEMS: &[Column] = &[
 const LOADERS: &[Column] = &[
     column("ADDRESS", Align::Short(21), 255),
     column("SAMPLES/S", Align::Right, 90),
-    column("BATCHES/S", Align::Right, 50),
+    column("BATCHES/S", Align::Right, 35),
     column("BYTES/S", Align::Right, 70),
     column("WAITS", Align::Right, 85),
     column("P50", Align::Right, 30),
     column("P99", Align::Right, 40),
     column("REPEATS", Align::Right, 20),
     column("SKIPPED", Align::Right, 10),
-    column("WAITS FOR", Align::Short(12), 80),
+    column("WAITS FOR", Align::Clip(27), 80),
 ];
 
 const TIERS: &[Column] = &[

@@ -5,7 +5,9 @@ use serde::Serialize;
 
 use super::between::Quantile;
 use super::figures;
-use super::report::{AddressRow, FAILED, LoaderRow, ORIGIN, PeerRow, RANKS, Report, Role};
+use super::report::{
+    AddressRow, CauseShare, FAILED, LoaderRow, ORIGIN, PeerRow, RANKS, Report, Role,
+};
 
 /// One sentence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -159,8 +161,8 @@ fn job(loader: &LoaderRow, report: &Report) -> Option<Wait> {
 
 /// `, mostly for the network (28 %)`.
 fn cause(loader: &LoaderRow) -> Option<String> {
-    let (cause, share) = loader.waits_by_cause.first().filter(|(_, share)| *share > 0.0)?;
-    let all: f64 = loader.waits_by_cause.iter().map(|(_, share)| share).sum();
+    let CauseShare { cause, share } = loader.waits_by_cause.first().filter(|of| of.share > 0.0)?;
+    let all: f64 = loader.waits_by_cause.iter().map(|of| of.share).sum();
     let how = if *share * 2.0 > all { "mostly" } else { "most" };
     let what = match &**cause {
         "start" => "its connections",
@@ -184,8 +186,12 @@ fn latency(loader: &LoaderRow) -> Option<String> {
     ))
 }
 
-/// Where most of its bytes come from, if there is a choice.
+/// Where most of its bytes come from, if there is a choice. The tiers of a process that serves them count the reads of
+/// others as well, so they say nothing of the job.
 fn source(loader: &LoaderRow, report: &Report) -> Option<String> {
+    if report.subsystems.iter().any(|row| row.address == loader.address) {
+        return None;
+    }
     let places = report.tiers.iter().filter(|row| row.address == loader.address);
     let known = places.filter_map(|row| Some((row, row.hit_share?)));
     let (place, share) = known.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -258,12 +264,15 @@ fn nothing(report: &Report) -> Option<String> {
     })
 }
 
-/// A target by its address, with the subsystem where it has several.
+/// A target, or a node that serves its tiers, by its address, with the subsystem where it has several.
 fn target_name(report: &Report, address: &str, subsystem: &str) -> String {
     let ours = report.subsystems.iter().filter(|row| row.address == address);
+    let mut rows = report.addresses.iter().filter(|row| row.address == address);
+    let is_peer = rows.any(|row| row.role == Some(Role::Peer));
+    let role = if is_peer { Role::Peer } else { Role::Target }.word();
     match ours.count() {
-        ..=1 => format!("target {address}"),
-        _ => format!("target {address} {subsystem}"),
+        ..=1 => format!("{role} {address}"),
+        _ => format!("{role} {address} {subsystem}"),
     }
 }
 
@@ -301,7 +310,9 @@ mod tests {
     #[test]
     fn the_job_that_waits_most_comes_first_with_the_causes_that_are_known() {
         let waiting = LoaderRow {
-            waits_by_cause: vec![("network".into(), 0.28), ("order".into(), 0.06)],
+            waits_by_cause: [("network", 0.28), ("order", 0.06)]
+                .map(|(cause, share)| CauseShare { cause: cause.into(), share })
+                .into(),
             latency_p50_seconds: Some(Quantile::About(0.002)),
             latency_p99_seconds: Some(Quantile::About(0.02)),
             ..loader("j:1", 0.34)
@@ -363,6 +374,30 @@ mod tests {
               slowest: 12.0 ms a read on average, others 2.00 ms or less."
             ]
         );
+    }
+
+    #[test]
+    fn tiers_that_are_read_by_others_do_not_say_where_a_jobs_bytes_come_from() {
+        let tier = TierRow {
+            address: "j:1".into(),
+            tier: "ram".into(),
+            hit_share: Some(1.0),
+            ..TierRow::default()
+        };
+        let peer =
+            AddressRow { address: "j:1".into(), role: Some(Role::Peer), ..AddressRow::default() };
+        let report = Report {
+            addresses: vec![peer],
+            loaders: vec![loader("j:1", 0.5)],
+            tiers: vec![tier],
+            subsystems: vec![target("j:1", 0.001, 0.002)],
+            ..Report::default()
+        };
+        let expected = [
+            "job j:1 waits 50 % of its time.",
+            "peer j:1 answers in 1.00 ms at p50 and 2.00 ms at p99.",
+        ];
+        assert_eq!(texts(&report), expected);
     }
 
     #[test]
