@@ -300,6 +300,7 @@ fn tiers_are_shown_with_what_they_hold() {
 #[test]
 fn nodes_are_shown_with_what_is_read_from_them() {
     let dir = TestDir::with_image();
+    std::fs::create_dir(dir.path("rendezvous")).unwrap();
     let ranks = [0, 1].map(|number| Serving::rank(&dir, number));
     ranks.iter().for_each(Serving::wait_until_it_reads);
     let [first, second] = &ranks;
@@ -328,6 +329,14 @@ fn a_signal_leaves_the_terminal_as_it_was() {
     screen.until("the page", |rows| rows.iter().any(|row| row.contains("connection refused")));
     screen.signal("TERM");
     screen.ends_with_everything_restored();
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_it() {
+    let (_bound, never) = refusing();
+    let screen = Screen::start(80, 24, &["top", &never], &[]);
+    screen.until("the page", |rows| rows.iter().any(|row| row.contains("connection refused")));
+    assert!(!screen.hang_up().success());
 }
 
 #[test]

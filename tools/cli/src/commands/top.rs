@@ -14,8 +14,8 @@ use crate::top::{once, screen};
 /// Asks each address for its metrics every few seconds and shows rates, latencies, hosts, tiers, nodes, and who waits
 /// for whom. An address that does not answer delays no other, and comes back by itself.
 ///
-/// Where standard output is no terminal, and with --once or --json, it prints the page once, after one interval. The
-/// exit code is then 1 if an address did not answer, else 0.
+/// Where standard input or output is no terminal, and with --once or --json, it prints the page once, after one
+/// interval. The exit code is then 1 if an address did not answer, else 0.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
@@ -37,7 +37,8 @@ pub(crate) fn run(args: TopArgs) -> Result<Outcome, Failure> {
     let TopArgs { addresses, interval, json, .. } = args;
     let interval = Duration::from_secs_f64(interval);
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-    if args.once || json || is_dumb || !std::io::stdout().is_terminal() {
+    let has_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    if args.once || json || is_dumb || !has_terminal {
         return once(addresses, interval, json);
     }
     screen::show(addresses, interval)

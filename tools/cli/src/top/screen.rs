@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use dlfs::{Error, ErrorKind};
 
@@ -78,23 +80,45 @@ impl Page {
                 terminal.draw(|frame| draw(frame, &self.shown, &mut self.view, self.has_colour))?;
                 (is_old, drawn) = (false, Instant::now());
             }
-            if !event::poll(LOOK)? {
-                continue;
-            }
-            is_old = true;
-            if let Event::Key(key) = event::read()? {
-                match self.view.key(key, &self.shown) {
-                    Wish::Nothing => {}
-                    Wish::Quit => return Ok(()),
-                    Wish::Interval => {
-                        self.scraper.set_interval(self.view.interval);
-                        self.fleet.set_interval(self.view.interval);
-                    }
+            is_old |= wait_for_input(LOOK)?;
+            while event::poll(Duration::ZERO)? {
+                if self.take(&event::read()?) == Wish::Quit {
+                    return Ok(());
                 }
             }
         }
         Ok(())
     }
+
+    fn take(&mut self, event: &Event) -> Wish {
+        let Event::Key(key) = event else { return Wish::Nothing };
+        let wish = self.view.key(*key, &self.shown);
+        if wish == Wish::Interval {
+            self.scraper.set_interval(self.view.interval);
+            self.fleet.set_interval(self.view.interval);
+        }
+        wish
+    }
+}
+
+/// Waits for keys or a signal, such as that of another size; says whether there is one.
+///
+/// # Errors
+/// The terminal has gone. Crossterm would read its end for ever.
+fn wait_for_input(limit: Duration) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+    match poll(&mut fds, Some(&limit)) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok(true),
+        Err(error) => return Err(error.into()),
+    }
+    let found = fds[0].revents();
+    if found.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+        return Err(io::Error::new(io::ErrorKind::BrokenPipe, "it has gone"));
+    }
+    Ok(found.contains(PollFlags::IN))
 }
 
 /// How soon an answer is shown; a key is at once.
@@ -118,7 +142,8 @@ mod tests {
         if std::env::var_os(PANIC).is_some() {
             let _ = on_terminal(|_| panic!("in the middle"));
         }
-        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let main = openpt(flags).unwrap();
         grantpt(&main).unwrap();
         unlockpt(&main).unwrap();
         let name = ptsname(&main, Vec::new()).unwrap();

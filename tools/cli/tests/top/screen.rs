@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
@@ -16,15 +18,18 @@ use crate::common::{dlfs, signal, wait};
 
 pub(crate) struct Screen {
     child: Child,
-    main: Arc<OwnedFd>,
+    main: Option<OwnedFd>,
     emulator: Arc<Emulator>,
     /// The local modes before `dlfs` began.
     modes: LocalModes,
+    reader: Option<JoinHandle<()>>,
 }
 
 struct Emulator {
     parser: Mutex<vt100::Parser>,
     changed: Condvar,
+    /// The terminal is to go away.
+    hangs_up: AtomicBool,
 }
 
 impl Screen {
@@ -35,7 +40,9 @@ impl Screen {
         arguments: &[&str],
         set: &[(&str, &str)],
     ) -> Screen {
-        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
+        // No child of another test may have it, or it would not go away.
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let main = openpt(flags).expect("a pseudoterminal");
         grantpt(&main).expect("ours");
         unlockpt(&main).expect("ours");
         let name = ptsname(&main, Vec::new()).expect("its name");
@@ -49,11 +56,14 @@ impl Screen {
         command.stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("dlfs starts");
         let parser = vt100::Parser::new(at_least_one(rows), at_least_one(columns), 0);
-        let emulator = Arc::new(Emulator { parser: Mutex::new(parser), changed: Condvar::new() });
-        let main = Arc::new(main);
-        let (from, to) = (Arc::clone(&main), Arc::clone(&emulator));
-        thread::spawn(move || to.take_all(&from));
-        Screen { child, main, emulator, modes }
+        let emulator = Arc::new(Emulator {
+            parser: Mutex::new(parser),
+            changed: Condvar::new(),
+            hangs_up: AtomicBool::new(false),
+        });
+        let (from, to) = (main.try_clone().expect("a descriptor"), Arc::clone(&emulator));
+        let reader = Some(thread::spawn(move || to.take_all(from)));
+        Screen { child, main: Some(main), emulator, modes, reader }
     }
 
     /// Waits until the rows of the screen are as `is_so` says, and returns them.
@@ -77,18 +87,30 @@ impl Screen {
 
     /// Presses keys, as the bytes that a terminal sends.
     pub(crate) fn press(&self, keys: &str) {
-        let mut main = File::from(self.main.try_clone().expect("a descriptor"));
+        let mut main = File::from(self.main().try_clone().expect("a descriptor"));
         main.write_all(keys.as_bytes()).expect("dlfs has the other end");
     }
 
     pub(crate) fn resize(&mut self, columns: u16, rows: u16) {
         let mut parser = self.emulator.parser.lock().unwrap();
         parser.screen_mut().set_size(at_least_one(rows), at_least_one(columns));
-        tcsetwinsize(&*self.main, size(columns, rows)).expect("a terminal has a size");
+        tcsetwinsize(self.main(), size(columns, rows)).expect("a terminal has a size");
     }
 
     pub(crate) fn signal(&self, name: &str) {
         signal(&self.child, name);
+    }
+
+    /// The terminal goes away, as when a window is closed; waits for the end of `dlfs`.
+    pub(crate) fn hang_up(mut self) -> ExitStatus {
+        self.emulator.hangs_up.store(true, Ordering::Relaxed);
+        self.reader.take().expect("it runs").join().expect("it does not panic");
+        drop(self.main.take());
+        wait(&mut self.child)
+    }
+
+    fn main(&self) -> &OwnedFd {
+        self.main.as_ref().expect("it is there until it hangs up")
     }
 
     /// Whether any character has a colour now.
@@ -109,7 +131,7 @@ impl Screen {
         let status = wait(&mut self.child);
         let rows = self.until("the first screen", |_| true);
         assert_eq!(status.code(), Some(0), "{}", rows.join("\n"));
-        let modes = tcgetattr(&*self.main).expect("a terminal").local_modes;
+        let modes = tcgetattr(self.main()).expect("a terminal").local_modes;
         assert_eq!(modes, self.modes, "raw mode is over");
         let until = Instant::now() + LIMIT;
         let mut parser = self.emulator.parser.lock().unwrap();
@@ -132,11 +154,16 @@ impl Drop for Screen {
 }
 
 impl Emulator {
-    fn take_all(&self, main: &OwnedFd) {
-        let mut main = File::from(main.try_clone().expect("a descriptor"));
-        let mut bytes = [0; 4096];
-        // The read fails with EIO once no process has the other end open.
-        while let Ok(len @ 1..) = main.read(&mut bytes) {
+    fn take_all(&self, main: OwnedFd) {
+        let (mut main, mut bytes) = (File::from(main), [0; 4096]);
+        let look = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        while !self.hangs_up.load(Ordering::Relaxed) {
+            let mut fds = [PollFd::new(&main, PollFlags::IN)];
+            if poll(&mut fds, Some(&look)).unwrap_or(0) == 0 {
+                continue;
+            }
+            // The read fails with EIO once no process has the other end open.
+            let Ok(len @ 1..) = main.read(&mut bytes) else { return };
             self.parser.lock().unwrap().process(&bytes[..len]);
             self.changed.notify_all();
         }
