@@ -6,14 +6,16 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlfs::dataset::{Image, OpenOptions};
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::format::Pack;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::report::Cause;
+use dlfs::reader::ReaderOptions;
+use dlfs::report::{Cause, Report};
 
 use images::sample;
 use support::faults::{Fault, Faulty, Rule};
@@ -68,4 +70,30 @@ fn waits_of_a_consumer_that_holds_the_window_are_waits_for_the_window() {
     let stats = read_keeping_all(&image, options);
     assert!(stats.over_window >= 5, "{stats:?}");
     assert!(stats.stalls.of(Cause::Window) >= Duration::from_millis(50), "{:?}", stats.stalls);
+}
+
+/// The report of a run of two epochs over `dataset`.
+fn report_of_a_run(dataset: &Dataset) -> Report {
+    let loader = dataset.loader(LoaderOptions { epochs: 0..2, ..options(16) }).unwrap();
+    while loader.next(&mut ()).unwrap().is_some() {}
+    loader.report()
+}
+
+#[test]
+fn a_report_has_the_bytes_of_its_own_run_through_tiers_that_others_use() {
+    let (_, image) = image();
+    let tiers = vec!["ram:64M".parse().unwrap()];
+    let image = image.with_tiers(&TierOptions { tiers, ..TierOptions::default() }).unwrap();
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    for run in 0..3 {
+        let report = report_of_a_run(&dataset);
+        let total = report.timeline.total();
+        assert_eq!((total.samples, total.bytes), (2 * SAMPLES as u64, 2 * 4096 * SAMPLES as u64));
+        let epochs: Vec<u64> =
+            report.timeline.epochs().iter().map(|epoch| epoch.counts.samples).collect();
+        assert_eq!(epochs, [SAMPLES as u64; 2], "run {run}");
+        let (read, by_loader) = (total.places.total(), report.reads.bytes);
+        assert!(read > 0 && read <= by_loader, "run {run}: {read} of {by_loader}");
+        assert_eq!(total.time(), report.timeline.time());
+    }
 }

@@ -18,7 +18,7 @@ use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
-use crate::report::Cause;
+use crate::report::{Cause, PlaceBytes};
 use crate::store::StoreStats;
 use crate::units::{Epoch, deadline};
 
@@ -78,6 +78,8 @@ struct Running {
     past: LoaderStats,
     /// What happened since the first batch.
     record: Option<Record>,
+    /// What others had read through the tiers before this loader began.
+    read_before: Option<PlaceBytes>,
 }
 
 impl Loader {
@@ -355,6 +357,10 @@ impl Loader {
             }
             return Ok(taken);
         }
+        if running.read_before.is_none() {
+            running.read_before =
+                self.lock_over().and_then(|over| over.as_ref().map(|it| it.place_bytes(0)));
+        }
         let starting = match running.starting.take() {
             Some(starting) => starting,
             None => self.start(running.previous.take(), running.prepared.take())?,
@@ -371,7 +377,9 @@ impl Loader {
 
     /// Adds a batch that was delivered just now to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
-        let Running { loader: Some(loader), past, record, .. } = running else { return };
+        let Running { loader: Some(loader), past, record, read_before, .. } = running else {
+            return;
+        };
         let of_loader = loader.delivered();
         let sums = LoaderStats {
             samples: past.samples + of_loader.samples,
@@ -384,7 +392,8 @@ impl Loader {
         record.delivered(asked, batch.epoch().0, &sums, || {
             let bytes = past.read.bytes + loader.stats().read.bytes;
             let over = self.lock_over().and_then(|over| over.clone());
-            over.map(|over| over.place_bytes(bytes)).unwrap_or_default()
+            let read = over.map(|over| over.place_bytes(bytes)).unwrap_or_default();
+            read.since(&read_before.unwrap_or_default())
         });
     }
 

@@ -62,6 +62,15 @@ impl PlaceBytes {
         self.0[place as usize]
     }
 
+    /// What was added since `earlier`, an earlier value of the same sums.
+    #[must_use]
+    pub fn since(mut self, earlier: &PlaceBytes) -> PlaceBytes {
+        for (sum, before) in self.0.iter_mut().zip(&earlier.0) {
+            *sum = sum.saturating_sub(*before);
+        }
+        self
+    }
+
     /// The bytes of all places.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()

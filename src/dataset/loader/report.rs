@@ -19,10 +19,11 @@ impl Loader {
         let stats = running.stats();
         let mut timeline = Default::default();
         let mut window_bytes = self.options.window_bytes;
-        let Running { record, .. } = &mut *running;
+        let Running { record, read_before, .. } = &mut *running;
         if let Some(record) = record {
             if let Some(over) = &over {
-                record.timeline.places(over.place_bytes(stats.read.bytes));
+                let read = over.place_bytes(stats.read.bytes);
+                record.timeline.places(read.since(&read_before.unwrap_or_default()));
             }
             timeline = record.timeline.clone();
             window_bytes = record.window_bytes;
