@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
+use super::access_log::Who;
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
+use super::controller_end::Traffic;
 use super::hosts::{HostId, MemoryWait};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::peers::Peer;
 use super::stats::{Commands, Counters};
 use super::subsystem::{Queue, Refusal};
-use super::warnings::{WarningKind, Who};
+use super::warnings::WarningKind;
 use crate::auth::Concatenation;
 use crate::buf::IoBuf;
 use crate::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
@@ -69,6 +71,8 @@ pub(super) struct HostConnection {
     /// Whether it counts as load of its poller.
     pub(super) is_load: bool,
     async_events: Vec<CommandId>,
+    /// What has crossed it.
+    traffic: Traffic,
     opened: Instant,
     /// When something was last received.
     last_received: Instant,
@@ -203,6 +207,7 @@ impl HostConnection {
             host: None,
             is_load: true,
             async_events: Vec::new(),
+            traffic: Traffic::default(),
             opened: now,
             last_received: now,
             sending: Progress::NONE,
@@ -357,6 +362,7 @@ impl HostConnection {
         if self.terminated.is_some() || self.drained.is_some() {
             return Ok(()); // discarded
         }
+        self.traffic.received_bytes += len as u64;
         if matches!(self.carriage, Carriage::Unknown)
             && self.begins_tls(&scratch.plain[..len], backend, now)?
         {
@@ -408,8 +414,8 @@ impl HostConnection {
         backend: &mut Backend,
         now: Instant,
     ) -> Result<(), Closed> {
-        let what = format_args!("closed a connection after a protocol error: {error}");
-        backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), what);
+        let why = format_args!("a protocol error: {error}");
+        backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
         self.log_closed(BROKE_PROTOCOL, now);
         self.protocol.terminate(error);
         self.terminated = Some(now);
@@ -423,6 +429,7 @@ impl HostConnection {
         if let Event::Command { sqe, .. } = &event {
             let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
             backend.tally.commands[Commands::kind(sqe, is_io)] += 1;
+            self.traffic.commands += u64::from(is_io);
         }
         match event {
             Event::Command { id, sqe, data } => match &self.queue {
@@ -787,6 +794,7 @@ impl HostConnection {
                 Ok(len) if len > asked => return Err(MISCOUNTED),
                 Ok(len) => {
                     self.protocol.sent(len);
+                    self.traffic.sent_bytes += len as u64;
                     self.sending.advance(now, len);
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -831,9 +839,12 @@ impl HostConnection {
         Who { peer: Some(self.peer), host }
     }
 
-    /// Logs the end of an admin queue, and thus of its controller, in the access log; other
-    /// connections only at `DEBUG`.
+    /// Logs the end of an admin queue, and thus of its controller, at `INFO`; other connections at `DEBUG`.
+    /// The controller learns why, and what has crossed the connection.
     pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
+        if let Some(queue) = &self.queue {
+            queue.ends(&closed, &self.traffic);
+        }
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else {
             return tracing::debug!(peer = %self.peer, "connection closed: {closed}");
         };

@@ -28,8 +28,10 @@
 //!
 //! Read `poller.rs` first (the poll loop), then `connection.rs`.
 
+mod access_log;
 mod admin;
 mod connection;
+mod controller_end;
 mod events;
 mod exponentiations;
 mod generated_keys;
@@ -50,6 +52,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+pub use access_log::{AccessEvent, AccessKind, AccessLog};
 pub use namespaces::{MAX_NSID, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::access_log::AccessLog;
 use crate::auth::{Concatenation, ConfiguredPsk, Derivation, Group, Hash, Secret};
 use crate::nvme::Nqn;
 use crate::qpair::Cpus;
@@ -93,6 +95,8 @@ pub struct TargetOptions {
     /// Whether the target reports Asymmetric Namespace Access: [`Target::drain`](super::Target::drain) then
     /// tells hosts that the namespaces are inaccessible here, so that they go on by other paths.
     pub ana: bool,
+    /// Who is told of each host that connects, is refused or leaves.
+    pub access_log: Option<Arc<dyn AccessLog>>,
 }
 
 /// What a host proves itself with, and what the target proves itself to that host with.
@@ -174,6 +178,7 @@ impl TargetOptions {
             hold: false,
             max_nsid: 0,
             ana: false,
+            access_log: None,
         }
     }
 }

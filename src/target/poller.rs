@@ -16,6 +16,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
+use super::access_log::Who;
 use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryWait};
@@ -25,7 +26,7 @@ use super::io::{
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
-use super::warnings::{WarningKind, Who};
+use super::warnings::WarningKind;
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::readiness::Readiness;
@@ -305,8 +306,8 @@ impl Poller {
                 }
                 Err(error) => {
                     let who = Who { peer: None, host: None };
-                    let what = format_args!("cannot accept connections for now: {error}");
-                    self.warn(now, WarningKind::NoConnection, who, what);
+                    let why = format_args!("no connection can be accepted for now: {error}");
+                    self.warn(now, WarningKind::NoConnection, who, why);
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
@@ -366,15 +367,15 @@ impl Poller {
         self.spare.is_some()
     }
 
-    fn warn(&self, now: Instant, kind: WarningKind, who: Who<'_>, what: fmt::Arguments<'_>) {
-        self.backend.subsystem.warnings.warn(now, kind, who, what);
+    fn warn(&self, now: Instant, kind: WarningKind, who: Who<'_>, why: fmt::Arguments<'_>) {
+        self.backend.subsystem.warnings.warn(now, kind, who, why);
     }
 
     fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
         Counters::add(&self.backend.counters.dropped, 1);
         Counters::add(&self.backend.counters.refused, 1);
         let who = Who { peer: Some(peer), host: None };
-        self.warn(now, WarningKind::NoConnection, who, format_args!("refused: {why}"));
+        self.warn(now, WarningKind::NoConnection, who, format_args!("{why}"));
     }
 
     fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
@@ -470,7 +471,7 @@ impl Poller {
     fn evict(&mut self, index: usize, why: &'static str, now: Instant) -> bool {
         let who = self.connections[index].who();
         Counters::add(&self.backend.counters.evicted, 1);
-        self.warn(now, WarningKind::Evicted, who, format_args!("evicted: {why}"));
+        self.warn(now, WarningKind::Evicted, who, format_args!("{why}"));
         self.close(index, Closed::Dropped(why), now);
         true
     }
@@ -669,8 +670,8 @@ impl Poller {
         for (index, closed) in late {
             let connection = &self.connections[index];
             if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {
-                let what = format_args!("dropped: {closed}");
-                self.warn(now, WarningKind::TimedOut, connection.who(), what);
+                let why = format_args!("{closed}");
+                self.warn(now, WarningKind::TimedOut, connection.who(), why);
             }
             self.close(index, closed, now);
         }

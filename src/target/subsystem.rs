@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
+use super::access_log::{AccessKind, Teller, Who};
+use super::controller_end::{ControllerEnd, Traffic};
 use super::events::{ANA, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
 use super::generated_keys::GeneratedKeys;
@@ -18,7 +21,7 @@ use super::namespaces::{Namespaces, ServedNamespace};
 use super::options::{Access, HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
 use super::stats::Counters;
-use super::warnings::{WarningKind, Warnings, Who};
+use super::warnings::{WarningKind, Warnings};
 use crate::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
 use crate::nvme::fabrics::InvalidParameter;
 use crate::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
@@ -34,6 +37,7 @@ pub(super) struct Subsystem {
     /// The most data of a command: a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
+    pub(super) access: Arc<Teller>,
     pub(super) counters: Arc<Counters>,
     /// Hosts that may connect without keys; those of the options, or what has replaced them.
     allowed: RwLock<Vec<Nqn>>,
@@ -90,6 +94,8 @@ pub(super) struct Controller {
     since: Instant,
     /// Whether the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
     pub(super) hides_unwritten: AtomicBool,
+    /// What to tell when it has ended.
+    end: ControllerEnd,
     queues: Mutex<Queues>,
 }
 
@@ -166,6 +172,7 @@ impl Subsystem {
         let held = u32::try_from(options.buffer_bytes / 4).unwrap_or(u32::MAX).max(4096);
         let max_transfer_bytes = 1 << wanted.min(held).ilog2();
         let start = Instant::now();
+        let access = Arc::new(Teller::new(options.nqn.clone(), options.access_log.clone()));
         let controllers = Controllers {
             by_cntlid: BTreeMap::new(),
             last_cntlid: 0,
@@ -186,7 +193,8 @@ impl Subsystem {
             namespaces: Namespaces::new(served),
             is_local,
             max_transfer_bytes,
-            warnings: Warnings::new(start),
+            warnings: Warnings::new(start, access.clone()),
+            access,
             counters,
             exponentiations: Exponentiations::new(),
             generated: GeneratedKeys::default(),
@@ -263,7 +271,10 @@ impl Subsystem {
             !controller.is_discovery && controller.hostnqn == *hostnqn
         };
         let its: Vec<_> = controllers.by_cntlid.values().filter(its).cloned().collect();
-        its.iter().for_each(|controller| controllers.remove(controller));
+        for controller in &its {
+            controller.end.because("the operator disconnects the host");
+            controllers.remove(controller);
+        }
         its.len()
     }
 
@@ -372,13 +383,14 @@ impl Subsystem {
 
     fn log_refused(&self, refusal: &Refusal, data: &ConnectData, peer: SocketAddr, now: Instant) {
         let (hostnqn, why) = (data.hostnqn().ok(), &refusal.why);
+        let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
         let Some(kind) = refusal.kind else {
             let host = hostnqn.as_ref().map(Nqn::as_str);
+            self.access.tell(who, None, AccessKind::Refused { why });
             return tracing::info!(%peer, host, "refused: {why}");
         };
         Counters::add(&self.counters.refused, 1);
-        let who = Who { peer: Some(peer), host: hostnqn.as_ref() };
-        self.warnings.warn(now, kind, who, format_args!("refused: {why}"));
+        self.warnings.warn(now, kind, who, format_args!("{why}"));
     }
 
     fn admit(
@@ -498,6 +510,7 @@ impl Subsystem {
             events: Events::default(),
             since: now,
             hides_unwritten: AtomicBool::new(false),
+            end: ControllerEnd::new(self.access.clone()),
             queues: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, controller.clone());
@@ -547,13 +560,13 @@ impl Subsystem {
         let seen = |controller: &&Arc<Controller>| controller.last_seen_ms.load(Ordering::Relaxed);
         let longest = candidates.min_by_key(seen).cloned();
         let Some(controller) = longest else { return false };
+        controller.end.because("evicted in favour of another controller");
         controllers.remove(&controller);
         Counters::add(&self.counters.evicted, 1);
         let who = Who { peer: Some(controller.from), host: Some(&controller.hostnqn) };
         let silent_s = silent_ms(&controller) / 1000;
-        let what =
-            format_args!("evicted in favour of another controller after {silent_s} s of silence");
-        self.warnings.warn(now, WarningKind::Evicted, who, what);
+        let why = format_args!("in favour of another controller, after {silent_s} s of silence");
+        self.warnings.warn(now, WarningKind::Evicted, who, why);
         true
     }
 
@@ -746,8 +759,30 @@ impl Queue {
         let (host, cntlid) = (self.controller.hostnqn.as_str(), self.controller.cntlid);
         let discovery = self.controller.is_discovery;
         match self.qid {
-            0 => tracing::info!(%peer, host, cntlid, discovery, "connected"),
+            0 => {
+                tracing::info!(%peer, host, cntlid, discovery, "connected");
+                self.tell_connected(peer);
+            }
             qid => tracing::debug!(%peer, host, cntlid, qid, "connected an I/O queue"),
+        }
+    }
+
+    fn tell_connected(&self, peer: SocketAddr) {
+        let controller = &self.controller;
+        let kind = AccessKind::Connected {
+            discovery: controller.is_discovery,
+            tls: controller.is_secured,
+            must_authenticate: self.must_authenticate,
+        };
+        let who = Who { peer: Some(peer), host: Some(&controller.hostnqn) };
+        self.subsystem.access.tell(who, Some(controller.cntlid), kind);
+    }
+
+    /// Its connection ends, which ends the controller if it is the admin queue.
+    pub(super) fn ends(&self, why: &dyn Display, traffic: &Traffic) {
+        self.controller.end.add(traffic);
+        if self.qid == 0 {
+            self.controller.end.because(why.to_string());
         }
     }
 
@@ -771,6 +806,13 @@ impl Queue {
         let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
         (kato_ms > 0)
             .then(|| self.subsystem.start + Duration::from_millis(last_seen_ms + 2 * kato_ms))
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let who = (&self.hostnqn, self.from);
+        self.end.tell(who, self.cntlid, self.is_discovery, self.since);
     }
 }
 

@@ -1,13 +1,14 @@
 //! Rate-limited warnings about hosts: one line per kind and interval, with the number of suppressed
-//! ones. Suppressed warnings still appear in the access log, which is all events of level `INFO`.
+//! ones. Suppressed warnings still appear among the events of level `INFO`, and in the access log.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::field::display;
 
+use super::access_log::{AccessKind, Teller, Who};
 use crate::nvme::Nqn;
 
 /// The kind of a warning; each kind has a rate limit of its own.
@@ -30,17 +31,37 @@ pub(super) enum WarningKind {
     TimedOut,
 }
 
-/// The host that a warning is about, as far as it is known.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Who<'a> {
-    pub(super) peer: Option<SocketAddr>,
-    pub(super) host: Option<&'a Nqn>,
+impl WarningKind {
+    /// What happens to the host.
+    fn verb(self) -> &'static str {
+        match self {
+            WarningKind::HostNotAllowed | WarningKind::NotAuthenticated => "refused",
+            WarningKind::NoController | WarningKind::NoConnection => "refused",
+            WarningKind::Evicted => "evicted",
+            WarningKind::Protocol => "closed",
+            WarningKind::TimedOut => "dropped",
+        }
+    }
+
+    /// The event of the access log.
+    fn event(self) -> fn(&str) -> AccessKind<'_> {
+        match self {
+            WarningKind::HostNotAllowed | WarningKind::NoController | WarningKind::NoConnection => {
+                |why| AccessKind::Refused { why }
+            }
+            WarningKind::NotAuthenticated => |why| AccessKind::NotAuthenticated { why },
+            WarningKind::Evicted => |why| AccessKind::Evicted { why },
+            WarningKind::Protocol => |why| AccessKind::BrokeProtocol { why },
+            WarningKind::TimedOut => |why| AccessKind::TimedOut { why },
+        }
+    }
 }
 
 /// Writes one line per kind and [`INTERVAL`], and counts the rest.
 #[derive(Debug)]
 pub(super) struct Warnings {
     start: Instant,
+    access: Arc<Teller>,
     kinds: [Kind; 7],
 }
 
@@ -52,23 +73,25 @@ struct Kind {
 }
 
 impl Warnings {
-    pub(super) fn new(start: Instant) -> Warnings {
-        Warnings { start, kinds: Default::default() }
+    pub(super) fn new(start: Instant, access: Arc<Teller>) -> Warnings {
+        Warnings { start, access, kinds: Default::default() }
     }
 
-    /// Logs at `WARN`, with the number of this kind suppressed since the last one; within the
-    /// interval it counts instead and logs at `INFO` (the access log).
+    /// Logs at `WARN` why the host was refused, evicted or dropped, with the number of this kind suppressed since
+    /// the last one; within the interval it counts instead and logs at `INFO`. The access log gets each.
     pub(super) fn warn(
         &self,
         now: Instant,
         kind: WarningKind,
         who: Who<'_>,
-        what: fmt::Arguments<'_>,
+        why: fmt::Arguments<'_>,
     ) {
+        self.access.tell_why(who, why, kind.event());
+        let verb = kind.verb();
         let (peer, host) = (who.peer.map(display), who.host.map(Nqn::as_str));
         match self.due(now, kind) {
-            Some(suppressed) => tracing::warn!(peer, host, suppressed, "{what}"),
-            None => tracing::info!(peer, host, "{what}"),
+            Some(suppressed) => tracing::warn!(peer, host, suppressed, "{verb}: {why}"),
+            None => tracing::info!(peer, host, "{verb}: {why}"),
         }
     }
 
@@ -98,7 +121,8 @@ mod tests {
     #[test]
     fn a_thousand_warnings_are_one_line_and_a_count_in_the_next() {
         let start = Instant::now();
-        let warnings = Warnings::new(start);
+        let nobody = Teller::new(Nqn::discovery(), None);
+        let warnings = Warnings::new(start, Arc::new(nobody));
         let after = |number| start + Duration::from_millis(number);
         let due = |number| warnings.due(after(number), WarningKind::NoConnection);
         let said: Vec<u64> = (0..1000).filter_map(due).collect();

@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::access_log::AccessKind;
 use super::super::exponentiations::Job;
 use super::super::peers::Peer;
 use super::super::stats::Counters;
@@ -163,6 +164,9 @@ impl HostConnection {
         }
         let (host, cntlid, qid) = (controller.hostnqn.as_str(), controller.cntlid, queue.qid);
         tracing::debug!(peer = %self.peer, host, cntlid, qid, "authenticated");
+        if qid == 0 {
+            subsystem.access.tell(self.who(), Some(cntlid), AccessKind::Authenticated);
+        }
         subsystem.exponentiations.prove(Peer::from(self.peer.ip()), &controller.hostnqn);
         self.is_authenticated = true;
     }
@@ -170,8 +174,8 @@ impl HostConnection {
     /// Ends service: the host has not proved itself.
     fn refuse(&mut self, failed: &Failed, subsystem: &Subsystem, now: Instant) {
         Counters::add(&subsystem.counters.refused, 1);
-        let what = format_args!("refused: authentication failed: {failed}");
-        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), what);
+        let why = format_args!("authentication failed: {failed}");
+        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), why);
         self.log_closed(NOT_AUTHENTICATED, now);
         self.authentication = None;
         self.is_authenticated = false;

@@ -114,6 +114,7 @@ impl HostConnection {
             Err(error) if is_transient(&error) => return Ok(()),
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
+        self.traffic.received_bytes += len as u64;
         self.take_sealed(len, backend, scratch, now)
     }
 
@@ -186,8 +187,8 @@ impl HostConnection {
             let _ = flush(&self.stream, &mut secured.session);
         }
         Counters::add(&subsystem.counters.refused, 1);
-        let what = format_args!("refused: TLS handshake: {error}");
-        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), what);
+        let why = format_args!("TLS handshake: {error}");
+        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), why);
         NO_SESSION
     }
 
@@ -216,8 +217,8 @@ impl HostConnection {
                 Ok(len) => len,
                 Err(TlsError::Closed) => return Err(Closed::ByHost),
                 Err(error) => {
-                    let what = format_args!("closed a connection: {error}");
-                    backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), what);
+                    let why = format_args!("{error}");
+                    backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
                     return Err(BROKE_PROTOCOL);
                 }
             };
@@ -248,7 +249,9 @@ impl HostConnection {
         loop {
             let before = session.outgoing().len();
             let is_flushed = flush(&self.stream, session)?;
-            self.sending.advance(now, before - session.outgoing().len());
+            let sent = before - session.outgoing().len();
+            self.traffic.sent_bytes += sent as u64;
+            self.sending.advance(now, sent);
             if !is_flushed {
                 self.is_blocked = true;
                 return Ok(());
