@@ -67,14 +67,19 @@ static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Writes a line with the time, at any log level.
 pub(crate) fn say(line: &str) {
-    let mut text = String::new();
-    // Neither the clock nor a String fails to be written to.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
-    text.push_str(&format!(" {line}\n"));
+    let text = format!("{} {line}\n", now());
     let _ = match BEHIND.get() {
         Some(behind) => behind.clone().write(text.as_bytes()),
         None => SafeStderr.write(text.as_bytes()),
     };
+}
+
+/// The time in UTC, as RFC 3339 writes it.
+pub(crate) fn now() -> String {
+    let mut text = String::new();
+    // Neither the clock nor a String fails to be written to.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
 }
 
 /// Waits for pending lines to be written, with a limit.

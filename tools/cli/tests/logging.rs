@@ -203,7 +203,7 @@ fn hosts_prove_who_they_are_and_sighup_reads_their_keys_again() {
     list(BAD, &["--dhchap-secret", &one]).code(1);
     hosts("[]");
     signal(&served.child, "HUP");
-    served.line(&["SIGHUP", "stay as they were", GOOD]);
+    served.line(&["SIGHUP", "stays as it was", GOOD]);
     list(GOOD, &mutual).code(0);
     hosts(&format!("{second:?}"));
     signal(&served.child, "HUP");

@@ -21,7 +21,8 @@ use crate::exit::{Failure, Outcome};
 use crate::metrics_args::MetricsArgs;
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
-use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
+use crate::service::access_log::{More, Place};
+use crate::service::config::{self, NamespaceConfig, ServiceConfig, SubsystemConfig};
 use crate::service::control::{Control, Request};
 use crate::service::limits::LimitArgs;
 use crate::service::running::{self, Running, Service};
@@ -54,6 +55,10 @@ pub(crate) struct ServeArgs {
     /// Answer `dlfs ctl` on this Unix socket, which only its owner can use
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Keep an access log at PATH, or on stdout (-): a line of JSON for each host that connects, is refused or
+    /// leaves, and for each change; SIGHUP opens it anew
+    #[arg(long, value_name = "PATH|-")]
+    access_log: Option<String>,
     /// The address to listen on; port 0 selects a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4420")]
     listen: String,
@@ -134,8 +139,17 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         }
     }
     manager.stopping();
+    service.begin_to_drain(if wants.drain { "dlfs ctl drain" } else { "a signal" });
     service.end();
     Ok(Outcome::Done)
+}
+
+impl ServeArgs {
+    /// Where the access log goes: the option has precedence over the file.
+    fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
+        let of_option = self.access_log.as_ref().map(|text| Place::parse(text, Path::new("")));
+        of_option.or_else(|| config?.access_log.clone())
+    }
 }
 
 /// What clients of the control socket want that concerns the process.
@@ -154,7 +168,7 @@ impl Wants {
             }
             "drain" => {
                 self.drain = true;
-                Ok(json!({ "controllers": service.begin_to_drain() }))
+                Ok(json!({ "controllers": service.begin_to_drain("dlfs ctl drain") }))
             }
             _ => service.answer(request),
         }
@@ -184,7 +198,9 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
 /// Serves what the configuration file says.
 fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
     let config = config::read(path)?;
-    let mut service = Service::new(args.connection.options(false)?, systemd::inherited()?);
+    let place = args.access_log(Some(&config));
+    let connect = args.connection.options(false)?;
+    let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
     for subsystem in config.subsystems {
         service.start(subsystem)?;
     }
@@ -259,7 +275,8 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         busy_poll: args.placement.busy_poll(),
         limits: args.limits.clone(),
     };
-    let mut service = Service::new(connect, systemd::inherited()?);
+    let place = args.access_log(None);
+    let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
     service.serve(config, served, |options| {
         (options.writable, options.max_nsid, options.ana) = (args.writable, 0, false);
     })?;
@@ -270,33 +287,49 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
 /// Reads the configuration or hosts file again, and returns a message about it. If it is not valid, nothing
 /// changes.
 fn read_again(args: &ServeArgs, service: &mut Service) -> String {
-    match (&args.config, &args.hosts) {
-        (Some(path), _) => match config::read(path).and_then(|new| service.become_what(new)) {
-            Ok(news) => format!("SIGHUP: {news}"),
-            Err(error) => {
-                let why = error.report().replace("\n  ", "; "); // one line of the log
-                format!("SIGHUP: the configuration stays as it was: {why}")
-            }
-        },
-        (None, Some(path)) => read_hosts_again(service, path),
-        (None, None) => "SIGHUP: there is no hosts file to read again; serving goes on".to_owned(),
+    let read = match (&args.config, &args.hosts) {
+        (Some(path), _) => read_configuration(args, service, path),
+        (None, hosts) => service
+            .reopen_access_log(args.access_log(None).as_ref())
+            .and_then(|()| read_hosts_again(service, hosts.as_deref())),
+    };
+    match read {
+        Ok(what) => {
+            service.note("reloaded", More::Changed { what: &what });
+            format!("SIGHUP: {what}")
+        }
+        Err(error) => {
+            let why = error.report().replace("\n  ", "; "); // one line of the log
+            service.note("reload-refused", More::Why { why: &why });
+            format!("SIGHUP: all stays as it was: {why}")
+        }
     }
 }
 
+fn read_configuration(
+    args: &ServeArgs,
+    service: &mut Service,
+    path: &Path,
+) -> dlfs::Result<String> {
+    let new = config::read(path)?;
+    service.reopen_access_log(args.access_log(Some(&new)).as_ref())?;
+    service.become_what(new)
+}
+
 /// Reloads the hosts file of the command line. Hosts that are connected stay.
-fn read_hosts_again(service: &mut Service, path: &Path) -> String {
+fn read_hosts_again(service: &mut Service, path: Option<&Path>) -> dlfs::Result<String> {
+    let Some(path) = path else {
+        return Ok("there is no hosts file to read again; serving goes on".to_owned());
+    };
     let running = &mut service.subsystems[0];
-    let read = read_hosts(path).and_then(|keys| {
-        let count = keys.len();
-        running.target.set_host_keys(keys.clone())?;
-        running.config.host_keys = keys;
-        Ok(count)
-    });
-    match read {
-        Ok(1) => "SIGHUP: the hosts file names 1 host".to_owned(),
-        Ok(count) => format!("SIGHUP: the hosts file names {count} hosts"),
-        Err(error) => format!("SIGHUP: the keys stay as they were: {error}"),
-    }
+    let keys = read_hosts(path)?;
+    let count = keys.len();
+    running.target.set_host_keys(keys.clone())?;
+    running.config.host_keys = keys;
+    Ok(match count {
+        1 => "the hosts file names 1 host".to_owned(),
+        count => format!("the hosts file names {count} hosts"),
+    })
 }
 
 /// The namespaces at `addresses`. An address without `?ns=` names all namespaces of the subsystem;

@@ -14,11 +14,14 @@ use dlfs::target::HostKeys;
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
+use super::access_log::Place;
 use super::limits::LimitArgs;
 
 /// All that a service serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceConfig {
+    /// Where the access log goes, if there is one.
+    pub(crate) access_log: Option<Place>,
     pub(crate) subsystems: Vec<SubsystemConfig>,
 }
 
@@ -72,6 +75,7 @@ impl SubsystemConfig {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    access_log: Option<String>,
     #[serde(default)]
     subsystem: Vec<FileSubsystem>,
 }
@@ -132,7 +136,8 @@ fn parse(text: &str, path: &Path) -> Result<ServiceConfig> {
     if file.subsystem.is_empty() {
         return Err(reader.wrong(0, "no [[subsystem]]: there is nothing to serve"));
     }
-    let mut config = ServiceConfig::default();
+    let access_log = file.access_log.map(|text| Place::parse(&text, reader.folder));
+    let mut config = ServiceConfig { access_log, ..ServiceConfig::default() };
     for subsystem in file.subsystem {
         let (at, listen_at) = (subsystem.nqn.span().start, subsystem.listen.span().start);
         let subsystem = reader.subsystem(subsystem)?;
@@ -289,7 +294,7 @@ pub(crate) const MAX_NSID: u32 = 1024;
 mod tests {
     use super::*;
 
-    const GOOD: &str = r#"
+    const GOOD: &str = r#"access_log = "access.jsonl"
 [[subsystem]]
 nqn = "nqn.2026-11.io.dlfs:a"
 listen = ["127.0.0.1:4420", "[::1]:4420"]
@@ -316,6 +321,7 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
     #[test]
     fn a_file_becomes_its_value() {
         let config = parsed(GOOD).unwrap();
+        assert_eq!(config.access_log, Some(Place::File("/etc/dlfs/access.jsonl".into())));
         let [a, b] = &config.subsystems[..] else { panic!("{config:?}") };
         assert_eq!(a.listen.len(), 2);
         assert!(format!("{:?}", a.limits).contains("max_io_queues: Some(8)"));

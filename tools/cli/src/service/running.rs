@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
-use dlfs::target::{ServedNamespace, Target, TargetOptions};
+use dlfs::target::{AccessLog as TargetLog, ServedNamespace, Target, TargetOptions};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
+use super::access_log::{AccessLog, More, Place};
 use super::config::{MAX_NSID, NamespaceConfig, ServiceConfig, SubsystemConfig};
 
 /// One running target for each subsystem.
@@ -19,6 +21,8 @@ pub(crate) struct Service {
     connect: ConnectOptions,
     /// Sockets that the service manager has opened, and that no subsystem has taken yet.
     inherited: Vec<TcpListener>,
+    access: Option<AccessLog>,
+    is_draining: bool,
 }
 
 /// A subsystem that is served.
@@ -28,12 +32,47 @@ pub(crate) struct Running {
     pub(crate) target: Target,
     /// The addresses that it listens on.
     pub(crate) listen: Vec<SocketAddr>,
+    access: Option<AccessLog>,
 }
 
 impl Service {
-    /// A service without a subsystem. `connect` says how namespaces are opened.
-    pub(crate) fn new(connect: ConnectOptions, inherited: Vec<TcpListener>) -> Service {
-        Service { subsystems: Vec::new(), connect, inherited }
+    /// A service without a subsystem. `connect` says how namespaces are opened; `place`, where the access log goes.
+    ///
+    /// # Errors
+    /// Those of opening the access log.
+    pub(crate) fn new(
+        connect: ConnectOptions,
+        inherited: Vec<TcpListener>,
+        place: Option<&Place>,
+    ) -> Result<Service> {
+        let access = place.map(AccessLog::open).transpose()?;
+        let subsystems = Vec::new();
+        let service = Service { subsystems, connect, inherited, access, is_draining: false };
+        let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
+        service.note("started", More::Started { version, pid });
+        Ok(service)
+    }
+
+    /// Writes a line about the service to the access log.
+    pub(crate) fn note(&self, event: &str, more: More<'_>) {
+        self.access.iter().for_each(|access| access.note(event, None, more.clone()));
+    }
+
+    /// Opens the access log anew, at `place`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is a log and no place for it, or the other way round. Otherwise those of the
+    /// operating system. The log then goes where it went before.
+    pub(crate) fn reopen_access_log(&self, place: Option<&Place>) -> Result<()> {
+        match (&self.access, place) {
+            (Some(access), Some(place)) => access.reopen(place),
+            (None, None) => Ok(()),
+            (Some(_), None) | (None, Some(_)) => {
+                let message = "an access log begins and ends with the service";
+                Err(Error::new(ErrorKind::InvalidArgument, message)
+                    .hint("restart the service; the path of its log may change while it runs"))
+            }
+        }
     }
 
     /// Serves a subsystem.
@@ -58,8 +97,13 @@ impl Service {
         let listen = listen.collect::<std::io::Result<Vec<SocketAddr>>>()?;
         let mut options = options(&config, &self.connect);
         change(&mut options);
+        let access = self.access.clone();
+        options.access_log = access.clone().map(|access| Arc::new(access) as Arc<dyn TargetLog>);
         let target = Target::serve(options, listeners, served)?;
-        self.subsystems.push(Running { config, target, listen });
+        let running = Running { config, target, listen, access };
+        running.note("subsystem-added", More::Nothing {});
+        running.target.namespaces().iter().for_each(|served| running.note_namespace(served));
+        self.subsystems.push(running);
         Ok(())
     }
 
@@ -109,6 +153,7 @@ impl Service {
             let gone = self.subsystems.swap_remove(number);
             news.add(format!("subsystem {} ends", gone.config.nqn));
             drain(&[&gone], DRAIN_LIMIT);
+            gone.note("subsystem-removed", More::Nothing {});
         }
         for (config, opened) in new.subsystems.into_iter().zip(opened) {
             match self.subsystems.iter_mut().find(|running| running.config.nqn == config.nqn) {
@@ -137,14 +182,22 @@ impl Service {
     }
 
     /// Sends all hosts away in order, and waits until they are gone, for a while; then ends the targets.
-    pub(crate) fn end(self) {
+    pub(crate) fn end(mut self) {
         drain(&self.subsystems.iter().collect::<Vec<_>>(), DRAIN_LIMIT);
+        self.subsystems.clear();
+        self.note("stopped", More::Nothing {});
+        self.access.iter().for_each(AccessLog::finish);
     }
 
     /// Begins to send all hosts away; returns how many controllers there are.
-    pub(crate) fn begin_to_drain(&self) -> usize {
+    pub(crate) fn begin_to_drain(&mut self, why: &str) -> usize {
+        let controllers =
+            self.subsystems.iter().map(|running| running.target.connected().len()).sum();
+        if !std::mem::replace(&mut self.is_draining, true) {
+            self.note("draining", More::Draining { why, controllers });
+        }
         self.subsystems.iter().for_each(|running| running.target.drain());
-        self.subsystems.iter().map(|running| running.target.connected().len()).sum()
+        controllers
     }
 }
 
@@ -171,6 +224,7 @@ impl Running {
         self.config = new;
         let after = self.hosts();
         for host in before.difference(&after) {
+            self.note("host-removed", More::Host { host });
             news.add(format!("{nqn} no longer lists {host}"));
         }
         for host in self.unlisted(&after) {
@@ -178,6 +232,7 @@ impl Running {
             news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
         }
         for host in after.difference(&before) {
+            self.note("host-added", More::Host { host });
             news.add(format!("{nqn} lists {host}"));
         }
         Ok(())
@@ -193,6 +248,23 @@ impl Running {
         connected.filter(|host| !listed.contains(host)).collect()
     }
 
+    /// Writes a line about the subsystem to the access log.
+    pub(crate) fn note(&self, event: &str, more: More<'_>) {
+        let nqn = Some(&self.config.nqn);
+        self.access.iter().for_each(|access| access.note(event, nqn, more.clone()));
+    }
+
+    fn note_namespace(&self, served: &ServedNamespace) {
+        let namespace = served.device.namespace();
+        let more = More::Namespace {
+            nsid: served.nsid.0,
+            bytes: namespace.len_bytes(),
+            read_only: served.read_only || namespace.read_only,
+            address: namespace.address,
+        };
+        self.note("namespace-added", more);
+    }
+
     /// The hosts that are named, with keys or without.
     pub(crate) fn hosts(&self) -> BTreeSet<Nqn> {
         let keyed = self.config.host_keys.keys();
@@ -204,13 +276,15 @@ impl Running {
         served: ServedNamespace,
         config: NamespaceConfig,
     ) -> Result<()> {
-        self.target.add_namespace(served)?;
+        self.target.add_namespace(served.clone())?;
+        self.note_namespace(&served);
         self.config.namespaces.push(config);
         Ok(())
     }
 
     pub(crate) fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
         self.target.remove_namespace(nsid)?;
+        self.note("namespace-removed", More::NamespaceGone { nsid: nsid.0 });
         self.config.namespaces.retain(|config| config.nsid != nsid);
         Ok(())
     }
