@@ -53,7 +53,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
-pub use namespaces::{MAX_NSID, ServedNamespace};
+pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};
 pub use subsystem::ConnectedController;
@@ -195,11 +195,20 @@ impl Target {
     ///
     /// # Errors
     /// `Unsupported`: a host needs TLS, which this build lacks; `InvalidArgument`: a host's namespace does not
-    /// exist. Nothing has changed then. Otherwise: the operating system cannot start the thread that computes
-    /// for authentications.
+    /// exist. Otherwise: the operating system cannot start the thread that computes for authentications. Nothing
+    /// has changed then.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
-        check_hosts(&keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
+        self.prepare_host_keys(&keys)?;
         self.subsystem.set_keys(keys);
+        Ok(())
+    }
+
+    /// Does all of [`Target::set_host_keys`] that can fail, and changes no key.
+    ///
+    /// # Errors
+    /// As [`Target::set_host_keys`].
+    pub fn prepare_host_keys(&mut self, keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
+        check_hosts(keys, &self.subsystem.namespaces.nsids(), self.subsystem.options.max_nsid)?;
         self.start_authenticating()
     }
 
@@ -232,12 +241,19 @@ impl Target {
     /// `InvalidArgument`: there is one with this NSID, it cannot be served, or takes smaller
     /// transfers than hosts were told of. Otherwise the device's error when it cannot create a queue pair.
     pub fn add_namespace(&mut self, served: ServedNamespace) -> Result<()> {
+        self.refuse_taken(served.nsid)?;
+        let prepared = self.prepare_namespace(served)?;
+        self.add_prepared(prepared)
+    }
+
+    /// Does all of adding a namespace that can fail because of the namespace, and changes nothing. There may still
+    /// be one with its NSID.
+    ///
+    /// # Errors
+    /// As [`Target::add_namespace`].
+    pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
         namespaces::check_one(&served)?;
         let (nsid, subsystem) = (served.nsid, &self.subsystem);
-        if subsystem.namespaces.get(nsid).is_some() {
-            let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
-            return Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid));
-        }
         let (takes, told) =
             (served.device.namespace().max_transfer_bytes, subsystem.max_transfer_bytes);
         if takes < told {
@@ -249,12 +265,31 @@ impl Target {
         }
         let make = |mailbox: &Mailbox| served.device.queue_pair_in(&mailbox.scope);
         let queue_pairs = self.mailboxes.iter().map(make).collect::<Result<Vec<_>>>()?;
+        Ok(PreparedNamespace { served, queue_pairs })
+    }
+
+    /// Adds a namespace that this target has prepared. Hosts that are connected, and to which it exists, get an event.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is one with this NSID. `TimedOut`: a thread of the target does not answer.
+    pub fn add_prepared(&mut self, prepared: PreparedNamespace) -> Result<()> {
+        let PreparedNamespace { served, queue_pairs } = prepared;
+        let nsid = served.nsid;
+        self.refuse_taken(nsid)?;
         let queue = |queue_pair| What::Add(NamespaceQueue::new(&served, queue_pair));
         let queues = queue_pairs.into_iter().map(queue);
         self.apply(queues.collect())?;
         self.subsystem.namespaces.insert(served);
         self.report_change(nsid);
         Ok(())
+    }
+
+    fn refuse_taken(&self, nsid: Nsid) -> Result<()> {
+        if self.subsystem.namespaces.get(nsid).is_none() {
+            return Ok(());
+        }
+        let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
+        Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid))
     }
 
     /// Removes a namespace. Hosts that are connected get an event, and *Invalid Namespace or Format* for new

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::qpair::Device;
+use crate::qpair::{Device, QueuePair};
 use crate::units::Nsid;
 
 /// A namespace as a [`super::Target`] serves it.
@@ -35,6 +35,19 @@ impl std::fmt::Debug for ServedNamespace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let address = self.device.namespace().address;
         write!(f, "ServedNamespace({} at {address})", self.nsid.0)
+    }
+}
+
+/// A namespace that a [`Target`](super::Target) can add without a further look at it.
+pub struct PreparedNamespace {
+    pub(super) served: ServedNamespace,
+    /// One for each poller.
+    pub(super) queue_pairs: Vec<Box<dyn QueuePair>>,
+}
+
+impl std::fmt::Debug for PreparedNamespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PreparedNamespace({:?})", self.served)
     }
 }
 
