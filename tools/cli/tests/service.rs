@@ -4,9 +4,9 @@ mod common;
 
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -108,6 +108,12 @@ fn free_port() -> u16 {
 
 fn write(dir: &TestDir, text: &str) {
     std::fs::write(dir.path("targets.toml"), text).unwrap();
+}
+
+/// Writes a file that others cannot read.
+fn private(dir: &TestDir, name: &str, text: &str) {
+    std::fs::write(dir.path(name), text).unwrap();
+    std::fs::set_permissions(dir.path(name), Permissions::from_mode(0o600)).unwrap();
 }
 
 fn one(listen: &str, namespaces: &[(u32, &str)], more: &str) -> String {
@@ -344,6 +350,119 @@ fn draining_ends_the_service_and_a_job_goes_on_with_the_next_one() {
 }
 
 #[test]
+fn a_namespace_that_takes_long_to_open_delays_no_other_request() {
+    let dir = TestDir::with_image();
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], ""));
+    let service = Service::start(&dir, 1, |_| {});
+    let far = common::Served::start(&dir.arg("train.dlfs"), &[]);
+    let target = far.said["listen"].as_str().unwrap().to_owned();
+    // A way to it that takes connections, and passes nothing on until it is told to.
+    let way = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = far.address.replace(&target, &way.local_addr().unwrap().to_string());
+    let mut slow = dlfs();
+    slow.args(["ctl", "--socket", &service.socket, "--json", "add-ns", &address]);
+    let slow = slow.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (host, _) = way.accept().unwrap();
+    // It is being opened. Others are answered, and the number is promised to it.
+    assert_eq!(service.asked(&["list-subsys"])[0]["namespaces"].as_array().unwrap().len(), 1);
+    assert_eq!(service.asked(&["add-ns", &dir.arg("train.dlfs")]), json!({ "nsid": 3 }));
+    // A client that waits for one answer may be gone when it is there.
+    let mut gone = UnixStream::connect(&service.socket).unwrap();
+    gone.write_all(b"{\"method\":\"reload\"}\n{\"method\":\"stats\"}\n").unwrap();
+    drop(gone);
+    std::thread::spawn(move || {
+        pass_on(host, &target);
+        way.incoming().map_while(Result::ok).for_each(|host| pass_on(host, &target));
+    });
+    assert_eq!(common::end_of(slow).code(0).json(), json!({ "nsid": 2 }));
+    run(&["verify", &service.address(2)]).code(0);
+}
+
+/// Passes bytes on between a host and a target, in both directions, until both have ended.
+fn pass_on(host: TcpStream, target: &str) {
+    let target = TcpStream::connect(target).unwrap();
+    for (mut from, mut to) in
+        [(host.try_clone().unwrap(), target.try_clone().unwrap()), (target, host)]
+    {
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to); // ends with either side
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        });
+    }
+}
+
+#[test]
+fn a_reload_that_fails_late_changes_nothing_and_says_so() {
+    let dir = TestDir::with_image();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = |more: &str| one("127.0.0.1:0", &[(1, "train.dlfs"), (2, "train.dlfs")], more);
+    write(&dir, &first(""));
+    let service = Service::start(&dir, 1, |_| {});
+    let before = service.asked(&["list-subsys"]);
+    let refused = |text: &str, words: &[&str]| {
+        write(&dir, text);
+        let line = service.reload();
+        let said = service.ctl(&["reload"]).code(1).stderr;
+        for word in ["all stays as it was"].iter().chain(words) {
+            assert!(line.contains(word) && said.contains(word), "no {word} in {line} or {said}");
+        }
+        assert_eq!(service.asked(&["list-subsys"]), before);
+    };
+    let host = "allow_hosts = [\"nqn.2026-11.io.dlfs:a\"]";
+    let changed = one("127.0.0.1:0", &[(1, "train.dlfs"), (3, "train.dlfs")], host);
+    let second = |listen: &str| {
+        format!(
+            "{changed}[[subsystem]]\nnqn = \"nqn.2026-11.io.dlfs:two\"\nlisten = \"{listen}\"\n\
+             [[subsystem.namespace]]\nnsid = 1\naddress = \"train.dlfs\"\n"
+        )
+    };
+    // A port that somebody else has.
+    let port = taken.local_addr().unwrap().to_string();
+    refused(&second(&port), &["cannot listen on", &port]);
+    // An access log, which begins with the service.
+    refused(&format!("access_log = \"access.jsonl\"\n{changed}"), &["access log", "restart"]);
+    if cfg!(not(feature = "tls")) {
+        // A host that must use TLS, in a build without it.
+        let key = run(&["key", "gen", "--tls"]).code(0).text().trim().to_owned();
+        let hosts = format!("[[host]]\nnqn = \"nqn.2026-11.io.dlfs:t\"\ntls_key = \"{key}\"\n");
+        private(&dir, "hosts.toml", &hosts);
+        refused(&first("hosts = \"hosts.toml\""), &["this build of dlfs has no TLS", "line 2"]);
+    }
+    drop(taken);
+    write(&dir, &second(&port));
+    let told = service.asked(&["reload"]);
+    for news in ["loses namespace 2", "gains namespace 3", "lists", ":two begins"] {
+        assert!(told["changed"].as_str().unwrap().contains(news), "{told}");
+    }
+    run(&["stat", &format!("nvme-tcp://{port}/nqn.2026-11.io.dlfs:two")]).code(0);
+    // A subsystem with another name takes the place of one that ends, at the same port.
+    write(&dir, &second(&port).replace("dlfs:two", "dlfs:three"));
+    let told = service.asked(&["reload"])["changed"].as_str().unwrap().to_owned();
+    assert!(told.contains(":two ends") && told.contains(":three begins"), "{told}");
+    run(&["stat", &format!("nvme-tcp://{port}/nqn.2026-11.io.dlfs:three")]).code(0);
+}
+
+#[test]
+fn a_socket_file_that_a_dead_service_left_behind_is_replaced() {
+    let dir = TestDir::with_image();
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], ""));
+    drop(UnixListener::bind(dir.path("control.sock")).unwrap());
+    assert!(dir.path("control.sock").exists(), "it is left behind");
+    let mut killed = Service::start(&dir, 1, |_| {});
+    killed.asked(&["stats"]);
+    killed.child.kill().unwrap();
+    wait(&mut killed.child);
+    assert!(dir.path("control.sock").exists(), "nor does one that is killed remove it");
+    Service::start(&dir, 1, |_| {}).asked(&["stats"]);
+    // A file that is no socket is not removed.
+    std::fs::write(dir.path("file"), "precious").unwrap();
+    let refused =
+        run(&["serve", "--config", &dir.arg("targets.toml"), "--control", &dir.arg("file")]);
+    refused.code(1).complains_of(&["cannot open the control socket", "file"]);
+    assert_eq!(std::fs::read(dir.path("file")).unwrap(), b"precious");
+}
+
+#[test]
 fn the_service_manager_is_told_and_its_sockets_are_used() {
     let dir = TestDir::with_image();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -380,6 +499,28 @@ fn the_service_manager_is_told_and_its_sockets_are_used() {
 }
 
 #[test]
+fn systemd_s_own_socket_activation_starts_it_with_the_first_host() {
+    let activate = || std::process::Command::new("systemd-socket-activate");
+    if activate().arg("--version").output().is_err() {
+        eprintln!("NOT TESTED: systemd-socket-activate is not installed");
+        return;
+    }
+    let dir = TestDir::with_image();
+    let listen = format!("127.0.0.1:{}", free_port());
+    write(&dir, &one(&listen, &[(1, "train.dlfs")], ""));
+    let program = dlfs();
+    let mut command = activate();
+    command.args(["--listen", &listen]).arg(program.get_program());
+    command.args(["serve", "--config", &dir.arg("targets.toml")]);
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    // It tries again while nobody listens.
+    run(&["verify", &format!("nvme-tcp://{listen}/{NQN}")]).code(0);
+    // The service has taken the place of the program that started it.
+    signal(&child, "TERM");
+    assert_eq!(wait(&mut child).code(), Some(0));
+}
+
+#[test]
 fn the_unit_files_are_valid() {
     if std::process::Command::new("systemd-analyze").arg("--version").output().is_err() {
         eprintln!("NOT TESTED: systemd-analyze is not installed");
@@ -408,16 +549,14 @@ fn keys_are_rotated_by_the_hosts_file_while_a_host_reads() {
     let host = "nqn.2026-11.io.dlfs:keyed";
     let key = |name: &str| {
         let made = run(&["key", "gen"]).code(0).text().trim().to_owned();
-        std::fs::write(dir.path(name), &made).unwrap();
-        std::fs::set_permissions(dir.path(name), Permissions::from_mode(0o600)).unwrap();
+        private(&dir, name, &made);
         made
     };
     let (old, new) = (key("old.key"), key("new.key"));
     let hosts = |secrets: &[&String]| {
         let secrets = serde_json::to_string(secrets).unwrap();
         let text = format!("[[host]]\nnqn = \"{host}\"\ndhchap_secret = {secrets}\n");
-        std::fs::write(dir.path("hosts.toml"), text).unwrap();
-        std::fs::set_permissions(dir.path("hosts.toml"), Permissions::from_mode(0o600)).unwrap();
+        private(&dir, "hosts.toml", &text);
     };
     hosts(&[&old]);
     write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));

@@ -48,7 +48,7 @@ enum Verb {
         /// The least severe lines that are written
         level: Level,
     },
-    /// Read the configuration file again, as SIGHUP does; the result is in the service's log
+    /// Read the configuration file again, as SIGHUP does, and print what has changed
     Reload,
     /// Send all hosts away in order, and end the service, as SIGTERM does
     Drain,
@@ -161,7 +161,8 @@ fn lines(verb: &Verb, answer: &Value) -> Vec<String> {
         Verb::AddNs(_) | Verb::RemoveNs(_) | Verb::DropHost(_) | Verb::Drain => {
             vec![fields(answer)]
         }
-        Verb::AddHost(_) | Verb::LogLevel { .. } | Verb::Reload => Vec::new(),
+        Verb::Reload => vec![text(&answer["changed"])],
+        Verb::AddHost(_) | Verb::LogLevel { .. } => Vec::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,6 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
@@ -21,9 +21,10 @@ use crate::exit::{Failure, Outcome};
 use crate::metrics_args::MetricsArgs;
 use crate::out::Out;
 use crate::placement_args::PlacementArgs;
-use crate::service::access_log::{More, Place};
-use crate::service::config::{self, NamespaceConfig, ServiceConfig, SubsystemConfig};
-use crate::service::control::{Control, Request};
+use crate::service::access_log::Place;
+use crate::service::changes::{Changes, Source};
+use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
+use crate::service::control::Control;
 use crate::service::limits::LimitArgs;
 use crate::service::running::{self, Running, Service};
 use crate::service::systemd::{self, Manager};
@@ -114,63 +115,46 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let mut control = args.control.as_deref().map(Control::open).transpose()?;
     allow_many_files();
     let _metrics = args.metrics.serve()?;
-    let mut service = match &args.config {
+    let service = match &args.config {
         Some(path) => start_configured(&args, path)?,
         None => start_image(&args)?,
     };
     service.check_inherited()?;
     manager.ready("serving");
-    let mut wants = Wants::default();
-    while !stop.is_set() && !wants.drain {
-        service.check()?;
-        if asked.hung_up() || std::mem::take(&mut wants.reload) {
-            manager.reloading();
-            log::say(&read_again(&args, &mut service));
-            manager.ready("serving");
+    let mut changes = Changes::new(service, args.source(), manager)?;
+    while !stop.is_set() && !changes.drains() {
+        changes.service.check()?;
+        if asked.hung_up() {
+            changes.hung_up();
         }
         if asked.wants_statistics() {
-            let lines =
-                service.subsystems.iter().map(|running| statistics(&running.target.stats()));
+            let subsystems = changes.service.subsystems.iter();
+            let lines = subsystems.map(|running| statistics(&running.target.stats()));
             lines.for_each(|line| log::say(&line));
         }
+        let answers = changes.step();
         match &mut control {
-            Some(control) => control.serve(WATCH, |request| wants.answer(request, &mut service)),
+            Some(control) => {
+                answers.into_iter().for_each(|(ticket, answer)| control.answer(ticket, answer));
+                let waker = changes.waker();
+                control
+                    .serve(WATCH, waker.as_fd(), |request, ticket| changes.answer(request, ticket));
+            }
             None => _ = stop.is_set_within(WATCH),
         }
     }
-    manager.stopping();
-    service.begin_to_drain(if wants.drain { "dlfs ctl drain" } else { "a signal" });
-    service.end();
+    changes.stop();
     Ok(Outcome::Done)
 }
 
 impl ServeArgs {
-    /// Where the access log goes: the option has precedence over the file.
-    fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
-        let of_option = self.access_log.as_ref().map(|text| Place::parse(text, Path::new("")));
-        of_option.or_else(|| config?.access_log.clone())
-    }
-}
-
-/// What clients of the control socket want that concerns the process.
-#[derive(Default)]
-struct Wants {
-    reload: bool,
-    drain: bool,
-}
-
-impl Wants {
-    fn answer(&mut self, request: &Request, service: &mut Service) -> dlfs::Result<Value> {
-        match request.method.as_str() {
-            "reload" => {
-                self.reload = true;
-                Ok(json!({}))
-            }
-            "drain" => {
-                self.drain = true;
-                Ok(json!({ "controllers": service.begin_to_drain("dlfs ctl drain") }))
-            }
-            _ => service.answer(request),
+    /// Where a reload finds what to serve.
+    fn source(&self) -> Source {
+        let access_log = self.access_log.as_ref();
+        Source {
+            config: self.config.clone(),
+            hosts: self.hosts.clone(),
+            access_log: access_log.map(|text| Place::parse(text, Path::new(""))),
         }
     }
 }
@@ -198,7 +182,7 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
 /// Serves what the configuration file says.
 fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
     let config = config::read(path)?;
-    let place = args.access_log(Some(&config));
+    let place = args.source().access_log(Some(&config));
     let connect = args.connection.options(false)?;
     let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
     for subsystem in config.subsystems {
@@ -275,61 +259,14 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         busy_poll: args.placement.busy_poll(),
         limits: args.limits.clone(),
     };
-    let place = args.access_log(None);
+    let place = args.source().access_log(None);
     let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
-    service.serve(config, served, |options| {
+    let running = service.build(config, served, |options| {
         (options.writable, options.max_nsid, options.ana) = (args.writable, 0, false);
     })?;
+    service.add(running);
     announce(args, image, service.subsystems[0].listen[0], &nqn, &devices)?;
     Ok(service)
-}
-
-/// Reads the configuration or hosts file again, and returns a message about it. If it is not valid, nothing
-/// changes.
-fn read_again(args: &ServeArgs, service: &mut Service) -> String {
-    let read = match (&args.config, &args.hosts) {
-        (Some(path), _) => read_configuration(args, service, path),
-        (None, hosts) => service
-            .reopen_access_log(args.access_log(None).as_ref())
-            .and_then(|()| read_hosts_again(service, hosts.as_deref())),
-    };
-    match read {
-        Ok(what) => {
-            service.note("reloaded", More::Changed { what: &what });
-            format!("SIGHUP: {what}")
-        }
-        Err(error) => {
-            let why = error.report().replace("\n  ", "; "); // one line of the log
-            service.note("reload-refused", More::Why { why: &why });
-            format!("SIGHUP: all stays as it was: {why}")
-        }
-    }
-}
-
-fn read_configuration(
-    args: &ServeArgs,
-    service: &mut Service,
-    path: &Path,
-) -> dlfs::Result<String> {
-    let new = config::read(path)?;
-    service.reopen_access_log(args.access_log(Some(&new)).as_ref())?;
-    service.become_what(new)
-}
-
-/// Reloads the hosts file of the command line. Hosts that are connected stay.
-fn read_hosts_again(service: &mut Service, path: Option<&Path>) -> dlfs::Result<String> {
-    let Some(path) = path else {
-        return Ok("there is no hosts file to read again; serving goes on".to_owned());
-    };
-    let running = &mut service.subsystems[0];
-    let keys = read_hosts(path)?;
-    let count = keys.len();
-    running.target.set_host_keys(keys.clone())?;
-    running.config.host_keys = keys;
-    Ok(match count {
-        1 => "the hosts file names 1 host".to_owned(),
-        count => format!("the hosts file names {count} hosts"),
-    })
 }
 
 /// The namespaces at `addresses`. An address without `?ns=` names all namespaces of the subsystem;

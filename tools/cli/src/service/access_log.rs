@@ -39,8 +39,12 @@ impl Place {
         }
     }
 
-    fn open(&self) -> Result<Box<dyn Write + Send>> {
-        let Place::File(path) = self else { return Ok(Box::new(io::stdout())) };
+    /// Opens it; a file is created with mode 0640, or continued.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(crate) fn open(&self) -> Result<Output> {
+        let Place::File(path) = self else { return Ok(Output::new(Box::new(io::stdout()))) };
         let mut options = OpenOptions::new();
         // Opening a pipe that nobody reads fails at once instead of waiting for a reader.
         options.create(true).append(true).mode(0o640).custom_flags(OFlags::NONBLOCK.bits() as i32);
@@ -48,7 +52,7 @@ impl Place {
             let kind = Error::from(io::Error::from(error.kind())).kind();
             Error::new(kind, "cannot open the access log").path(path).source(error)
         })?;
-        Ok(Box::new(file))
+        Ok(Output::new(Box::new(file)))
     }
 }
 
@@ -75,12 +79,12 @@ enum Message {
 }
 
 impl AccessLog {
-    /// Opens the log; a file is created with mode 0640, or continued.
+    /// Opens the log.
     ///
     /// # Errors
     /// Those of the operating system.
     pub(crate) fn open(place: &Place) -> Result<AccessLog> {
-        let output = Output::new(place.open()?);
+        let output = place.open()?;
         let (queue, receiver) = sync_channel(MAX_LINES);
         let next = Mutex::new(None);
         let shared = Arc::new(Shared { queue, lost: AtomicU64::new(0), next });
@@ -90,16 +94,11 @@ impl AccessLog {
         Ok(AccessLog(shared))
     }
 
-    /// Opens the file anew, perhaps elsewhere: what wrote to it may have been moved away (logrotate).
-    ///
-    /// # Errors
-    /// Those of the operating system; the log then goes where it went before.
-    pub(crate) fn reopen(&self, place: &Place) -> Result<()> {
-        let output = Output::new(place.open()?);
+    /// From now on it goes to `output`.
+    pub(crate) fn switch(&self, output: Output) {
         *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
         // If the queue is full, the thread looks anyway, before the next line.
         let _ = self.0.queue.try_send(Message::Look);
-        Ok(())
     }
 
     /// Writes a line about the service itself.
@@ -251,7 +250,7 @@ impl<'a> Line<'a> {
 }
 
 /// What is written to.
-struct Output {
+pub(crate) struct Output {
     to: Box<dyn Write + Send>,
     /// Whether a part of a line was written last.
     is_torn: bool,

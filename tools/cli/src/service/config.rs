@@ -11,6 +11,7 @@ use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn};
 use dlfs::qpair::Cpus;
 use dlfs::target::HostKeys;
+use dlfs::tls;
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
@@ -124,12 +125,15 @@ fn yes() -> bool {
 /// # Errors
 /// `NotFound`: there is no such file. `InvalidArgument`: it is not valid; the message names the line.
 pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
-    let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
-    parse(&text, path)
+    let read =
+        std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));
+    let (text, absolute) = read.map_err(|error| Error::from(error).path(path))?;
+    // Absolute, as the paths of `dlfs ctl` are: one that is written into the file later is no change.
+    parse(&text, path, absolute.parent().unwrap_or(Path::new("")))
 }
 
-fn parse(text: &str, path: &Path) -> Result<ServiceConfig> {
-    let reader = Reader { text, path, folder: path.parent().unwrap_or(Path::new("")) };
+fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
+    let reader = Reader { text, path, folder };
     let file: File = toml::from_str(text).map_err(|error| {
         reader.wrong(error.span().map_or(0, |span| span.start), error.message())
     })?;
@@ -225,6 +229,11 @@ impl Reader<'_> {
         }
         let exists = |nsid: &Nsid| subsystem.namespaces.iter().any(|known| known.nsid == *nsid);
         for (host, keys) in host_keys {
+            if (!keys.tls_keys.is_empty() || keys.must_concat) && !tls::IS_SUPPORTED {
+                let what =
+                    format!("{host} must connect inside TLS, and this build of dlfs has no TLS");
+                return Err(self.wrong(at, &what));
+            }
             if let Some(nsid) = keys.access.namespaces.iter().flatten().find(|nsid| !exists(nsid)) {
                 let what = format!("{host} may use namespace {}, which does not exist", nsid.0);
                 return Err(self.wrong(at, &what));
@@ -315,7 +324,7 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
 "#;
 
     fn parsed(text: &str) -> Result<ServiceConfig> {
-        parse(text, Path::new("/etc/dlfs/targets.toml"))
+        parse(text, Path::new("/etc/dlfs/targets.toml"), Path::new("/etc/dlfs"))
     }
 
     #[test]

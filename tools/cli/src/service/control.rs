@@ -3,10 +3,12 @@
 //! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the same
 //! `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one after the
 //! other, between two looks at the signals; a client that does not read its answer delays others for a second.
+//! The answer of a request that takes longer comes later: its client's next request waits for it, and no other's.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,12 +54,19 @@ pub(crate) struct Control {
     path: PathBuf,
     listener: UnixListener,
     clients: Vec<Client>,
+    last_ticket: Ticket,
 }
+
+/// Names a request whose answer comes later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
 
 struct Client {
     stream: UnixStream,
-    /// What has arrived of the next line.
-    line: Vec<u8>,
+    /// What has arrived and is not answered, beginning with the next line.
+    received: Vec<u8>,
+    /// The request whose answer comes later, and its `id`.
+    waits: Option<(Ticket, Value)>,
 }
 
 impl Control {
@@ -76,7 +85,8 @@ impl Control {
                     Error::new(ErrorKind::Busy, "another service answers on the control socket");
                 return Err(error.path(path).hint("name another one with --control"));
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            // A file that is no socket refuses, too. It is somebody's, and stays.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
                 fs::remove_file(path).map_err(about)?;
             }
             Err(_) => {} // there is no such file, or binding says what is wrong
@@ -87,19 +97,24 @@ impl Control {
         rustix::process::umask(before);
         let listener = bound.map_err(about)?;
         listener.set_nonblocking(true).map_err(about)?;
-        Ok(Control { path: path.to_owned(), listener, clients: Vec::new() })
+        let (path, clients) = (path.to_owned(), Vec::new());
+        Ok(Control { path, listener, clients, last_ticket: Ticket(0) })
     }
 
-    /// Waits for requests, at most for `limit`, and answers them by `answer`.
+    /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. Where it
+    /// returns `None`, [`Control::answer`] gives the answer later.
     pub(crate) fn serve(
         &mut self,
         limit: Duration,
-        mut answer: impl FnMut(&Request) -> Result<Value>,
+        waker: BorrowedFd<'_>,
+        mut answer: impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
     ) {
-        let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        fds.extend(
-            self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), PollFlags::IN)),
-        );
+        // Of a client that waits nothing is received, so that it cannot send without end.
+        let clients = self.clients.iter().filter(|client| client.waits.is_none());
+        let clients = clients.map(|client| client.stream.as_fd());
+        let all = [self.listener.as_fd(), waker].into_iter().chain(clients);
+        let mut fds: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let limit = Timespec::try_from(limit).ok();
         // An error is a signal: the caller looks at those and comes back.
         let _ = poll(&mut fds, limit.as_ref());
@@ -107,10 +122,22 @@ impl Control {
         while let Ok((stream, _)) = self.listener.accept() {
             let is_set_up = stream.set_nonblocking(true).is_ok();
             if is_set_up && self.clients.len() < MAX_CLIENTS {
-                self.clients.push(Client { stream, line: Vec::new() });
+                self.clients.push(Client { stream, received: Vec::new(), waits: None });
             }
         }
-        self.clients.retain_mut(|client| client.serve(&mut answer).is_ok());
+        let last_ticket = &mut self.last_ticket;
+        self.clients.retain_mut(|client| client.serve(last_ticket, &mut answer).is_ok());
+    }
+
+    /// Answers a request late. If its client is gone, nobody hears it.
+    pub(crate) fn answer(&mut self, ticket: Ticket, result: Result<Value>) {
+        let waits = |client: &Client| client.waits.as_ref().is_some_and(|(its, _)| *its == ticket);
+        let Some(number) = self.clients.iter().position(waits) else { return };
+        let client = &mut self.clients[number];
+        let Some((_, id)) = client.waits.take() else { return };
+        if client.send(&Answer::new(id, result)).is_err() {
+            self.clients.remove(number);
+        }
     }
 }
 
@@ -122,24 +149,56 @@ impl Drop for Control {
 
 impl Client {
     /// Receives what there is and answers whole lines; an error ends the client.
-    fn serve(&mut self, answer: &mut impl FnMut(&Request) -> Result<Value>) -> io::Result<()> {
+    fn serve(
+        &mut self,
+        last_ticket: &mut Ticket,
+        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
+    ) -> io::Result<()> {
         let mut part = [0; 4096];
         loop {
+            self.answer_lines(last_ticket, answer)?;
+            if self.waits.is_some() {
+                return Ok(());
+            }
+            if self.received.len() > MAX_LINE_BYTES {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
             match self.stream.read(&mut part) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.line.extend_from_slice(&part[..len]),
+                Ok(len) => self.received.extend_from_slice(&part[..len]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
-            while let Some(end) = self.line.iter().position(|&byte| byte == b'\n') {
-                let rest = self.line.split_off(end + 1);
-                let line = std::mem::replace(&mut self.line, rest);
-                self.send(&answer_line(&line, answer))?;
-            }
-            if self.line.len() > MAX_LINE_BYTES {
-                return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+
+    /// Answers the whole lines that have arrived, up to one whose answer comes later.
+    fn answer_lines(
+        &mut self,
+        last_ticket: &mut Ticket,
+        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
+    ) -> io::Result<()> {
+        while self.waits.is_none()
+            && let Some(end) = self.received.iter().position(|&byte| byte == b'\n')
+        {
+            let rest = self.received.split_off(end + 1);
+            let line = std::mem::replace(&mut self.received, rest);
+            let request = match serde_json::from_slice::<Request>(&line) {
+                Ok(request) => request,
+                Err(error) => {
+                    let message = format!("the line is no request: {error}");
+                    let error = Error::new(ErrorKind::InvalidArgument, message);
+                    self.send(&Answer::new(Value::Null, Err(error)))?;
+                    continue;
+                }
+            };
+            last_ticket.0 += 1;
+            match answer(&request, *last_ticket) {
+                Some(result) => self.send(&Answer::new(request.id, result))?,
+                None => self.waits = Some((*last_ticket, request.id)),
             }
         }
+        Ok(())
     }
 
     fn send(&mut self, answer: &Answer) -> io::Result<()> {
@@ -152,21 +211,20 @@ impl Client {
     }
 }
 
-fn answer_line(line: &[u8], answer: &mut impl FnMut(&Request) -> Result<Value>) -> Answer {
-    let refused = |id, error: &Error| {
-        let (kind, message) = (format!("{:?}", error.kind()), error.report());
-        Answer { id, result: None, error: Some(Refused { kind, message }) }
-    };
-    match serde_json::from_slice::<Request>(line) {
-        Ok(request) => match answer(&request) {
-            Ok(result) => Answer { id: request.id, result: Some(result), error: None },
-            Err(error) => refused(request.id, &error),
-        },
-        Err(error) => {
-            let message = format!("the line is no request: {error}");
-            refused(Value::Null, &Error::new(ErrorKind::InvalidArgument, message))
+impl Answer {
+    fn new(id: Value, result: Result<Value>) -> Answer {
+        match result {
+            Ok(result) => Answer { id, result: Some(result), error: None },
+            Err(error) => {
+                let (kind, message) = (format!("{:?}", error.kind()), error.report());
+                Answer { id, result: None, error: Some(Refused { kind, message }) }
+            }
         }
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// Sends a request to the service at `path` and waits for the answer.

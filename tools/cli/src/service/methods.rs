@@ -7,12 +7,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use dlfs::nvme::Nqn;
-use dlfs::target::TargetStats;
+use dlfs::target::{ServedNamespace, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
 use super::access_log::More;
-use super::config::{NamespaceConfig, parse_address};
+use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
 use super::running::{Running, Service};
 use crate::log;
@@ -24,6 +24,7 @@ struct Whole {
     subsystem: Option<Nqn>,
 }
 
+/// What to add, and to which subsystem.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AddNamespace {
@@ -60,12 +61,11 @@ fn yes() -> bool {
 }
 
 impl Service {
-    /// Carries a request out, except those that concern the process: `drain` and `reload`.
+    /// Carries a request out, except those of [`super::changes`]: `add-ns`, `reload` and `drain`.
     pub(crate) fn answer(&mut self, request: &Request) -> Result<Value> {
         match request.method.as_str() {
             "list-subsys" => self.list_subsystems(&params(request)?),
             "list-hosts" => self.list_hosts(&params(request)?),
-            "add-ns" => self.add_ns(params(request)?),
             "remove-ns" => self.remove_ns(&params(request)?),
             "add-host" => self.add_host(params(request)?),
             "drop-host" => self.drop_host(&params(request)?),
@@ -121,15 +121,41 @@ impl Service {
         Ok(self.those(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
     }
 
-    fn add_ns(&mut self, asked: AddNamespace) -> Result<Value> {
-        let number = self.the_one(asked.subsystem.as_ref())?;
-        let taken = &self.subsystems[number].config.namespaces;
-        let is_free = |nsid: &u32| !taken.iter().any(|config| config.nsid.0 == *nsid);
-        let nsid =
-            asked.nsid.or_else(|| (1..).find(is_free)).expect("there are more than 1,024 numbers");
+    /// Which namespace the request `add-ns` adds, and to which subsystem. Without a number in the request it gets the
+    /// lowest that is free and not among those `promised` to others.
+    pub(crate) fn to_add<'a>(
+        &self,
+        request: &Request,
+        promised: impl Iterator<Item = &'a (Nqn, NamespaceConfig)>,
+    ) -> Result<(Nqn, NamespaceConfig)> {
+        let asked: AddNamespace = params(request)?;
+        let config = &self.subsystems[self.the_one(asked.subsystem.as_ref())?].config;
+        let promised = promised.filter(|(nqn, _)| *nqn == config.nqn).map(|(_, config)| config);
+        let taken: Vec<u32> = config.namespaces.iter().chain(promised).map(|c| c.nsid.0).collect();
+        let lowest = || (1..=MAX_NSID).find(|nsid| !taken.contains(nsid));
+        let nsid = asked.nsid.or_else(lowest).ok_or_else(|| {
+            invalid(format!(
+                "{} has {MAX_NSID} namespaces already, the most that it can",
+                config.nqn
+            ))
+        })?;
+        if !(1..=MAX_NSID).contains(&nsid) {
+            return Err(invalid(format!("nsid {nsid} is not 1 to {MAX_NSID}")));
+        }
         let address = parse_address(&asked.address, Path::new("")).map_err(invalid)?;
-        let config = NamespaceConfig { nsid: Nsid(nsid), address, read_only: asked.read_only };
-        let served = self.open_all(std::slice::from_ref(&config))?.remove(0);
+        let added = NamespaceConfig { nsid: Nsid(nsid), address, read_only: asked.read_only };
+        Ok((config.nqn.clone(), added))
+    }
+
+    /// Adds a namespace that is open.
+    pub(crate) fn add_opened(
+        &mut self,
+        nqn: &Nqn,
+        config: NamespaceConfig,
+        served: ServedNamespace,
+    ) -> Result<Value> {
+        let number = self.the_one(Some(nqn))?;
+        let nsid = config.nsid.0;
         self.subsystems[number].add_namespace(served, config)?;
         Ok(json!({ "nsid": nsid }))
     }

@@ -1,4 +1,4 @@
-//! The running targets of a service, and how they become what the configuration says.
+//! The running targets of a service.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
@@ -8,18 +8,20 @@ use std::time::{Duration, Instant};
 
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
-use dlfs::target::{AccessLog as TargetLog, ServedNamespace, Target, TargetOptions};
+use dlfs::target::{
+    AccessLog as TargetLog, PreparedNamespace, ServedNamespace, Target, TargetOptions,
+};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::{AccessLog, More, Place};
-use super::config::{MAX_NSID, NamespaceConfig, ServiceConfig, SubsystemConfig};
+use super::access_log::{AccessLog, More, Output, Place};
+use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
 
 /// One running target for each subsystem.
 pub(crate) struct Service {
     pub(crate) subsystems: Vec<Running>,
-    connect: ConnectOptions,
-    /// Sockets that the service manager has opened, and that no subsystem has taken yet.
+    pub(crate) connect: ConnectOptions,
+    /// Sockets that the service manager has opened.
     inherited: Vec<TcpListener>,
     access: Option<AccessLog>,
     is_draining: bool,
@@ -32,6 +34,8 @@ pub(crate) struct Running {
     pub(crate) target: Target,
     /// The addresses that it listens on.
     pub(crate) listen: Vec<SocketAddr>,
+    /// The sockets there, for a subsystem that takes its place.
+    listeners: Vec<TcpListener>,
     access: Option<AccessLog>,
 }
 
@@ -58,15 +62,15 @@ impl Service {
         self.access.iter().for_each(|access| access.note(event, None, more.clone()));
     }
 
-    /// Opens the access log anew, at `place`.
+    /// Opens what the access log is to go to from now on, if there is a log: what it went to may have been moved away.
     ///
     /// # Errors
     /// `InvalidArgument`: there is a log and no place for it, or the other way round. Otherwise those of the
-    /// operating system. The log then goes where it went before.
-    pub(crate) fn reopen_access_log(&self, place: Option<&Place>) -> Result<()> {
+    /// operating system.
+    pub(crate) fn next_access_log(&self, place: Option<&Place>) -> Result<Option<Output>> {
         match (&self.access, place) {
-            (Some(access), Some(place)) => access.reopen(place),
-            (None, None) => Ok(()),
+            (Some(_), Some(place)) => place.open().map(Some),
+            (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => {
                 let message = "an access log begins and ends with the service";
                 Err(Error::new(ErrorKind::InvalidArgument, message)
@@ -75,105 +79,86 @@ impl Service {
         }
     }
 
+    /// From now on the access log goes there.
+    pub(crate) fn switch_access_log(&self, output: Output) {
+        if let Some(access) = &self.access {
+            access.switch(output);
+        }
+    }
+
     /// Serves a subsystem.
     ///
     /// # Errors
     /// Those of opening its namespaces and of listening.
     pub(crate) fn start(&mut self, config: SubsystemConfig) -> Result<()> {
-        let served = self.open_all(&config.namespaces)?;
-        self.serve(config, served, |_| {})
+        let opened = config.namespaces.iter().map(|namespace| open(namespace, &self.connect));
+        let served = opened.collect::<Result<Vec<_>>>()?;
+        let running = self.build(config, served, |_| {})?;
+        self.add(running);
+        Ok(())
     }
 
-    /// Serves a subsystem whose namespaces are open; `change` has the last word on its options.
-    pub(crate) fn serve(
-        &mut self,
+    /// Makes the target of a subsystem whose namespaces are open; `change` has the last word on its options.
+    pub(crate) fn build(
+        &self,
         config: SubsystemConfig,
         served: Vec<ServedNamespace>,
         change: impl FnOnce(&mut TargetOptions),
-    ) -> Result<()> {
+    ) -> Result<Running> {
         let listeners = config.listen.iter().map(|&address| self.listen(address));
         let listeners = listeners.collect::<Result<Vec<TcpListener>>>()?;
         let listen = listeners.iter().map(TcpListener::local_addr);
         let listen = listen.collect::<std::io::Result<Vec<SocketAddr>>>()?;
-        let mut options = options(&config, &self.connect);
-        change(&mut options);
+        let kept = listeners.iter().map(TcpListener::try_clone);
+        let kept = kept.collect::<std::io::Result<Vec<TcpListener>>>()?;
         let access = self.access.clone();
+        let mut options = options(&config, &self.connect);
         options.access_log = access.clone().map(|access| Arc::new(access) as Arc<dyn TargetLog>);
+        change(&mut options);
         let target = Target::serve(options, listeners, served)?;
-        let running = Running { config, target, listen, access };
+        Ok(Running { config, target, listen, listeners: kept, access })
+    }
+
+    /// Makes a subsystem that was built a part of the service.
+    pub(crate) fn add(&mut self, running: Running) {
         running.note("subsystem-added", More::Nothing {});
         running.target.namespaces().iter().for_each(|served| running.note_namespace(served));
         self.subsystems.push(running);
-        Ok(())
     }
 
-    /// A socket of the service manager with this address, or else a new one.
-    fn listen(&mut self, address: SocketAddr) -> Result<TcpListener> {
-        let is_it = |socket: &TcpListener| socket.local_addr().is_ok_and(|local| local == address);
-        match self.inherited.iter().position(is_it) {
-            Some(number) => Ok(self.inherited.swap_remove(number)),
+    /// A socket that listens on this address: that of a subsystem which ends, or one of the service manager, or else a
+    /// new one.
+    fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
+        let running = self.subsystems.iter().flat_map(|running| &running.listeners);
+        let mut known = running.chain(&self.inherited);
+        let is_it = |socket: &&TcpListener| socket.local_addr().is_ok_and(|local| local == address);
+        match known.find(is_it) {
+            Some(socket) => Ok(socket.try_clone()?),
             None => dlfs::target::listen(address),
         }
     }
 
     /// Refuses sockets of the service manager that no subsystem listens on.
     pub(crate) fn check_inherited(&self) -> Result<()> {
-        let Some(unused) = self.inherited.first() else { return Ok(()) };
-        let address = unused.local_addr()?;
-        let message = format!(
-            "the service manager passes a socket for {address}, and no subsystem listens there"
-        );
-        Err(Error::new(ErrorKind::InvalidArgument, message)
-            .hint("give the socket unit and the configuration file the same addresses"))
-    }
-
-    /// Makes the service what `new` says: subsystems, namespaces, hosts and keys come and go. Hosts that may no
-    /// longer connect are disconnected; others notice nothing but the namespaces.
-    ///
-    /// All namespaces are opened first. If one cannot be opened, nothing changes.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: it changes what only a restart can; otherwise those of [`Service::start`].
-    pub(crate) fn become_what(&mut self, new: ServiceConfig) -> Result<String> {
-        let mut opened = Vec::new();
-        for config in &new.subsystems {
-            let added = match self.find(&config.nqn) {
-                None => config.namespaces.clone(),
-                Some(running) => {
-                    running.config.check_change(config)?;
-                    difference(&config.namespaces, &running.config.namespaces)
-                }
-            };
-            opened.push(self.open_all(&added)?);
-        }
-        let mut news = News::default();
-        let is_gone =
-            |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
-        while let Some(number) = self.subsystems.iter().position(is_gone) {
-            let gone = self.subsystems.swap_remove(number);
-            news.add(format!("subsystem {} ends", gone.config.nqn));
-            drain(&[&gone], DRAIN_LIMIT);
-            gone.note("subsystem-removed", More::Nothing {});
-        }
-        for (config, opened) in new.subsystems.into_iter().zip(opened) {
-            match self.subsystems.iter_mut().find(|running| running.config.nqn == config.nqn) {
-                Some(running) => running.become_what(config, opened, &mut news)?,
-                None => {
-                    news.add(format!("subsystem {} begins", config.nqn));
-                    self.serve(config, opened, |_| {})?;
-                }
+        for socket in &self.inherited {
+            let address = socket.local_addr()?;
+            if !self.subsystems.iter().any(|running| running.listen.contains(&address)) {
+                let message = format!(
+                    "the service manager passes a socket for {address}, and no subsystem listens there"
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message)
+                    .hint("give the socket unit and the configuration file the same addresses"));
             }
         }
-        Ok(news.to_string())
+        Ok(())
     }
 
     pub(crate) fn find(&self, nqn: &Nqn) -> Option<&Running> {
         self.subsystems.iter().find(|running| running.config.nqn == *nqn)
     }
 
-    /// Opens the device of each namespace.
-    pub(crate) fn open_all(&self, namespaces: &[NamespaceConfig]) -> Result<Vec<ServedNamespace>> {
-        namespaces.iter().map(|namespace| open(namespace, &self.connect)).collect()
+    pub(crate) fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
+        self.subsystems.iter_mut().find(|running| running.config.nqn == *nqn)
     }
 
     /// Checks that all targets still serve.
@@ -202,52 +187,6 @@ impl Service {
 }
 
 impl Running {
-    fn become_what(
-        &mut self,
-        new: SubsystemConfig,
-        opened: Vec<ServedNamespace>,
-        news: &mut News,
-    ) -> Result<()> {
-        let nqn = new.nqn.clone();
-        for gone in difference(&self.config.namespaces, &new.namespaces) {
-            self.remove_namespace(gone.nsid)?;
-            news.add(format!("{nqn} loses namespace {}", gone.nsid.0));
-        }
-        for served in opened {
-            let added = new.namespaces.iter().find(|config| config.nsid == served.nsid);
-            news.add(format!("{nqn} gains namespace {}", served.nsid.0));
-            self.add_namespace(served, added.expect("it was opened because it is there").clone())?;
-        }
-        let before = self.hosts();
-        self.target.set_host_keys(new.host_keys.clone())?;
-        self.target.set_allowed_hosts(new.allow_hosts.clone());
-        self.config = new;
-        let after = self.hosts();
-        for host in before.difference(&after) {
-            self.note("host-removed", More::Host { host });
-            news.add(format!("{nqn} no longer lists {host}"));
-        }
-        for host in self.unlisted(&after) {
-            let ended = self.target.disconnect(&host);
-            news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
-        }
-        for host in after.difference(&before) {
-            self.note("host-added", More::Host { host });
-            news.add(format!("{nqn} lists {host}"));
-        }
-        Ok(())
-    }
-
-    /// Hosts that are connected and, by this list, may no longer be. An empty list lets all in, or nobody: then
-    /// nobody can have connected.
-    fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
-        if self.config.allow_any_host || listed.is_empty() {
-            return BTreeSet::new();
-        }
-        let connected = self.target.connected().into_iter().map(|controller| controller.host);
-        connected.filter(|host| !listed.contains(host)).collect()
-    }
-
     /// Writes a line about the subsystem to the access log.
     pub(crate) fn note(&self, event: &str, more: More<'_>) {
         let nqn = Some(&self.config.nqn);
@@ -276,10 +215,25 @@ impl Running {
         served: ServedNamespace,
         config: NamespaceConfig,
     ) -> Result<()> {
-        self.target.add_namespace(served.clone())?;
-        self.note_namespace(&served);
-        self.config.namespaces.push(config);
+        self.target.add_namespace(served)?;
+        self.has_namespace(config);
         Ok(())
+    }
+
+    pub(crate) fn add_prepared(
+        &mut self,
+        prepared: PreparedNamespace,
+        config: NamespaceConfig,
+    ) -> Result<()> {
+        self.target.add_prepared(prepared)?;
+        self.has_namespace(config);
+        Ok(())
+    }
+
+    fn has_namespace(&mut self, config: NamespaceConfig) {
+        let served = self.target.namespaces();
+        served.iter().filter(|s| s.nsid == config.nsid).for_each(|s| self.note_namespace(s));
+        self.config.namespaces.push(config);
     }
 
     pub(crate) fn remove_namespace(&mut self, nsid: Nsid) -> Result<()> {
@@ -288,29 +242,14 @@ impl Running {
         self.config.namespaces.retain(|config| config.nsid != nsid);
         Ok(())
     }
-}
 
-/// What a reload has changed.
-#[derive(Default)]
-struct News(Vec<String>);
-
-impl News {
-    fn add(&mut self, line: String) {
-        self.0.push(line);
-    }
-}
-
-impl std::fmt::Display for News {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0[..] {
-            [] => f.write_str(
-                "no subsystem, namespace or host has changed; keys are as the files say",
-            ),
-            [lines @ .., last] => {
-                lines.iter().try_for_each(|line| write!(f, "{line}; "))?;
-                f.write_str(last)
-            }
-        }
+    /// Ends the target, which is drained.
+    pub(crate) fn end(self) {
+        let Running { config, target, access, .. } = self;
+        target.stop();
+        access.iter().for_each(|access| {
+            access.note("subsystem-removed", Some(&config.nqn), More::Nothing {});
+        });
     }
 }
 
@@ -344,13 +283,8 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
     options
 }
 
-/// Those of `left` that are not the same in `right`.
-fn difference(left: &[NamespaceConfig], right: &[NamespaceConfig]) -> Vec<NamespaceConfig> {
-    left.iter().filter(|namespace| !right.contains(namespace)).cloned().collect()
-}
-
 /// Sends all hosts of these subsystems away, and waits until they are gone, at most for `limit`.
-fn drain(subsystems: &[&Running], limit: Duration) {
+pub(crate) fn drain(subsystems: &[&Running], limit: Duration) {
     subsystems.iter().for_each(|running| running.target.drain());
     let until = Instant::now() + limit;
     let is_over = || subsystems.iter().all(|running| running.target.is_drained());

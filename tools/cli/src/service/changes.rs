@@ -1,0 +1,291 @@
+//! What changes a service while it runs: requests of `dlfs ctl`, and reloads.
+//!
+//! The command's thread calls [`Changes::step`] again and again. What may take long, the opening of namespaces, goes
+//! on beside it; the request that wants it is answered when it is there. One reload is under way at a time.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use dlfs::keys::read_hosts;
+use dlfs::nvme::Nqn;
+use dlfs::target::ServedNamespace;
+use dlfs::{Error, Result};
+
+use super::access_log::{More, Place};
+use super::config::{self, NamespaceConfig, ServiceConfig};
+use super::control::{Request, Ticket};
+use super::openings::Openings;
+use super::reload::Opened;
+use super::running::{self, Service};
+use super::systemd::Manager;
+use crate::log;
+
+/// A service, and what is being changed in it.
+pub(crate) struct Changes {
+    pub(crate) service: Service,
+    source: Source,
+    manager: Manager,
+    openings: Openings<Purpose>,
+    /// Who wants a reload that has not begun.
+    wanted: Askers,
+    drains: bool,
+}
+
+/// Where a reload finds what the service is to become.
+pub(crate) struct Source {
+    pub(crate) config: Option<PathBuf>,
+    /// The hosts file of the command line.
+    pub(crate) hosts: Option<PathBuf>,
+    /// The place of the command line, which has precedence over the file's.
+    pub(crate) access_log: Option<Place>,
+}
+
+/// What namespaces are opened for.
+enum Purpose {
+    Add(Ticket, (Nqn, NamespaceConfig)),
+    Reload(Reload),
+}
+
+/// A reload that is under way.
+struct Reload {
+    askers: Askers,
+    new: ServiceConfig,
+    /// What is being opened.
+    wanted: Vec<(Nqn, NamespaceConfig)>,
+    opened: Vec<Opened>,
+}
+
+/// Who has asked for a reload.
+#[derive(Default)]
+struct Askers {
+    hung_up: bool,
+    tickets: Vec<Ticket>,
+}
+
+/// How a reload ends.
+enum End {
+    Done(String),
+    NothingChanged(Error),
+    PartlyChanged(Error),
+}
+
+/// Requests with their answers.
+type Answers = Vec<(Ticket, Result<Value>)>;
+
+impl Source {
+    /// Where the access log goes when the file says `config`.
+    pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
+        self.access_log.clone().or_else(|| config?.access_log.clone())
+    }
+}
+
+impl Changes {
+    /// # Errors
+    /// The operating system has no descriptor left.
+    pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
+        let (openings, wanted) = (Openings::new()?, Askers::default());
+        Ok(Changes { service, source, manager, openings, wanted, drains: false })
+    }
+
+    /// Whether somebody has asked to drain the service.
+    pub(crate) fn drains(&self) -> bool {
+        self.drains
+    }
+
+    /// Becomes readable when [`Changes::step`] has something to do.
+    pub(crate) fn waker(&self) -> Arc<OwnedFd> {
+        self.openings.waker()
+    }
+
+    /// SIGHUP has arrived.
+    pub(crate) fn hung_up(&mut self) {
+        self.wanted.hung_up = true;
+    }
+
+    /// Carries a request out. `None`: [`Changes::step`] has the answer later.
+    pub(crate) fn answer(&mut self, request: &Request, ticket: Ticket) -> Option<Result<Value>> {
+        match request.method.as_str() {
+            "add-ns" => self.begin_to_add(request, ticket).err().map(Err),
+            "reload" => {
+                self.wanted.tickets.push(ticket);
+                None
+            }
+            "drain" => {
+                self.drains = true;
+                let controllers = self.service.begin_to_drain("dlfs ctl drain");
+                Some(Ok(json!({ "controllers": controllers })))
+            }
+            _ => Some(self.service.answer(request)),
+        }
+    }
+
+    fn begin_to_add(&mut self, request: &Request, ticket: Ticket) -> Result<()> {
+        let promised = self.openings.purposes().filter_map(|purpose| match purpose {
+            Purpose::Add(_, added) => Some(added),
+            Purpose::Reload(_) => None,
+        });
+        let added = self.service.to_add(request, promised)?;
+        self.open(vec![added.1.clone()], Purpose::Add(ticket, added));
+        Ok(())
+    }
+
+    fn open(&mut self, namespaces: Vec<NamespaceConfig>, purpose: Purpose) {
+        let connect = self.service.connect.clone();
+        self.openings.begin(purpose, OPEN_LIMIT, move || {
+            namespaces.iter().map(|namespace| running::open(namespace, &connect)).collect()
+        });
+    }
+
+    /// Goes on with what can go on; returns the answers that are ready.
+    pub(crate) fn step(&mut self) -> Answers {
+        let mut answers = Vec::new();
+        for (purpose, opened) in self.openings.finished() {
+            match purpose {
+                Purpose::Add(ticket, (nqn, config)) => {
+                    let add = |mut served: Vec<ServedNamespace>| {
+                        self.service.add_opened(&nqn, config, served.remove(0))
+                    };
+                    answers.push((ticket, opened.and_then(add)));
+                }
+                Purpose::Reload(reload) => match opened {
+                    Ok(served) => self.have_opened(reload, served, &mut answers),
+                    Err(error) => {
+                        self.end(reload.askers, &End::NothingChanged(error), &mut answers);
+                    }
+                },
+            }
+        }
+        let is_reloading =
+            self.openings.purposes().any(|purpose| matches!(purpose, Purpose::Reload(_)));
+        if !is_reloading && (self.wanted.hung_up || !self.wanted.tickets.is_empty()) {
+            self.begin_to_reload(&mut answers);
+        }
+        answers
+    }
+
+    fn begin_to_reload(&mut self, answers: &mut Answers) {
+        let askers = std::mem::take(&mut self.wanted);
+        self.manager.reloading();
+        match &self.source.config {
+            Some(path) => match config::read(path) {
+                Ok(new) => {
+                    let (wanted, opened) = (Vec::new(), Vec::new());
+                    self.go_on(Reload { askers, new, wanted, opened }, answers);
+                }
+                Err(error) => self.end(askers, &End::NothingChanged(error), answers),
+            },
+            None => {
+                let end = match self.read_hosts_again() {
+                    Ok(what) => End::Done(what),
+                    Err(error) => End::NothingChanged(error),
+                };
+                self.end(askers, &end, answers);
+            }
+        }
+    }
+
+    fn have_opened(
+        &mut self,
+        mut reload: Reload,
+        served: Vec<ServedNamespace>,
+        answers: &mut Answers,
+    ) {
+        let wanted = std::mem::take(&mut reload.wanted).into_iter().zip(served);
+        let opened = wanted.map(|((nqn, config), served)| Opened { nqn, config, served });
+        reload.opened.extend(opened);
+        self.go_on(reload, answers);
+    }
+
+    /// Opens what is missing, or ends the reload. Something may be missing twice: `dlfs ctl` may remove a namespace
+    /// while others are opened.
+    fn go_on(&mut self, mut reload: Reload, answers: &mut Answers) {
+        match self.service.missing(&reload.new, &reload.opened) {
+            Ok(missing) if !missing.is_empty() => {
+                reload.wanted = missing;
+                let namespaces = reload.wanted.iter().map(|(_, config)| config.clone()).collect();
+                self.open(namespaces, Purpose::Reload(reload));
+            }
+            Ok(_) => {
+                let Reload { askers, new, opened, .. } = reload;
+                let end = self.become_what(&new, opened);
+                self.end(askers, &end, answers);
+            }
+            Err(error) => self.end(reload.askers, &End::NothingChanged(error), answers),
+        }
+    }
+
+    fn become_what(&mut self, new: &ServiceConfig, opened: Vec<Opened>) -> End {
+        let place = self.source.access_log(Some(new));
+        match self.service.prepare(new, opened, place.as_ref()) {
+            Ok(prepared) => match self.service.commit(new, prepared) {
+                Ok(what) => End::Done(what),
+                Err(error) => End::PartlyChanged(error),
+            },
+            Err(error) => End::NothingChanged(error),
+        }
+    }
+
+    /// Reloads the hosts file of the command line. Hosts that are connected stay.
+    fn read_hosts_again(&mut self) -> Result<String> {
+        let keys = self.source.hosts.as_deref().map(read_hosts).transpose()?;
+        let output = self.service.next_access_log(self.source.access_log(None).as_ref())?;
+        let count = keys.as_ref().map(|keys| keys.len());
+        if let (Some(keys), Some(running)) = (keys, self.service.subsystems.first_mut()) {
+            running.target.set_host_keys(keys.clone())?;
+            running.config.host_keys = keys;
+        }
+        if let Some(output) = output {
+            self.service.switch_access_log(output);
+        }
+        Ok(match count {
+            None => "there is no hosts file to read again; serving goes on".to_owned(),
+            Some(1) => "the hosts file names 1 host".to_owned(),
+            Some(count) => format!("the hosts file names {count} hosts"),
+        })
+    }
+
+    /// Tells everybody how a reload has ended.
+    fn end(&mut self, askers: Askers, end: &End, answers: &mut Answers) {
+        let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
+        let (event, text) = match end {
+            End::Done(what) => ("reloaded", what.clone()),
+            End::NothingChanged(error) => {
+                ("reload-refused", format!("all stays as it was: {}", why(error)))
+            }
+            End::PartlyChanged(error) => {
+                ("reload-failed", format!("only a part has changed, restart it: {}", why(error)))
+            }
+        };
+        let more = match end {
+            End::Done(_) => More::Changed { what: &text },
+            End::NothingChanged(_) | End::PartlyChanged(_) => More::Why { why: &text },
+        };
+        self.service.note(event, more);
+        let asker = if askers.hung_up { "SIGHUP" } else { "dlfs ctl reload" };
+        log::say(&format!("{asker}: {text}"));
+        self.manager.ready("serving");
+        for ticket in askers.tickets {
+            let answer = match end {
+                End::Done(what) => Ok(json!({ "changed": what })),
+                End::NothingChanged(error) | End::PartlyChanged(error) => {
+                    Err(Error::new(error.kind(), text.clone()))
+                }
+            };
+            answers.push((ticket, answer));
+        }
+    }
+
+    /// The service ends: all hosts are sent away.
+    pub(crate) fn stop(mut self) {
+        self.manager.stopping();
+        self.service.begin_to_drain("a signal");
+        self.service.end();
+    }
+}
+
+/// How long namespaces may take to open. A remote target has less: see `ConnectOptions::connect_timeout`.
+const OPEN_LIMIT: Duration = Duration::from_secs(30);

@@ -1,0 +1,223 @@
+//! How a running service becomes what its configuration file says now: all of it, or nothing.
+//!
+//! What can fail because of the file, the machine or a remote target comes first and changes nothing: namespaces are
+//! opened beside ([`super::openings`]), then [`Service::prepare`] listens, starts the targets of new subsystems
+//! without letting anybody in, and has the running ones make all that they need. [`Service::commit`] then changes
+//! the service.
+
+use std::collections::BTreeSet;
+
+use dlfs::nvme::Nqn;
+use dlfs::target::{PreparedNamespace, ServedNamespace};
+use dlfs::{Error, Result};
+
+use super::access_log::{More, Output, Place};
+use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
+use super::running::{DRAIN_LIMIT, Running, Service, drain};
+
+/// A namespace that was opened for a subsystem.
+pub(crate) struct Opened {
+    pub(crate) nqn: Nqn,
+    pub(crate) config: NamespaceConfig,
+    pub(crate) served: ServedNamespace,
+}
+
+/// All that a reload needs, made beforehand.
+pub(crate) struct Prepared {
+    subsystems: Vec<Ready>,
+    access_log: Option<Output>,
+}
+
+/// What a subsystem needs, made beforehand.
+enum Ready {
+    /// It is new, and lets nobody in yet.
+    New(Running),
+    /// It is there, and gains these namespaces.
+    Gains(SubsystemConfig, Vec<(NamespaceConfig, PreparedNamespace)>),
+}
+
+impl Service {
+    /// The namespaces of `new` that are neither served nor `opened`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `new` changes what only a restart can.
+    pub(crate) fn missing(
+        &self,
+        new: &ServiceConfig,
+        opened: &[Opened],
+    ) -> Result<Vec<(Nqn, NamespaceConfig)>> {
+        let mut missing = Vec::new();
+        for config in &new.subsystems {
+            if let Some(running) = self.find(&config.nqn) {
+                running.config.check_change(config)?;
+            }
+            let added = self.added(config).filter(|namespace| {
+                !opened.iter().any(|o| o.nqn == config.nqn && o.config == **namespace)
+            });
+            missing.extend(added.map(|namespace| (config.nqn.clone(), namespace.clone())));
+        }
+        Ok(missing)
+    }
+
+    /// The namespaces of `config` that are not served now.
+    fn added<'a>(
+        &'a self,
+        config: &'a SubsystemConfig,
+    ) -> impl Iterator<Item = &'a NamespaceConfig> {
+        let present = self.find(&config.nqn).map_or(&[][..], |running| &running.config.namespaces);
+        config.namespaces.iter().filter(|namespace| !present.contains(namespace))
+    }
+
+    /// Makes all that is needed to become `new`; nobody notices. `opened` has the namespaces that were missing;
+    /// the access log goes to `place`.
+    ///
+    /// # Errors
+    /// Those of listening, of starting a target, and of opening the access log; nothing has changed then.
+    pub(crate) fn prepare(
+        &mut self,
+        new: &ServiceConfig,
+        mut opened: Vec<Opened>,
+        place: Option<&Place>,
+    ) -> Result<Prepared> {
+        let mut subsystems = Vec::new();
+        for config in &new.subsystems {
+            let added: BTreeSet<u32> = self.added(config).map(|added| added.nsid.0).collect();
+            let its = opened.extract_if(.., |opened| opened.nqn == config.nqn);
+            let its: Vec<Opened> = its.filter(|o| added.contains(&o.config.nsid.0)).collect();
+            subsystems.push(match self.find_mut(&config.nqn) {
+                Some(running) => running.prepare(config.clone(), its)?,
+                None => {
+                    let served = its.into_iter().map(|opened| opened.served).collect();
+                    Ready::New(self.build(config.clone(), served, |options| options.hold = true)?)
+                }
+            });
+        }
+        // Last, since it may leave an empty file behind.
+        let access_log = self.next_access_log(place)?;
+        Ok(Prepared { subsystems, access_log })
+    }
+
+    /// Becomes what was prepared, and says what has changed.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a target's thread does not answer, or is dead. A part has changed then.
+    pub(crate) fn commit(&mut self, new: &ServiceConfig, prepared: Prepared) -> Result<String> {
+        let Prepared { subsystems, access_log } = prepared;
+        if let Some(output) = access_log {
+            self.switch_access_log(output);
+        }
+        let mut news = News::default();
+        let is_gone =
+            |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
+        while let Some(number) = self.subsystems.iter().position(is_gone) {
+            let gone = self.subsystems.swap_remove(number);
+            news.add(format!("subsystem {} ends", gone.config.nqn));
+            drain(&[&gone], DRAIN_LIMIT);
+            gone.end();
+        }
+        for ready in subsystems {
+            match ready {
+                Ready::New(running) => {
+                    news.add(format!("subsystem {} begins", running.config.nqn));
+                    // Ends the hold: from now on hosts get in.
+                    running.target.set_allowed_hosts(running.config.allow_hosts.clone());
+                    self.add(running);
+                }
+                Ready::Gains(config, namespaces) => {
+                    // Nobody but this thread removes subsystems.
+                    let Some(running) = self.find_mut(&config.nqn) else { continue };
+                    running.commit(config, namespaces, &mut news)?;
+                }
+            }
+        }
+        Ok(news.to_string())
+    }
+}
+
+impl Running {
+    fn prepare(&mut self, new: SubsystemConfig, opened: Vec<Opened>) -> Result<Ready> {
+        self.target.prepare_host_keys(&new.host_keys)?;
+        let prepared = opened.into_iter().map(|Opened { config, served, .. }| {
+            let prepared = self.target.prepare_namespace(served);
+            Ok((config, prepared.map_err(|error| of_subsystem(&new.nqn, error))?))
+        });
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        Ok(Ready::Gains(new, prepared))
+    }
+
+    fn commit(
+        &mut self,
+        new: SubsystemConfig,
+        namespaces: Vec<(NamespaceConfig, PreparedNamespace)>,
+        news: &mut News,
+    ) -> Result<()> {
+        let nqn = new.nqn.clone();
+        let is_gone = |namespace: &&NamespaceConfig| !new.namespaces.contains(namespace);
+        let gone: Vec<_> = self.config.namespaces.iter().filter(is_gone).cloned().collect();
+        for gone in gone {
+            self.remove_namespace(gone.nsid)?;
+            news.add(format!("{nqn} loses namespace {}", gone.nsid.0));
+        }
+        for (config, prepared) in namespaces {
+            news.add(format!("{nqn} gains namespace {}", config.nsid.0));
+            self.add_prepared(prepared, config)?;
+        }
+        let before = self.hosts();
+        self.target.set_host_keys(new.host_keys.clone())?;
+        self.target.set_allowed_hosts(new.allow_hosts.clone());
+        self.config = new;
+        let after = self.hosts();
+        for host in before.difference(&after) {
+            self.note("host-removed", More::Host { host });
+            news.add(format!("{nqn} no longer lists {host}"));
+        }
+        for host in self.unlisted(&after) {
+            let ended = self.target.disconnect(&host);
+            news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
+        }
+        for host in after.difference(&before) {
+            self.note("host-added", More::Host { host });
+            news.add(format!("{nqn} lists {host}"));
+        }
+        Ok(())
+    }
+
+    /// Hosts that are connected and, by this list, may no longer be. An empty list lets all in, or nobody: then
+    /// nobody can have connected.
+    fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
+        if self.config.allow_any_host || listed.is_empty() {
+            return BTreeSet::new();
+        }
+        let connected = self.target.connected().into_iter().map(|controller| controller.host);
+        connected.filter(|host| !listed.contains(host)).collect()
+    }
+}
+
+fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
+    let kind = error.kind();
+    Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
+}
+
+/// What a reload has changed.
+#[derive(Default)]
+struct News(Vec<String>);
+
+impl News {
+    fn add(&mut self, line: String) {
+        self.0.push(line);
+    }
+}
+
+impl std::fmt::Display for News {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0[..] {
+            [] => f.write_str(
+                "no subsystem, namespace or host has changed; keys are as the files say",
+            ),
+            [lines @ .., last] => {
+                lines.iter().try_for_each(|line| write!(f, "{line}; "))?;
+                f.write_str(last)
+            }
+        }
+    }
+}
