@@ -47,6 +47,15 @@ impl Field {
         String::from_utf8_lossy(&bytes[..end]).into_owned()
     }
 
+    /// Whether nvme-cli shows it: some fields of namespaces only where NSFEAT.OPTPERF says that they are given.
+    fn is_there(&self, page: &[u8]) -> bool {
+        match self.name {
+            "npwg" | "npwa" | "npda" | "nows" => page[NSFEAT] & 0x30 != 0,
+            "npdg" => page[NSFEAT] & 0x10 != 0,
+            _ => true,
+        }
+    }
+
     /// As nvme-cli shows it in text.
     pub(super) fn shown(&self, page: &[u8]) -> String {
         let hex = |bytes: &mut dyn Iterator<Item = &u8>| -> String {
@@ -73,7 +82,7 @@ impl Field {
     /// As nvme-cli writes it in JSON.
     pub(super) fn json(&self, page: &[u8]) -> Value {
         match self.form {
-            // JSON readers lose digits of larger numbers, so nvme-cli writes them as text, too.
+            // nvme-cli writes a number of up to 39 digits. Readers lose digits of it, and of text they do not.
             Form::Number | Form::Hex => match u64::try_from(self.number(page)) {
                 Ok(number) => number.into(),
                 Err(_) => self.number(page).to_string().into(),
@@ -86,14 +95,21 @@ impl Field {
 
 /// `name : value` of each field, names padded as nvme-cli does.
 pub(super) fn lines(fields: &[Field], page: &[u8], width: usize) -> Vec<String> {
-    let line = |field: &Field| format!("{:<width$}: {}", field.name, field.shown(page));
-    fields.iter().map(line).collect()
+    let line = |field: &Field| match field.name {
+        "nsattr" => format!("nsattr\t: {}", field.shown(page)), // nvme-cli has a tab there
+        name => format!("{name:<width$}: {}", field.shown(page)),
+    };
+    fields.iter().filter(|field| field.is_there(page)).map(line).collect()
 }
 
 /// The fields as a JSON object.
 pub(super) fn object(fields: &[Field], page: &[u8]) -> Map<String, Value> {
-    fields.iter().map(|field| (field.name.to_owned(), field.json(page))).collect()
+    let fields = fields.iter().filter(|field| field.is_there(page));
+    fields.map(|field| (field.name.to_owned(), field.json(page))).collect()
 }
+
+/// Where NSFEAT is.
+const NSFEAT: usize = 24;
 
 macro_rules! fields {
     ($($name:ident $offset:literal $len:literal $form:ident;)*) => {
@@ -119,11 +135,15 @@ pub(super) const CONTROLLER: &[Field] = fields! {
     oaes 92 4 Hex;
     ctratt 96 4 Hex;
     rrls 100 2 Hex;
+    bpcap 102 1 Hex;
+    nssl 104 4 Hex;
+    plsi 110 1 Number;
     cntrltype 111 1 Number;
     fguid 112 16 Uuid;
     crdt1 128 2 Number;
     crdt2 130 2 Number;
     crdt3 132 2 Number;
+    crcap 134 1 Number;
     nvmsr 253 1 Number;
     vwci 254 1 Number;
     mec 255 1 Number;
@@ -162,7 +182,11 @@ pub(super) const CONTROLLER: &[Field] = fields! {
     nanagrpid 348 4 Number;
     pels 352 4 Number;
     domainid 356 2 Number;
+    kpioc 358 1 Number;
+    mptfawr 360 2 Number;
     megcap 368 16 Number;
+    tmpthha 384 1 Hex;
+    cqt 386 2 Number;
     sqes 512 1 Hex;
     cqes 513 1 Hex;
     maxcmd 514 2 Number;
@@ -181,11 +205,24 @@ pub(super) const CONTROLLER: &[Field] = fields! {
     mnan 540 4 Number;
     maxdna 544 16 Number;
     maxcna 560 4 Number;
+    oaqd 564 4 Number;
+    rhiri 568 1 Number;
+    hirt 569 1 Number;
+    cmmrtd 570 2 Number;
+    nmmrtd 572 2 Number;
+    minmrtg 574 1 Number;
+    maxmrtg 575 1 Number;
+    trattr 576 1 Number;
+    mcudmq 578 2 Number;
+    mnsudmq 580 2 Number;
+    mcmr 582 2 Number;
+    nmcmr 584 2 Number;
+    mcdqpc 586 2 Number;
     subnqn 768 256 Text;
     ioccsz 1792 4 Number;
     iorcsz 1796 4 Number;
     icdoff 1800 2 Number;
-    fcatt 1802 1 Number;
+    fcatt 1802 1 Hex;
     msdbd 1803 1 Number;
     ofcs 1804 2 Number;
 };
@@ -213,9 +250,17 @@ pub(super) const NAMESPACE: &[Field] = fields! {
     nabspf 44 2 Number;
     noiob 46 2 Number;
     nvmcap 48 16 Number;
+    npwg 64 2 Number;
+    npwa 66 2 Number;
+    npdg 68 2 Number;
+    npda 70 2 Number;
+    nows 72 2 Number;
     mssrl 74 2 Number;
     mcl 76 4 Number;
     msrc 80 1 Number;
+    kpios 81 1 Number;
+    nulbaf 82 1 Number;
+    kpiodaag 84 4 Number;
     anagrpid 92 4 Number;
     nsattr 99 1 Number;
     nvmsetid 100 2 Number;
