@@ -49,6 +49,15 @@ fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     lines.map(value).collect()
 }
 
+/// Waits for something that is about to be the case.
+fn wait_until(is_so: impl Fn() -> bool) {
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never is");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The only test of this program that opens data sets: the metrics are those of the process.
 #[test]
 fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
@@ -73,9 +82,21 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
 
     let exporter = Exporter::serve("127.0.0.1:0".parse().unwrap()).unwrap();
     let page = || scrape(exporter.local_addr());
-    let empty = page();
-    assert_eq!(empty.len(), 1, "{empty:?}");
-    assert!(empty.keys().all(|name| name.starts_with("dlfs_build_info{")), "{empty:?}");
+    // The import has ended; what it counted stays.
+    let begun = page();
+    let is_of_import = |name: &String| name.starts_with("dlfs_import_");
+    let (of_import, others): (Vec<_>, Vec<_>) = begun.keys().partition(|name| is_of_import(name));
+    assert!(others.len() == 1 && others[0].starts_with("dlfs_build_info{"), "{others:?}");
+    assert_eq!(of_import.len(), 9, "{of_import:?}");
+    for (series, value) in [
+        ("dlfs_import_samples_total{stage=\"writing\"}", sizes.len() as u64),
+        ("dlfs_import_bytes_total{stage=\"writing\"}", sizes.iter().sum()),
+    ] {
+        assert_eq!(begun[series], value as f64, "{series}");
+    }
+    for stage in ["indexing", "writing", "committing"] {
+        assert!(begun[&format!("dlfs_import_seconds_total{{stage=\"{stage}\"}}")] > 0.0, "{stage}");
+    }
 
     let nqn = "nqn.2026-11.io.dlfs:metrics";
     let target = Target::bind(
@@ -94,6 +115,13 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     }
     let ids = [SampleId(3), SampleId(150)];
     dataset.read(Query::Ids(&ids), OnError::Raise, &mut ()).unwrap();
+
+    // The controller is lost, and the next read connects again.
+    let host = target.connected()[0].host.clone();
+    assert_eq!(target.disconnect(&host), 1);
+    dataset.read(Query::Ids(&ids), OnError::Raise, &mut ()).unwrap();
+    // The target records latencies a turn after the responses.
+    wait_until(|| target.latency().read.count() == target.stats().reads);
 
     let (stats, by_loader, by_id) = (target.stats(), loader.stats(), dataset.stats());
     let values = page();
@@ -134,16 +162,50 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
     assert!((causes - by_loader.stall_s).abs() < 1e-6, "{causes} of {}", by_loader.stall_s);
     assert!(stalled(Cause::Start) > 0.0, "it connected");
 
+    // Each command has a latency, of which each side has its own view.
+    let durations = |name: &str, labels: &[(&str, &str)]| {
+        let count = of(&format!("{name}_count"), labels);
+        let sum_s = of(&format!("{name}_sum"), labels);
+        let mut infinite = labels.to_vec();
+        infinite.push(("le", "+Inf"));
+        assert_eq!(of(&format!("{name}_bucket"), &infinite), count, "{name}");
+        assert!(sum_s > 0.0, "{name}");
+        count
+    };
+    for (by, commands) in [("loader", by_loader.read.commands), ("id", by_id.commands)] {
+        assert_eq!(durations("dlfs_read_command_seconds", &[("by", by)]), commands as f64);
+    }
+    let labels = [("subsystem", nqn), ("command", "read")];
+    assert_eq!(durations("dlfs_target_command_seconds", &labels), stats.reads as f64);
+    assert_eq!(by_loader.latency.count(), by_loader.read.commands);
+    assert_eq!(dataset.latency().count(), by_id.commands);
+    let latency = by_loader.latency.summary();
+    assert!(0.0 < latency.p50_us && latency.p50_us <= latency.p99_us, "{latency:?}");
+
+    let host_says = |name: &str| of(&format!("dlfs_host_{name}"), &[("subsystem", nqn)]);
+    assert_eq!((host_says("controllers"), host_says("paths")), (1.0, 1.0));
+    assert!(host_says("reconnects_total") >= 1.0 && host_says("digest_errors_total") == 0.0);
+    assert!(host_says("receives_total") > host_says("empty_receives_total"));
+    // The loader has ended, and the batches that it had delivered are gone.
+    assert_eq!(of("dlfs_loader_window_bytes", &[]), by_loader.window_bytes as f64);
+    assert!(by_loader.window_used_bytes <= by_loader.window_bytes);
+
     // Counters outlive what counted, gauges do not.
     drop((loader, dataset, target));
     let after = page();
     for (series, value) in &values {
         let name = series.split('{').next().unwrap();
-        let metric = ALL.iter().find(|metric| metric.name() == name).unwrap();
+        let is_of = |metric: &&&Metric| {
+            let ends = ["_bucket", "_count", "_sum"].map(|end| name.strip_suffix(end));
+            metric.name() == name || ends.contains(&Some(metric.family()))
+        };
+        let metric = ALL.iter().find(is_of).unwrap();
         match metric.kind() {
-            Kind::Counter => assert!(after[series] >= *value, "{series} fell"),
+            Kind::Counter | Kind::Histogram => {
+                assert!(after[series] >= *value, "{series} fell");
+            }
             Kind::Gauge => assert!(!after.contains_key(series), "{series} is still there"),
-            Kind::Histogram | Kind::Info => {}
+            Kind::Info => {}
         }
     }
     assert_eq!(after["dlfs_loader_samples_total"], 2.0 * sizes.len() as f64);

@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("nvme", "units"),
     ("error", "nvme units"),
     ("auth", "nvme"),
-    ("places", "error process random threads"),
+    ("places", "error exporter metrics process random threads"),
     ("random", "error"),
     ("threads", "error"),
     ("buf", "error sync units"),
@@ -40,7 +40,10 @@ const LAYERS: &[(&str, &str)] = &[
     ("tcp", "buf checksum nvme units"),
     ("spdk", "buf error nvme units"),
     ("format", "buf checksum error permutation units"),
-    ("qpair", "auth buf error nvme places process random spdk sync tcp threads tls units"),
+    (
+        "qpair",
+        "auth buf error exporter metrics nvme places process random spdk sync tcp threads tls units",
+    ),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
     ("view", "checksum directory format permutation units"),
@@ -59,8 +62,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error format nvme permutation places process qpair random replace_file \
-         threads units",
+        "buf catalog checksum directory error exporter format metrics nvme permutation places process qpair random \
+         replace_file threads units",
     ),
     ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
     (

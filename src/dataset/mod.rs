@@ -41,6 +41,7 @@ mod directory;
 mod files;
 mod folder;
 mod image;
+mod latencies;
 mod loader;
 mod mixed;
 mod mixture;
@@ -67,7 +68,7 @@ use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exporter::Registration;
 use crate::format::FieldTypes;
-use crate::metrics::{Measured, Snapshot};
+use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::nvme::Address;
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
@@ -77,6 +78,7 @@ use crate::threads::caught;
 use crate::units::SampleId;
 
 use background::in_background;
+use latencies::Latencies;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
@@ -118,6 +120,7 @@ struct Inner {
 struct Readers {
     idle: Mutex<Vec<Reader>>,
     stats: Mutex<ReadStats>,
+    latencies: Latencies,
     pieces: Arc<PieceTables>,
 }
 
@@ -125,6 +128,8 @@ impl Measured for Forked<Readers> {
     fn measure(&self, snapshot: &mut Snapshot) {
         if let Some(readers) = self.get() {
             readers.stats.lock().measure("id", snapshot);
+            let latency = readers.latencies.read();
+            snapshot.durations(&metrics::READ_COMMAND_SECONDS, &["id"], &latency);
         }
     }
 }
@@ -367,6 +372,11 @@ impl Dataset {
         *self.0.readers.get_or_init(Readers::default).stats.lock()
     }
 
+    /// How long the commands of reads by id in this process took, from submission to completion.
+    pub fn latency(&self) -> Histogram {
+        self.0.readers.get_or_init(Readers::default).latencies.read()
+    }
+
     /// Counters of the tiers so far; `None` without tiers.
     pub fn tier_stats(&self) -> Option<CacheStats> {
         self.image().tiers().map(Cache::stats)
@@ -422,6 +432,7 @@ impl Dataset {
                 let deadline = Some(options.deadline);
                 let mut reader = in_background(watch, deadline, move || image.reader(options))?;
                 reader.share_pieces(&readers.pieces);
+                readers.latencies.add(reader.recorder());
                 reader
             }
         };

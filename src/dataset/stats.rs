@@ -8,8 +8,11 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     let mut read = a.read;
     add_difference(&mut read, ReadStats::default(), b.read);
     let stalls = a.stalls.plus(&b.stalls);
+    let mut latency = a.latency;
+    latency.add(&b.latency);
     LoaderStats {
         read,
+        latency,
         batches: a.batches + b.batches,
         samples: a.samples + b.samples,
         sample_bytes: a.sample_bytes + b.sample_bytes,
@@ -19,6 +22,8 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         rewritten: a.rewritten + b.rewritten,
         stall_s: stalls.total().as_secs_f64(),
         stalls,
+        window_bytes: a.window_bytes + b.window_bytes,
+        window_used_bytes: a.window_used_bytes + b.window_used_bytes,
         resident: a.resident + b.resident,
         pages: b.pages.or(a.pages),
     }
@@ -26,9 +31,10 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
 
 /// Adds to `total` what one reader counted between `before` and `after`.
 pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
-    let ReadStats { commands, bytes, repeated, verified } = after;
+    let ReadStats { commands, bytes, repeated, corrupt, verified } = after;
     total.commands += commands - before.commands;
     total.bytes += bytes - before.bytes;
     total.repeated += repeated - before.repeated;
+    total.corrupt += corrupt - before.corrupt;
     total.verified += verified - before.verified;
 }

@@ -18,6 +18,7 @@ use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
+use crate::import::metered::Metered;
 use crate::import::options::{
     BadEntries, ColumnCounts, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress,
     RowOptions, Stage, no_samples,
@@ -53,6 +54,7 @@ pub fn import(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
+    let progress = &mut Metered::new(progress);
     let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
     let devices = open_for_import(image, options.onto, connect, &mut created)?;
@@ -76,6 +78,7 @@ pub fn import_onto(
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
+    let progress = &mut Metered::new(progress);
     let source = open_source(sources, &[], options, progress)?;
     run(source, devices.to_vec(), options, progress)
 }

@@ -35,6 +35,7 @@ mod lease;
 pub mod many;
 mod media;
 mod media_use;
+mod metered;
 mod options;
 mod part_sum;
 mod pass;

@@ -12,12 +12,14 @@
 
 mod histogram;
 mod openmetrics;
+mod recorder;
 mod table;
 
 use std::collections::BTreeMap;
 
-pub use histogram::Histogram;
+pub use histogram::{Histogram, Summary};
 pub use openmetrics::CONTENT_TYPE;
+pub use recorder::Recorder;
 pub use table::*;
 
 /// A metric: a name that never changes its meaning.

@@ -68,9 +68,9 @@ fn describe(text: &mut String, metric: &Metric) {
 
 fn buckets(text: &mut String, name: &str, labels: &[(&str, &str)], histogram: &Histogram) {
     let mut below = 0;
-    for (bucket, count) in histogram.counts().iter().enumerate() {
+    for (octave, count) in histogram.octaves().into_iter().enumerate() {
         below += count;
-        let limit = Histogram::limit(bucket).map(|limit| number(limit.as_secs_f64()));
+        let limit = Histogram::octave_limit(octave).map(|limit| number(limit.as_secs_f64()));
         let limit = limit.as_deref().unwrap_or("+Inf");
         let labels: Vec<_> = labels.iter().copied().chain([("le", limit)]).collect();
         line(text, &format!("{name}_bucket"), &labels, &below.to_string());
@@ -157,7 +157,7 @@ mod tests {
         let mut text = String::new();
         buckets(&mut text, "x_seconds", &[("a", "b")], &histogram);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), Histogram::BUCKETS + 2);
+        assert_eq!(lines.len(), Histogram::OCTAVES + 2);
         assert_eq!(lines[0], "x_seconds_bucket{a=\"b\",le=\"0.000001\"} 1");
         assert_eq!(lines[2], "x_seconds_bucket{a=\"b\",le=\"0.000004\"} 3");
         assert_eq!(lines[24], "x_seconds_bucket{a=\"b\",le=\"16.777216\"} 3");

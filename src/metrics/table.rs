@@ -36,12 +36,47 @@ metrics! {
     TARGET_WRITES Counter "dlfs_target_writes" ["subsystem"] "Successful writes.";
     TARGET_WRITTEN_BYTES Counter "dlfs_target_written_bytes" ["subsystem"] "Bytes of successful writes.";
 
+    TARGET_COMMAND_SECONDS Histogram "dlfs_target_command_seconds" ["subsystem", "command"]
+        "Time from the arrival of a read, write or flush to its response, as the target sees it.";
+
+    HOST_CONTROLLERS Gauge "dlfs_host_controllers" ["subsystem"] "Controllers that are connected now.";
+    HOST_PATHS Gauge "dlfs_host_paths" ["subsystem"] "Socket addresses at which they can be reached.";
+    HOST_FAILED_PATHS Gauge "dlfs_host_failed_paths" ["subsystem"]
+        "Those of them that have failed since the controller was last connected.";
+    HOST_RECONNECTS Counter "dlfs_host_reconnects" ["subsystem"]
+        "Times that a lost controller was connected again.";
+    HOST_RETRIES Counter "dlfs_host_retries" ["subsystem"]
+        "Commands that were sent again: after a lost connection, or because the controller asked for it.";
+    HOST_DIGEST_ERRORS Counter "dlfs_host_digest_errors" ["subsystem"]
+        "Transfers whose data digest was wrong.";
+    HOST_RECEIVES Counter "dlfs_host_receives" ["subsystem"]
+        "System calls that received on the sockets of I/O queues.";
+    HOST_EMPTY_RECEIVES Counter "dlfs_host_empty_receives" ["subsystem"]
+        "Those of them that returned no bytes.";
+
     READ_COMMANDS Counter "dlfs_read_commands" ["by"] "Read commands completed, including repeated ones.";
     READ_BYTES Counter "dlfs_read_bytes" ["by"] "Bytes that those commands requested.";
     READ_REPEATS Counter "dlfs_read_repeats" ["by"]
         "Commands that repeated a read after an error or a wrong checksum.";
+    READ_CHECKSUM_ERRORS Counter "dlfs_read_checksum_errors" ["by"]
+        "Those of them that repeated a read because a checksum was wrong.";
     READ_VERIFIED Counter "dlfs_read_verified" ["by"]
         "Samples, and pieces of large samples, whose checksum was computed and correct.";
+
+    READ_COMMAND_SECONDS Histogram "dlfs_read_command_seconds" ["by"]
+        "Time from the submission of a read command to its completion.";
+
+    FOLDER_OPENS Counter "dlfs_folder_opens" [] "Files of folders opened: the data set is a folder, not an image.";
+    FOLDER_READS Counter "dlfs_folder_reads" [] "System calls that read them.";
+    FOLDER_READ_BYTES Counter "dlfs_folder_read_bytes" [] "Bytes that those returned.";
+
+    OBJECT_REQUESTS Counter "dlfs_object_requests" ["scheme"] "Requests sent to object stores and web servers.";
+    OBJECT_RETRIES Counter "dlfs_object_retries" ["scheme"] "Requests that failed and were tried again.";
+    OBJECT_THROTTLED Counter "dlfs_object_throttled" ["scheme"]
+        "Answers that said that there are too many requests.";
+    OBJECT_HEDGES Counter "dlfs_object_hedges" ["scheme"]
+        "Second requests for bytes that were slow to come.";
+    OBJECT_BYTES Counter "dlfs_object_bytes" ["scheme"] "Bytes of objects that were read.";
 
     LOADER_BATCHES Counter "dlfs_loader_batches" [] "Batches delivered.";
     LOADER_SAMPLES Counter "dlfs_loader_samples" [] "Samples delivered.";
@@ -57,6 +92,9 @@ metrics! {
         "Buffers that did not fit the window and were allocated outside it.";
     LOADER_REWRITTEN Counter "dlfs_loader_rewritten" []
         "Samples in kept memory that were overwritten and had to be read again.";
+    LOADER_WINDOW_BYTES Gauge "dlfs_loader_window_bytes" [] "Memory of the windows of loaders.";
+    LOADER_WINDOW_USED_BYTES Gauge "dlfs_loader_window_used_bytes" []
+        "Memory of the windows that holds reads, ready batches and batches that their consumers have.";
     LOADER_RESIDENT Gauge "dlfs_loader_resident" [] "Samples whose verified bytes are in the window now.";
 
     TIER_CAPACITY_BYTES Gauge "dlfs_tier_capacity_bytes" ["tier"] "The tier's quota, without its index.";
@@ -122,6 +160,10 @@ metrics! {
     AHEAD_HITS Counter "dlfs_ahead_hits" [] "Files that were there when they were asked for, or soon after.";
     AHEAD_MISSES Counter "dlfs_ahead_misses" [] "Files that were not.";
     AHEAD_UNUSED Counter "dlfs_ahead_unused" [] "Samples that were dropped before anybody asked for them.";
+
+    IMPORT_SAMPLES Counter "dlfs_import_samples" ["stage"] "Samples that a stage of an import has dealt with.";
+    IMPORT_BYTES Counter "dlfs_import_bytes" ["stage"] "Bytes of those samples.";
+    IMPORT_SECONDS Counter "dlfs_import_seconds" ["stage"] "Time that the stages of imports have taken.";
 }
 
 #[cfg(test)]

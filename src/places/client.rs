@@ -21,6 +21,8 @@ use super::store::{Pages, Store};
 use super::watch::{Note, Seen};
 use super::{Object, Place, PlaceOptions, PlaceStats};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::process::Forked;
 use crate::threads::{Fate, Thread, start};
 
@@ -31,6 +33,7 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     executor: Executor,
+    _metered: Registration,
 }
 
 /// The thread that does all input and output.
@@ -45,6 +48,35 @@ pub(super) struct Executor {
 struct Running {
     stop: Arc<Notify>,
     thread: Option<Thread>,
+}
+
+impl Shared {
+    fn stats(&self) -> PlaceStats {
+        let Shared { seen, counts, .. } = self;
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        PlaceStats {
+            requests: load(&seen.requests),
+            retries: load(&counts.retries),
+            throttled: load(&counts.throttled),
+            hedges: load(&counts.hedges),
+            bytes: load(&counts.bytes),
+        }
+    }
+}
+
+impl Measured for Shared {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let PlaceStats { requests, retries, throttled, hedges, bytes } = self.stats();
+        for (metric, value) in [
+            (&metrics::OBJECT_REQUESTS, requests),
+            (&metrics::OBJECT_RETRIES, retries),
+            (&metrics::OBJECT_THROTTLED, throttled),
+            (&metrics::OBJECT_HEDGES, hedges),
+            (&metrics::OBJECT_BYTES, bytes),
+        ] {
+            snapshot.count(metric, &[self.place.scheme().name()], value);
+        }
+    }
 }
 
 impl Client {
@@ -66,7 +98,8 @@ impl Client {
             }
         })?;
         let shared = opened.wait().map_err(|error| error.target(root.to_string()))?;
-        Ok(Client(Arc::new(Inner { shared: Arc::new(shared), executor })))
+        let shared = Arc::new(shared);
+        Ok(Client(Arc::new(Inner { _metered: Registration::new(&shared), shared, executor })))
     }
 
     /// The store's address.
@@ -91,15 +124,7 @@ impl Client {
 
     /// What was done so far.
     pub fn stats(&self) -> PlaceStats {
-        let Shared { seen, counts, .. } = &*self.0.shared;
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        PlaceStats {
-            requests: load(&seen.requests),
-            retries: load(&counts.retries),
-            throttled: load(&counts.throttled),
-            hedges: load(&counts.hedges),
-            bytes: load(&counts.bytes),
-        }
+        self.0.shared.stats()
     }
 
     /// The object with this key.

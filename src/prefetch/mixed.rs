@@ -82,6 +82,7 @@ pub(super) fn start(
     };
     window.wakes(pump.waker());
     pump.use_pool(window.pool());
+    pump.record_latency(&shared.latency);
     let memory = Memory::new(Arc::clone(&window));
     Poller::start(pump, memory, driver, shared, Arc::clone(mix.directories()), options, window)
 }

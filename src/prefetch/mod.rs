@@ -53,6 +53,7 @@ use parking_lot::Mutex;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::Recorder;
 use crate::order::State;
 use crate::process::Forked;
 use crate::qpair::Device;
@@ -140,6 +141,7 @@ struct Shared {
     seen: Seen,
     residency: Arc<Residency>,
     read: Mutex<ReadStats>,
+    latency: Arc<Recorder>,
     over_window: AtomicU64,
     copied_bytes: AtomicU64,
     /// Chunks in which the consumer found overwritten samples.
@@ -157,6 +159,7 @@ impl Shared {
             seen: Seen::new(),
             residency,
             read: Mutex::new(ReadStats::default()),
+            latency: Arc::default(),
             over_window: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             rewritten: Rewritten::default(),
@@ -401,10 +404,15 @@ impl Prefetcher {
         stats.stall_s = stats.stalls.total().as_secs_f64();
         if let Some(poller) = self.poller() {
             stats.read = *poller.shared.read.lock();
+            stats.latency = poller.shared.latency.read();
             stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
             stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
             stats.resident = poller.shared.residency.count();
-            stats.pages = Some(poller.window.pool().pages());
+            let pool = poller.window.pool();
+            stats.window_bytes = pool.capacity_bytes() as u64;
+            stats.window_used_bytes =
+                pool.capacity_bytes().saturating_sub(pool.free_bytes()) as u64;
+            stats.pages = Some(pool.pages());
         }
         stats
     }
@@ -569,6 +577,7 @@ impl Prefetcher {
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
         pump.use_pool(window.pool());
+        pump.record_latency(&shared.latency);
         let memory = Memory::new(Arc::clone(&window));
         let directories = Arc::from([Arc::clone(&self.directory)]);
         Poller::start(pump, memory, driver, shared, directories, options, window)

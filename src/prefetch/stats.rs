@@ -1,7 +1,7 @@
 //! Counters of a loader.
 
 use crate::buf::Pages;
-use crate::metrics::{self, Measured, Snapshot};
+use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::reader::ReadStats;
 use crate::report::Stalls;
 
@@ -11,6 +11,8 @@ pub struct LoaderStats {
     /// Counters of reads.
     #[serde(flatten)]
     pub read: ReadStats,
+    /// How long the commands of those reads took, from submission to completion.
+    pub latency: Histogram,
     /// Batches delivered.
     pub batches: u64,
     /// Samples delivered.
@@ -30,6 +32,10 @@ pub struct LoaderStats {
     /// What they have waited for, in seconds by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
+    /// The memory of the window, in bytes; 0 before the first read.
+    pub window_bytes: u64,
+    /// Bytes of it that hold reads, ready batches, and batches that the consumer has.
+    pub window_used_bytes: u64,
     /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
     /// whole chunks.
     pub resident: u64,
@@ -40,6 +46,7 @@ pub struct LoaderStats {
 impl Measured for LoaderStats {
     fn measure(&self, snapshot: &mut Snapshot) {
         self.read.measure("loader", snapshot);
+        snapshot.durations(&metrics::READ_COMMAND_SECONDS, &["loader"], &self.latency);
         for (metric, value) in [
             (&metrics::LOADER_BATCHES, self.batches),
             (&metrics::LOADER_SAMPLES, self.samples),
@@ -48,6 +55,8 @@ impl Measured for LoaderStats {
             (&metrics::LOADER_COPIED_BYTES, self.copied_bytes),
             (&metrics::LOADER_OVER_WINDOW, self.over_window),
             (&metrics::LOADER_REWRITTEN, self.rewritten),
+            (&metrics::LOADER_WINDOW_BYTES, self.window_bytes),
+            (&metrics::LOADER_WINDOW_USED_BYTES, self.window_used_bytes),
             (&metrics::LOADER_RESIDENT, self.resident),
         ] {
             snapshot.count(metric, &[], value);
@@ -61,8 +70,8 @@ impl Measured for LoaderStats {
 }
 
 impl LoaderStats {
-    /// The counters after the loader has ended: nothing is resident.
+    /// The counters after the loader has ended: it has no window, and nothing is resident.
     pub fn ended(self) -> LoaderStats {
-        LoaderStats { resident: 0, ..self }
+        LoaderStats { window_bytes: 0, window_used_bytes: 0, resident: 0, ..self }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! The pump submits and polls; this module decides which samples are verified and which transfers to read again.
 
+use std::time::Instant;
+
 use crate::buf::{IoBuf, SharedBuf};
 use crate::checksum::{crc32c, crc32c_append};
 use crate::directory::Learned;
@@ -47,6 +49,8 @@ pub(super) struct Carried {
 #[derive(Default)]
 pub(super) struct TransferState {
     pub(super) buf: Option<IoBuf>,
+    /// When a queue pair took the read.
+    pub(super) submitted: Option<Instant>,
     /// How often it was read again.
     pub(super) repeats: u8,
     /// Why it could not be read, even by a second read.

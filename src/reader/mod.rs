@@ -47,6 +47,7 @@ use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Extent;
+use crate::metrics::Recorder;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::units::{Epoch, SampleId, Slot, deadline};
@@ -112,6 +113,7 @@ pub struct Reader {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
     pump: Option<Forked<Pump>>,
+    latency: Arc<Recorder>,
     pieces: Arc<PieceTables>,
     pool: Pool,
     geometry: Vec<Geometry>,
@@ -144,6 +146,7 @@ impl Reader {
             directory,
             devices,
             pump: None,
+            latency: Arc::default(),
             pieces: Arc::default(),
             pool,
             geometry: Vec::new(),
@@ -163,6 +166,11 @@ impl Reader {
     /// Uses what other readers of the image have learnt of its large samples, and tells them.
     pub(crate) fn share_pieces(&mut self, pieces: &Arc<PieceTables>) {
         self.pieces = Arc::clone(pieces);
+    }
+
+    /// Records the latency of its commands.
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.latency
     }
 
     /// Counters of the I/O so far.
@@ -356,6 +364,7 @@ impl Reader {
         }
         pump.learn(&self.directory);
         pump.use_pool(&self.pool);
+        pump.record_latency(&self.latency);
         self.geometry = pump.geometry();
         self.pump = Some(Forked::new(pump));
         Ok(())

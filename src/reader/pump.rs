@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{self, Snapshot};
+use crate::metrics::{self, Recorder, Snapshot};
 use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
 use crate::units::Lba;
@@ -31,6 +31,8 @@ pub struct ReadStats {
     pub bytes: u64,
     /// Commands that repeated a transfer, or a piece of one, after an error or a wrong checksum.
     pub repeated: u64,
+    /// Those of them that had arrived with a wrong checksum.
+    pub corrupt: u64,
     /// Samples, and pieces of large samples, whose checksum was computed and correct.
     pub verified: u64,
 }
@@ -42,6 +44,7 @@ impl ReadStats {
             (&metrics::READ_COMMANDS, self.commands),
             (&metrics::READ_BYTES, self.bytes),
             (&metrics::READ_REPEATS, self.repeated),
+            (&metrics::READ_CHECKSUM_ERRORS, self.corrupt),
             (&metrics::READ_VERIFIED, self.verified),
         ] {
             snapshot.count(metric, &[by], value);
@@ -81,6 +84,8 @@ pub(crate) struct Pump {
     namespaces: Vec<NamespacePairs>,
     /// I/O not submitted yet, one queue for each queue pair.
     queues: Vec<VecDeque<Io>>,
+    /// The tags of the I/O in `queues`, in the same order.
+    queued_tags: Vec<VecDeque<u64>>,
     /// I/O in `queues`.
     queued: usize,
     /// Queue depth of all queue pairs together.
@@ -101,6 +106,8 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
+    /// Times from the submission of commands to their completion.
+    latency: Arc<Recorder>,
     /// The images; one, unless [`Pump::divide`] was called.
     images: Vec<PumpImage>,
     /// The image that fetches are started for.
@@ -141,7 +148,7 @@ impl Pump {
         group.set_busy_poll(busy_poll);
         let scopes: Vec<PairScope> = (0..pairs_each.max(1)).map(|_| PairScope::new()).collect();
         let mut namespaces = Vec::with_capacity(devices.len());
-        let mut queues = Vec::new();
+        let (mut queues, mut queued_tags) = (Vec::new(), Vec::new());
         let (mut depth, mut num_queues, mut shared) = (0, 0, HashSet::new());
         for (device, opened) in devices.iter().zip(open_pairs(devices, &scopes)?) {
             let mut indices = Vec::new();
@@ -152,6 +159,7 @@ impl Pump {
                 }
                 indices.push(group.add(pair));
                 queues.push(VecDeque::new());
+                queued_tags.push(VecDeque::new());
             }
             let mut namespace = device.namespace();
             // The limit of each queue pair: a reconnect since may have changed it.
@@ -164,6 +172,7 @@ impl Pump {
             group,
             namespaces,
             queues,
+            queued_tags,
             queued: 0,
             depth,
             num_queues,
@@ -178,6 +187,7 @@ impl Pump {
             finished: VecDeque::new(),
             free_states: Vec::new(),
             stats: ReadStats::default(),
+            latency: Arc::default(),
             images: vec![PumpImage::default()],
             image: 0,
         })
@@ -246,6 +256,12 @@ impl Pump {
         self.stats
     }
 
+    /// Records the latency of commands in `recorder`, from submission to completion, by the times of the polls.
+    /// No other pump may do so.
+    pub(crate) fn record_latency(&mut self, recorder: &Arc<Recorder>) {
+        self.latency = Arc::clone(recorder);
+    }
+
     /// Fetches that were started, and neither abandoned nor taken by `next_finished`.
     pub(crate) fn in_flight(&self) -> usize {
         self.num_awaited
@@ -298,7 +314,7 @@ impl Pump {
 
     /// Submits, polls, and verifies some of what has completed. Returns whether it made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
-        let submitted = self.submit();
+        let submitted = self.submit(now);
         match self.arrived.is_empty() {
             true => _ = self.group.poll(now, usize::MAX, &mut self.completions),
             // Verify what has arrived before polling: copying engines would evict it from the cache.
@@ -307,6 +323,9 @@ impl Pump {
         for (_, completion) in self.completions.drain(..) {
             self.outstanding -= 1;
             self.pending_bytes -= completion.buf.len();
+            let (key, transfer) = of_tag(completion.tag);
+            let submitted = self.in_flight[key].states[transfer].submitted.unwrap_or(now);
+            self.latency.record(now.saturating_duration_since(submitted));
             self.arrived.push_back(completion);
         }
         let (mut bytes, mut moved) = (0, submitted > 0);
@@ -368,9 +387,10 @@ impl Pump {
         self.queued += 1;
         self.pending_bytes += buf.len();
         self.queues[pair].push_back(Io { op: IoOp::Read, slba, buf, tag });
+        self.queued_tags[pair].push_back(tag);
     }
 
-    fn submit(&mut self) -> usize {
+    fn submit(&mut self, now: Instant) -> usize {
         let mut submitted = 0;
         for (pair, queue) in self.queues.iter_mut().enumerate() {
             if queue.is_empty() {
@@ -387,6 +407,10 @@ impl Pump {
                 }
                 taken
             };
+            for tag in self.queued_tags[pair].drain(..taken) {
+                let (key, transfer) = of_tag(tag);
+                self.in_flight[key].states[transfer].submitted = Some(now);
+            }
             self.outstanding += taken;
             self.queued -= taken;
             submitted += taken;
@@ -395,8 +419,7 @@ impl Pump {
     }
 
     fn complete(&mut self, completion: Completion) {
-        let key = (completion.tag >> 32) as usize;
-        let transfer = (completion.tag & u64::from(u32::MAX)) as usize;
+        let (key, transfer) = of_tag(completion.tag);
         let in_flight = &mut self.in_flight[key];
         self.stats.commands += 1;
         self.stats.bytes += completion.buf.len() as u64;
@@ -408,7 +431,9 @@ impl Pump {
             Ok(()) => {
                 pairs.failed_pieces = 0;
                 let learned = self.images[in_flight.image as usize].learned.as_deref();
-                !abandoned && !in_flight.verify_transfer(transfer, learned)
+                let is_corrupt = !abandoned && !in_flight.verify_transfer(transfer, learned);
+                self.stats.corrupt += u64::from(is_corrupt);
+                is_corrupt
             }
             Err(error) => {
                 let state = &mut in_flight.states[transfer];
@@ -473,6 +498,7 @@ impl Pump {
             let repeat = in_flight.verify_crossing(learned);
             if !repeat.is_empty() {
                 in_flight.waiting = repeat.len();
+                self.stats.corrupt += repeat.len() as u64;
                 for transfer in repeat {
                     self.repeat(key, transfer);
                 }
@@ -513,6 +539,11 @@ impl Pump {
         states.clear();
         self.free_states.push(states);
     }
+}
+
+/// The fetch in flight of an I/O, and which of its transfers it is.
+fn of_tag(tag: u64) -> (usize, usize) {
+    ((tag >> 32) as usize, (tag & u64::from(u32::MAX)) as usize)
 }
 
 /// Whether reading the same blocks again may succeed.

@@ -18,6 +18,7 @@ use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
 use super::controller_end::Traffic;
 use super::hosts::{HostId, MemoryWait};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
+use super::latency::Arrivals;
 use super::peers::Peer;
 use super::stats::{Commands, Counters};
 use super::subsystem::{Queue, Refusal};
@@ -73,6 +74,7 @@ pub(super) struct HostConnection {
     async_events: Vec<CommandId>,
     /// What has crossed it.
     traffic: Traffic,
+    arrivals: Arrivals,
     opened: Instant,
     /// When something was last received.
     last_received: Instant,
@@ -208,6 +210,7 @@ impl HostConnection {
             is_load: true,
             async_events: Vec::new(),
             traffic: Traffic::default(),
+            arrivals: Arrivals::default(),
             opened: now,
             last_received: now,
             sending: Progress::NONE,
@@ -609,6 +612,7 @@ impl HostConnection {
                 return self.fail(id, status.do_not_retry());
             }
         };
+        self.arrivals.set(id, request.kind.timed(), now);
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have arrived already, so they cannot wait for the pool.
@@ -666,6 +670,7 @@ impl HostConnection {
             && !request.forces_unit_access
             && let Some(bytes) = backend.borrow(request)
         {
+            self.note_end(id, backend);
             self.protocol.send_data(id, bytes);
             return true;
         }
@@ -743,6 +748,9 @@ impl HostConnection {
         if self.terminated.is_some() {
             return;
         }
+        if tag.kind != Kind::DurableWrite || completion.result.is_err() {
+            self.note_end(tag.id, backend);
+        }
         match (completion.result, tag.kind) {
             (Err(error), kind) => {
                 Counters::add(&backend.counters.errors, 1);
@@ -771,6 +779,13 @@ impl HostConnection {
                 self.protocol.finish(tag.id, Status::SUCCESS, 0);
             }
             (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),
+        }
+    }
+
+    /// The device has carried out a command, and its response goes out.
+    fn note_end(&mut self, id: CommandId, backend: &mut Backend) {
+        if let Some(command) = self.arrivals.take(id) {
+            backend.ended.push(command);
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use slab::Slab;
 
 use super::hosts::Hosts;
+use super::latency::{EndedCommands, Timed};
 use super::namespaces::ServedNamespace;
 use super::options::Access;
 use super::stats::{Counters, Tally};
@@ -26,6 +27,8 @@ pub(super) struct Backend {
     pub(super) counters: Arc<Counters>,
     /// Counted in this poll iteration; added to the shared counters at its end.
     pub(super) tally: Tally,
+    /// Commands that have ended in this iteration.
+    pub(super) ended: EndedCommands,
     pub(super) pool: Pool,
     /// Memory for in-capsule data when the pool is exhausted: they have arrived, so they cannot
     /// wait.
@@ -99,6 +102,17 @@ pub(super) enum Kind {
     /// A write that must be flushed before its response (FUA).
     DurableWrite,
     Flush,
+}
+
+impl Kind {
+    /// As which its latency counts.
+    pub(super) fn timed(self) -> Timed {
+        match self {
+            Kind::Read => Timed::Read,
+            Kind::Write | Kind::DurableWrite => Timed::Write,
+            Kind::Flush => Timed::Flush,
+        }
+    }
 }
 
 /// The command and connection that an I/O belongs to.

@@ -37,6 +37,7 @@ mod exponentiations;
 mod generated_keys;
 mod hosts;
 mod io;
+mod latency;
 mod namespaces;
 mod options;
 mod peers;
@@ -53,6 +54,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
+pub use latency::CommandLatency;
 pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
 pub use stats::{Commands, TargetStats};
@@ -98,7 +100,9 @@ struct Meter {
 impl Measured for Meter {
     fn measure(&self, snapshot: &mut Snapshot) {
         let stats = self.counters.read(self.subsystem.num_controllers() as u64);
-        stats.measure(self.subsystem.options.nqn.as_str(), snapshot);
+        let subsystem = self.subsystem.options.nqn.as_str();
+        stats.measure(subsystem, snapshot);
+        self.counters.latencies.read().measure(subsystem, snapshot);
     }
 }
 
@@ -392,6 +396,11 @@ impl Target {
     /// Counters since the start, and what is connected now.
     pub fn stats(&self) -> TargetStats {
         self.counters.read(self.subsystem.num_controllers() as u64)
+    }
+
+    /// How long its commands took so far.
+    pub fn latency(&self) -> CommandLatency {
+        self.counters.latencies.read()
     }
 
     /// I/O queues on each poller, including connections that have not sent Connect yet.

@@ -201,6 +201,7 @@ impl Poller {
                 self.spinning.slept(now.elapsed());
             }
         }
+        self.backend.ended.record(Instant::now());
         self.listeners.clear();
         self.close_all();
         let limit = Instant::now() + STOP_LIMIT;
@@ -213,6 +214,7 @@ impl Poller {
 
     /// One iteration of the poll loop; returns whether there was work.
     fn poll_once(&mut self, now: Instant) -> bool {
+        self.backend.ended.record(now);
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let num_events = self.wait_for_events(&mut events);
@@ -722,10 +724,12 @@ fn make_backend(
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
     let served = subsystem.namespaces.all();
+    let ended = counters.latencies.of_poller();
     let mut backend = Backend {
         subsystem,
         counters,
         tally: Tally::default(),
+        ended,
         hosts: Hosts::default(),
         pool,
         reserve: Pool::new(PoolOptions {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::latency::Latencies;
 use crate::metrics::{self, Snapshot};
 use crate::nvme::Sqe;
 use crate::nvme::sqe::{admin, fctype, nvm};
@@ -169,6 +170,7 @@ pub(super) struct Counters {
     pub(super) written_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
     commands: [AtomicU64; Commands::KINDS],
+    pub(super) latencies: Latencies,
 }
 
 /// One poller's counts since it last published them.

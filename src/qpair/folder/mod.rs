@@ -33,6 +33,8 @@ use super::readiness::Registry;
 use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::{Error, Result};
+use crate::exporter::Registration;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::places::{Client, Place, PlaceOptions};
 use crate::process::Forked;
 use crate::units::Lba;
@@ -45,6 +47,7 @@ use objects::Store;
 pub struct FolderNamespace {
     folder: Arc<Folder>,
     namespace: Namespace,
+    _metered: Registration,
 }
 
 /// Counts of the system calls so far, of all queue pairs.
@@ -94,10 +97,8 @@ impl FolderNamespace {
         };
         let (opens, reads, bytes) = Default::default();
         let lent = Forked::empty();
-        Ok(FolderNamespace {
-            folder: Arc::new(Folder { root, store: None, listing, opens, reads, bytes, lent }),
-            namespace,
-        })
+        let folder = Folder { root, store: None, listing, opens, reads, bytes, lent };
+        Ok(FolderNamespace::of(folder, namespace))
     }
 
     /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
@@ -126,10 +127,13 @@ impl FolderNamespace {
         let (root, store) = (place.to_string().into(), Some(Store::new(client, prefix, options)));
         let (opens, reads, bytes) = Default::default();
         let lent = Forked::empty();
-        Ok(FolderNamespace {
-            folder: Arc::new(Folder { root, store, listing, opens, reads, bytes, lent }),
-            namespace,
-        })
+        let folder = Folder { root, store, listing, opens, reads, bytes, lent };
+        Ok(FolderNamespace::of(folder, namespace))
+    }
+
+    fn of(folder: Folder, namespace: Namespace) -> FolderNamespace {
+        let folder = Arc::new(folder);
+        FolderNamespace { _metered: Registration::new(&folder), folder, namespace }
     }
 
     /// The files in the order of their addresses.
@@ -174,9 +178,24 @@ impl FolderNamespace {
 
     /// Counts of the system calls so far.
     pub fn stats(&self) -> FolderStats {
+        self.folder.stats()
+    }
+}
+
+impl Folder {
+    fn stats(&self) -> FolderStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Folder { opens, reads, bytes, .. } = &*self.folder;
+        let Folder { opens, reads, bytes, .. } = self;
         FolderStats { opens: load(opens), reads: load(reads), bytes: load(bytes) }
+    }
+}
+
+impl Measured for Folder {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let FolderStats { opens, reads, bytes } = self.stats();
+        snapshot.count(&metrics::FOLDER_OPENS, &[], opens);
+        snapshot.count(&metrics::FOLDER_READS, &[], reads);
+        snapshot.count(&metrics::FOLDER_READ_BYTES, &[], bytes);
     }
 }
 

@@ -280,6 +280,7 @@ impl Backlog {
         for attempt in unfinished.rev() {
             let op = attempt.io.op;
             if op == IoOp::Read && attempt.tries < MAX_TRIES {
+                shared.retried.fetch_add(1, Ordering::Relaxed);
                 self.waiting.push_front(Attempt { tries: attempt.tries + 1, ..attempt });
                 continue;
             }
@@ -323,6 +324,7 @@ impl Backlog {
             let message = format!("the controller answered {status}");
             shared.avoid_path(session.number, Failure::new(ErrorKind::Disconnected, message));
         }
+        shared.retried.fetch_add(1, Ordering::Relaxed);
         let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
         self.delayed.push_back((now + RETRY_DELAY, attempt));
         None

@@ -203,6 +203,21 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.always_digested
     }
 
+    /// Sessions that there have been, the live one included.
+    pub fn num_sessions(&self) -> u64 {
+        self.next_number - 1
+    }
+
+    /// Its portals.
+    pub fn num_paths(&self) -> u64 {
+        self.portals.len() as u64
+    }
+
+    /// Portals that have failed since a session was last live, or that lead to other namespaces.
+    pub fn num_failed_paths(&self) -> u64 {
+        self.failures.iter().flatten().count() as u64
+    }
+
     /// When to call [`Lifecycle::handle_time`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stage {

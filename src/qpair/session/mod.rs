@@ -44,7 +44,7 @@ pub use identification::Goal;
 pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{IoQueue, Portal};
-pub use shared::{SessionState, Shared};
+pub use shared::{SessionState, SessionStats, Shared};
 
 use super::Namespace;
 use crate::nvme::Nqn;

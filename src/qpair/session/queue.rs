@@ -518,7 +518,10 @@ impl IoQueue {
     ) -> Option<Answer> {
         let result = match result {
             Ok(cqe) => Ok(cqe.status()),
-            Err(CommandError::DataDigest) => Err(IoError::DataDigest),
+            Err(CommandError::DataDigest) => {
+                shared.damaged.fetch_add(1, Ordering::Relaxed);
+                Err(IoError::DataDigest)
+            }
             Err(CommandError::Short { expected, found }) => {
                 Err(IoError::Short { expected: expected.into(), found: found.into() })
             }

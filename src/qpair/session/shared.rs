@@ -21,6 +21,23 @@ pub enum SessionState<P, J> {
     Ended(String),
 }
 
+/// What the sessions with a controller have seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    /// Whether a session is live now.
+    pub is_live: bool,
+    /// Sessions after the first.
+    pub reconnects: u64,
+    /// Paths to the controller: the socket addresses of all addresses that were given.
+    pub paths: u64,
+    /// Those of them that have failed since a session was last live.
+    pub failed_paths: u64,
+    /// Transfers whose data digest was wrong.
+    pub damaged: u64,
+    /// Commands that were issued again: after a lost connection, or because the controller asked for it.
+    pub retried: u64,
+}
+
 /// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
 ///
 /// Only the process that created it may take the lock: in a child process it may be held for ever.
@@ -37,6 +54,10 @@ pub struct Shared<P, J> {
     durability: OnceLock<Box<[Durability]>>,
     /// Whether some session had neither both digests nor TLS.
     undigested: AtomicBool,
+    /// Transfers whose data digest was wrong.
+    pub(super) damaged: AtomicU64,
+    /// Commands that were issued again.
+    pub(super) retried: AtomicU64,
     has_other_paths: bool,
     /// Wakes the thread that owns the controller.
     wake: fn(),
@@ -55,6 +76,8 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             identity: OnceLock::new(),
             durability: OnceLock::new(),
             undigested: AtomicBool::new(false),
+            damaged: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
             has_other_paths,
             wake,
         };
@@ -155,6 +178,19 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
                 SessionState::Pending
             }
             Phase::Dead(failure) => SessionState::Ended(failure.message),
+        }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> SessionStats {
+        let lifecycle = self.lock();
+        SessionStats {
+            is_live: lifecycle.live().is_some(),
+            reconnects: lifecycle.num_sessions().saturating_sub(1),
+            paths: lifecycle.num_paths(),
+            failed_paths: lifecycle.num_failed_paths(),
+            damaged: self.damaged.load(Ordering::Relaxed),
+            retried: self.retried.load(Ordering::Relaxed),
         }
     }
 

@@ -37,10 +37,12 @@ use self::link::Receives;
 use self::queue::TcpQueuePair;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
-use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, Terms};
+use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionStats, Terms};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::auth::{IdentityVersion, TlsPsk};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporter::Registration;
+use crate::metrics::{self, Measured, Snapshot};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::tcp::Digests;
 use crate::tls::keyring::{self, KeyringError};
@@ -185,6 +187,34 @@ pub struct TcpNamespace {
     /// Its index among the namespaces of the controller.
     ns_index: usize,
     counters: Arc<Counters>,
+    _metered: Arc<Registration>,
+}
+
+/// What the namespaces of a controller count, and the name of their subsystem.
+struct Meter {
+    remote: Arc<Remote<Tcp>>,
+    counters: Arc<Counters>,
+    subsystem: Nqn,
+}
+
+impl Measured for Meter {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let SessionStats { is_live, reconnects, paths, failed_paths, damaged, retried } =
+            self.remote.stats();
+        let TcpStats { receives, empty_receives } = self.counters.read();
+        for (metric, value) in [
+            (&metrics::HOST_CONTROLLERS, u64::from(is_live)),
+            (&metrics::HOST_PATHS, paths),
+            (&metrics::HOST_FAILED_PATHS, failed_paths),
+            (&metrics::HOST_RECONNECTS, reconnects),
+            (&metrics::HOST_RETRIES, retried),
+            (&metrics::HOST_DIGEST_ERRORS, damaged),
+            (&metrics::HOST_RECEIVES, receives),
+            (&metrics::HOST_EMPTY_RECEIVES, empty_receives),
+        ] {
+            snapshot.count(metric, &[self.subsystem.as_str()], value);
+        }
+    }
 }
 
 /// Counts of the system calls on the sockets of I/O queues, by all queue pairs of a controller's namespaces.
@@ -208,6 +238,12 @@ impl Counters {
             self.receives.fetch_add(calls, Ordering::Relaxed);
             self.empty_receives.fetch_add(empty, Ordering::Relaxed);
         }
+    }
+
+    fn read(&self) -> TcpStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { receives, empty_receives } = self;
+        TcpStats { receives: load(receives), empty_receives: load(empty_receives) }
     }
 }
 
@@ -277,19 +313,23 @@ impl TcpNamespace {
         let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
         let count = remote.wait_open(limit)?.len();
         let counters = Arc::<Counters>::default();
+        let metered = Arc::new(Registration::new(&Arc::new(Meter {
+            remote: Arc::clone(&remote),
+            counters: Arc::clone(&counters),
+            subsystem: address.subnqn.clone(),
+        })));
         let of = |ns_index| TcpNamespace {
             remote: Arc::clone(&remote),
             ns_index,
             counters: Arc::clone(&counters),
+            _metered: Arc::clone(&metered),
         };
         Ok((0..count).map(of).collect())
     }
 
     /// Counts of the system calls on the sockets of I/O queues so far.
     pub fn stats(&self) -> TcpStats {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { receives, empty_receives } = &*self.counters;
-        TcpStats { receives: load(receives), empty_receives: load(empty_receives) }
+        self.counters.read()
     }
 }
 

@@ -30,7 +30,7 @@ use crate::options::{about, open_options, seconds};
 use crate::peers::{Join, KEYWORDS};
 use crate::ranges::{self, SampleFile};
 use crate::watch::{detached, try_detached};
-use crate::{log, metrics, names, numpy, typed};
+use crate::{log, metrics, names, numpy, shapes, typed};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
@@ -501,12 +501,9 @@ impl Dataset {
     /// Counters of reads by index, id or name: commands, bytes, repeated, verified. With tiers, also
     /// theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.dataset(py)?.stats();
-        let dict = PyDict::new(py);
-        dict.set_item("commands", stats.commands)?;
-        dict.set_item("bytes", stats.bytes)?;
-        dict.set_item("repeated", stats.repeated)?;
-        dict.set_item("verified", stats.verified)?;
+        let dataset = self.dataset(py)?;
+        let dict = shapes::dict(py, &dataset.stats())?;
+        dict.set_item("latency", shapes::dict(py, &dataset.latency())?)?;
         if let Some(tiers) = self.dataset(py)?.tier_stats() {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();

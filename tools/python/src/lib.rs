@@ -29,6 +29,7 @@ mod peers;
 mod ranges;
 mod report;
 mod sample;
+mod shapes;
 mod store;
 mod typed;
 mod watch;

@@ -23,6 +23,7 @@ use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
 use crate::report::Report;
+use crate::shapes;
 use crate::store;
 use crate::watch::detached;
 
@@ -226,28 +227,7 @@ impl Loader {
     /// checksum, copy; see docs/metrics.md). copied_bytes: bytes copied to make batches contiguous. rewritten:
     /// samples in kept memory that were overwritten and had to be read again.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.runs().stats();
-        let dict = PyDict::new(py);
-        dict.set_item("commands", stats.read.commands)?;
-        dict.set_item("bytes", stats.read.bytes)?;
-        dict.set_item("repeated", stats.read.repeated)?;
-        dict.set_item("verified", stats.read.verified)?;
-        dict.set_item("batches", stats.batches)?;
-        dict.set_item("samples", stats.samples)?;
-        dict.set_item("sample_bytes", stats.sample_bytes)?;
-        dict.set_item("skipped", stats.skipped)?;
-        dict.set_item("copied_bytes", stats.copied_bytes)?;
-        dict.set_item("over_window", stats.over_window)?;
-        dict.set_item("rewritten", stats.rewritten)?;
-        dict.set_item("stall_s", stats.stall_s)?;
-        let stalls = PyDict::new(py);
-        for (cause, waited) in stats.stalls.each() {
-            stalls.set_item(cause.name(), waited.as_secs_f64())?;
-        }
-        dict.set_item("stalls_s", stalls)?;
-        dict.set_item("resident", stats.resident)?;
-        dict.set_item("pages", stats.pages.map(|pages| pages.as_str()))?;
-        Ok(dict)
+        shapes::dict(py, &self.runs().stats())
     }
 
     /// What the run has delivered and waited for so far: over time, by cause and by place, epochs side by side, and

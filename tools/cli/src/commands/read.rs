@@ -397,6 +397,8 @@ struct JsonReport<'a> {
     /// Samples in the window at the end, and the pages that back it.
     resident: u64,
     pages: Option<Pages>,
+    /// All counters of the loader: the same as in Python.
+    loader: &'a LoaderStats,
     #[serde(skip_serializing_if = "Option::is_none")]
     tiers: Option<CacheStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -451,6 +453,7 @@ fn print_report(
             engine,
             resident,
             pages,
+            loader: stats,
             tiers,
             peers,
             store,
