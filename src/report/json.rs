@@ -72,9 +72,9 @@ pub(super) fn of(report: &Report) -> String {
 
 /// The buckets with a count.
 fn histogram(durations: &Histogram) -> Vec<HistogramBucket> {
-    let counts = durations.counts().iter().enumerate().filter(|(_, count)| **count > 0);
-    let bucket = |(bucket, &count): (usize, &u64)| HistogramBucket {
-        le: Histogram::limit(bucket).map(|limit| limit.as_secs_f64()),
+    let counts = durations.octaves().into_iter().enumerate().filter(|(_, count)| *count > 0);
+    let bucket = |(octave, count)| HistogramBucket {
+        le: Histogram::octave_limit(octave).map(|limit| limit.as_secs_f64()),
         count,
     };
     counts.map(bucket).collect()

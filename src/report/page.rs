@@ -209,14 +209,14 @@ fn latency(report: &Report) -> String {
 
 /// Bars from the first bucket with a count to the last.
 fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
-    let counts = durations.counts();
+    let counts = durations.octaves();
     let first = counts.iter().position(|count| *count > 0).unwrap_or(0);
     let last = counts.iter().rposition(|count| *count > 0).unwrap_or(0);
     let most = counts.iter().max().copied().unwrap_or(0).max(1);
     let (mut bars, mut labels) = (String::new(), String::new());
     for (nth, bucket) in (first..=last).enumerate() {
         let count_of = counts[bucket];
-        let limit = match Histogram::limit(bucket) {
+        let limit = match Histogram::octave_limit(bucket) {
             Some(limit) => format!("up to {}", duration(limit)),
             None => "longer".to_owned(),
         };
@@ -229,7 +229,7 @@ fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
         bars += &format!("<div title=\"{tell}\">{bar}</div>");
         // The label of the last bar would not fit.
         let is_labelled = nth.is_multiple_of(LABEL_EVERY) && (bucket < last || nth == 0);
-        let label = Histogram::limit(bucket).filter(|_| is_labelled);
+        let label = Histogram::octave_limit(bucket).filter(|_| is_labelled);
         labels += &format!("<span>{}</span>", label.map_or_else(String::new, short));
     }
     let quantiles = [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")];
@@ -243,18 +243,9 @@ fn histogram(durations: &Histogram, what: &str, note: &str) -> String {
     )
 }
 
-/// The limit of the bucket with this quantile.
+/// What so many of the durations do not exceed.
 fn at(durations: &Histogram, quantile: f64) -> String {
-    let wanted = (quantile * durations.count() as f64).ceil() as u64;
-    let mut below = 0;
-    let bucket = durations.counts().iter().position(|count| {
-        below += count;
-        below >= wanted
-    });
-    match bucket.and_then(Histogram::limit) {
-        Some(limit) => format!("≤ {}", duration(limit)),
-        None => "> 16 s".to_owned(),
-    }
+    durations.quantile(quantile).map_or_else(|| "-".to_owned(), duration)
 }
 
 /// A limit of a bucket in few characters.

@@ -36,7 +36,7 @@ impl Loader {
             facts: facts(&self.options, datasets, window_bytes),
             reads: reads(&stats),
             tiers: datasets.iter().flat_map(tiers).collect(),
-            latency: None,
+            latency: Some(stats.latency),
             timeline,
         }
     }
