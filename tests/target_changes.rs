@@ -200,6 +200,23 @@ fn a_host_that_is_dropped_leaves_the_others_connected() {
 }
 
 #[test]
+fn a_host_that_is_dropped_while_it_reads_comes_back_without_an_error() {
+    let target = serve(vec![namespace(1)], |_| {});
+    let device = qpair::open(&target.address(Nsid(1)), &ConnectOptions::default()).unwrap();
+    let mut reader = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let host = target.connected()[0].host.clone();
+    for round in 0..40_u32 {
+        // Its commands arrive at queues whose controller has just gone.
+        wait_until(|| target.disconnect(&host) == 1);
+        let mut bytes = [0; 512];
+        reader.read_at(u64::from(round) * 512, &mut bytes).unwrap_or_else(|error| {
+            panic!("round {round}: {error}");
+        });
+        assert_eq!(bytes, [1; 512]);
+    }
+}
+
+#[test]
 fn a_drained_target_answers_what_has_begun_and_lets_nobody_in() {
     let faulty = Faulty::new(namespace(1).device);
     faulty.add(Rule::any_read(1, Fault::DelayTime(Duration::from_millis(300))));

@@ -448,7 +448,10 @@ impl HostConnection {
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
                     self.begin_admin(id, &sqe, data, backend, now);
                 }
-                Some(queue) if !queue.controller.is_enabled() || queue.is_orphan() => {
+                // Its controller is gone, and this connection closes in this turn or the next: the host sends the
+                // command again once it has connected. An answer would be the end of it.
+                Some(queue) if queue.is_orphan() => {}
+                Some(queue) if !queue.controller.is_enabled() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
                 }
                 Some(_) => self.begin_io(id, &sqe, data, backend, now),
