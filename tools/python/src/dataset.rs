@@ -9,7 +9,7 @@ use dlfs::cache::TierStats;
 use dlfs::dataset::{self, OnError, Query};
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::Value;
-use dlfs::metrics::{Measured, Snapshot};
+use dlfs::metrics::{Measured, READ_COMMAND_SECONDS, Snapshot};
 use dlfs::nvme::Address;
 use dlfs::peers::{Meeting, Pass};
 use dlfs::prefetch::LoaderOptions;
@@ -489,6 +489,7 @@ impl Dataset {
         let dataset = self.dataset(py)?;
         let mut snapshot = Snapshot::new();
         dataset.stats().measure("id", &mut snapshot);
+        snapshot.durations(&READ_COMMAND_SECONDS, &["id"], &dataset.latency());
         if let Some(tiers) = dataset.tier_stats() {
             tiers.measure(&mut snapshot);
         }
@@ -498,7 +499,8 @@ impl Dataset {
         metrics::to_dict(py, &snapshot)
     }
 
-    /// Counters of reads by index, id or name: commands, bytes, repeated, verified. With tiers, also
+    /// Counters of reads by index, id or name: commands, bytes, repeated, corrupt, verified, and latency as in
+    /// Loader.stats. With tiers, also
     /// theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dataset = self.dataset(py)?;

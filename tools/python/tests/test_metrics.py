@@ -1,5 +1,6 @@
 """Metrics: the page is OpenMetrics to the official parser, and its values are those of the files and of stats()."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import dlfs
 import dlfs.metrics
+from conftest import command
 
 
 def fetch(url):
@@ -54,6 +56,8 @@ def test_the_official_parser_reads_the_page_and_finds_what_was_read(image, sourc
         series = f'dlfs_tier_capacity_bytes{{tier="{tier["name"]}"}}'
         assert ds.metrics()[series] == dlfs.metrics.values()[series] == tier["capacity_bytes"] > 0
         assert ds.metrics()['dlfs_read_commands_total{by="id"}'] == ds.stats()["commands"]
+        assert ds.stats()["latency"]["count"] == ds.stats()["commands"]
+        assert ds.metrics()['dlfs_read_command_seconds_count{by="id"}'] == ds.stats()["commands"]
     values = dlfs.metrics.values()
     assert values["dlfs_loader_samples_total"] >= len(source), "what has ended still counts"
     assert series not in values, "a gauge of what is closed"
@@ -86,3 +90,20 @@ def test_an_address_that_is_wrong_or_taken_is_an_error():
             urllib.request.urlopen(f"http://{server.address}/", timeout=60)
     server.close()  # a second time does nothing
     assert dlfs.metrics.text().endswith("\n# EOF\n")
+
+
+def keys_of(value):
+    """The keys of nested dicts."""
+    return {key: keys_of(of) for key, of in value.items()} if isinstance(value, dict) else None
+
+
+def test_the_counters_of_a_loader_have_one_shape_in_python_and_on_the_command_line(image):
+    with dlfs.open(image) as ds, dlfs.Loader(ds, batch_size=7, seed=3) as loader:
+        samples = sum(len(batch) for batch in loader)
+        stats = loader.stats()
+    printed = json.loads(command("read", image, "--batch", 7, "--seed", 3, "--json"))["loader"]
+    assert keys_of(stats) == keys_of(printed)
+    assert printed["samples"] == stats["samples"] == samples
+    latency = stats["latency"]
+    assert latency["count"] == stats["commands"] and 0 <= latency["p50_us"] <= latency["p99_9_us"]
+    assert stats["corrupt"] == 0 and stats["window_bytes"] >= stats["window_used_bytes"]
