@@ -78,8 +78,8 @@ impl<P> Openings<P> {
             let _counted = counted;
             // Nobody may want the result any more.
             let _ = done.send(Done { number, result: work() });
-            // Fails only when the counter is full, and then it is readable.
-            let _ = rustix::io::write(&waker, &1_u64.to_ne_bytes());
+            // Any value makes it readable. This fails only when the counter is full, and then it is readable, too.
+            let _ = rustix::io::write(&waker, &[1; 8]);
         })?;
         Ok(())
     }
