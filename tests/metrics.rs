@@ -301,12 +301,17 @@ fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
         let names: Vec<_> = words.iter().filter(|word| word.starts_with("dlfs_")).collect();
         assert!(!names.is_empty(), "{query}");
         let found = names.iter().map(|name| {
-            let metric = ALL.iter().find(|metric| metric.name() == **name);
+            let is_of = |metric: &&&Metric| match metric.kind() {
+                Kind::Histogram => name.strip_suffix("_bucket") == Some(metric.family()),
+                _ => metric.name() == **name,
+            };
+            let metric = ALL.iter().find(is_of);
             *metric.unwrap_or_else(|| panic!("no metric {name}: {query}"))
         });
         let found: Vec<&Metric> = found.collect();
-        // Prometheus adds these two; whatever else is grouped by or shown is a label of each metric.
-        let own = |label: &str| ["instance", "job"].contains(&label);
+        // Prometheus adds the first two, buckets have the third; whatever else is grouped by or shown is a label of
+        // each metric.
+        let own = |label: &str| ["instance", "job", "le"].contains(&label);
         let grouped = query
             .split("by (")
             .skip(1)
@@ -316,9 +321,11 @@ fn the_dashboard_asks_for_metrics_and_labels_that_exist() {
             let has = |metric: &&Metric| metric.labels().contains(&label);
             assert!(found.iter().all(has), "{label} is no label of all in {query}");
         }
-        // A counter is asked for its rate; a gauge for its value.
+        // A counter is asked for its rate, as the buckets of a histogram are; a gauge for its value.
         let rates = query.matches("rate(").count();
-        let counters = found.iter().filter(|metric| metric.kind() == Kind::Counter).count();
-        assert_eq!(rates, counters, "{query}");
+        let grows = |metric: &&&Metric| matches!(metric.kind(), Kind::Counter | Kind::Histogram);
+        assert_eq!(rates, found.iter().filter(grows).count(), "{query}");
+        let histograms = found.iter().filter(|metric| metric.kind() == Kind::Histogram).count();
+        assert_eq!(query.matches("histogram_quantile(").count(), histograms, "{query}");
     }
 }
