@@ -46,6 +46,7 @@ pub use engines::{Engine, engines};
 pub use fence::Fence;
 pub(crate) use opening::open_pairs;
 pub use options::{ConnectOptions, Direct, SpdkOptions};
+pub use remote::host_identity;
 pub(crate) use remote::{hostnqn, machine_uuid};
 pub use scope::PairScope;
 

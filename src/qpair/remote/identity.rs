@@ -27,6 +27,13 @@ impl HostIdentity {
     }
 }
 
+/// The NQN and the identifier that this host presents with `options`: those of the options, else those of
+/// `/etc/nvme`, else some that are derived from this machine's identity.
+pub fn host_identity(options: &ConnectOptions) -> (Nqn, [u8; 16]) {
+    let HostIdentity { nqn, id, .. } = HostIdentity::new(options);
+    (nqn, id)
+}
+
 /// The NQN that this host presents with `options`.
 pub(crate) fn hostnqn(options: &ConnectOptions) -> Nqn {
     HostIdentity::new(options).nqn

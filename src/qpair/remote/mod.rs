@@ -20,6 +20,7 @@ mod identity;
 mod joining;
 pub(in crate::qpair) mod keeper;
 
+pub use identity::host_identity;
 pub(crate) use identity::{hostnqn, machine_uuid};
 
 use std::fmt;

@@ -324,7 +324,16 @@ fn identify_data_are_printed_with_the_names_of_nvme_cli() {
     let block_len = 1 << json["lbafs"][0]["ds"].as_u64().unwrap();
     assert_eq!(json["nsze"].as_u64().unwrap() * block_len, bytes);
     run(&["id-ns", address, "-n", "3"]).code(1).complains_of(&["no namespace 3"]);
+    let uuid = "6b1a7a4e-55cf-4a2b-8d7e-0123456789ab";
+    let host = format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}");
+    let listed = ["list-subsys", address, "-o", "json", "--hostnqn", &host];
+    let json = run(&listed).code(0).json();
+    assert_eq!((&json[0]["HostNQN"], &json[0]["HostID"]), (&host.into(), &uuid.into()));
     let json = run(&["list-subsys", address, "-o", "json"]).code(0).json();
+    assert!(
+        json[0]["HostNQN"].as_str().unwrap().starts_with("nqn."),
+        "the one that is presented: {json}"
+    );
     let subsystem = &json[0]["Subsystems"][0];
     assert_eq!(subsystem["NQN"], "nqn.2026-11.io.dlfs:asked");
     let port = served.said["listen"].as_str().unwrap().rsplit(':').next().unwrap();

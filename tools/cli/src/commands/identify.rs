@@ -5,9 +5,9 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use dlfs::nvme::fabrics::DiscoveryRecord;
-use dlfs::nvme::{Address, Nqn, TcpAddress};
-use dlfs::qpair::ConnectOptions;
+use dlfs::nvme::{Address, TcpAddress};
 use dlfs::qpair::tcp::{discover, identify};
+use dlfs::qpair::{ConnectOptions, host_identity};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
@@ -116,10 +116,10 @@ pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
     // It must be there and let this host in; otherwise there is nothing to list.
     identify(address, &options)?;
     let paths = paths(address, &options);
-    let host = options.hostnqn.as_ref().map(Nqn::as_str).unwrap_or_default();
+    let (host, hostid) = host_identity(&options);
     let mut lines = vec![
         format!("nvme-subsys0 - NQN={}", address.subnqn),
-        format!("               hostnqn={host}"),
+        format!("               hostnqn={host}"), // no kernel, so no iopolicy
         "\\".to_owned(),
     ];
     let line = |(number, path): (usize, &String)| format!(" +- nvme{number} tcp {path} live");
@@ -132,7 +132,15 @@ pub(crate) fn list_subsys(args: &ListSubsysArgs) -> Result<Outcome, Failure> {
     };
     let paths: Vec<_> = paths.iter().enumerate().map(path).collect();
     let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": paths });
-    args.common.print(lines, json!([{ "HostNQN": host, "Subsystems": [subsystem] }]))
+    args.common.print(
+        lines,
+        json!([{ "HostNQN": host, "HostID": uuid(&hostid), "Subsystems": [subsystem] }]),
+    )
+}
+
+fn uuid(bytes: &[u8; 16]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
 /// `traddr=A,trsvcid=P` of each path that the discovery service lists for the subsystem.

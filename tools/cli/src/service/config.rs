@@ -152,7 +152,10 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
             let taken =
                 |address: &&SocketAddr| address.port() != 0 && other.listen.contains(address);
             if let Some(address) = subsystem.listen.iter().find(taken) {
-                let what = format!("{} listens on {address}: take another port", other.nqn);
+                let what = format!(
+                    "{} listens on {address}, and subsystems share no address: take another port",
+                    other.nqn
+                );
                 return Err(reader.wrong(listen_at, &what));
             }
         }
