@@ -116,6 +116,14 @@ pub(super) struct LoaderRow {
     pub(super) skipped_per_second: Option<f64>,
     /// In the interval: reads that waited for a sample of another rank.
     pub(super) store_waits: Option<f64>,
+    /// The subsystems that the process is connected to.
+    pub(super) subsystems: Vec<String>,
+    /// In the interval: lost controllers that were connected again.
+    pub(super) reconnects: Option<f64>,
+    /// Addresses of targets that have failed since they were last connected.
+    pub(super) failed_paths: Option<f64>,
+    /// In the interval: transfers whose data digest was wrong.
+    pub(super) digest_errors: Option<f64>,
 }
 
 /// Why consumers wait.
@@ -330,6 +338,14 @@ impl<'a> Known<'a> {
                 .has("dlfs_store_")
                 .then(|| self.growth("dlfs_store_waits_total", &[]))
                 .flatten(),
+            subsystems: self
+                .values_of("dlfs_host_controllers", "subsystem")
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            reconnects: self.growth("dlfs_host_reconnects_total", &[]),
+            failed_paths: self.gauge("dlfs_host_failed_paths", &[]),
+            digest_errors: self.growth("dlfs_host_digest_errors_total", &[]),
         })
     }
 

@@ -119,6 +119,11 @@ fn loader(row: &LoaderRow) -> Row {
         quantile(row.latency_p99_seconds),
         trouble(row.repeats_per_second, figures::rate),
         trouble(row.skipped_per_second, figures::rate),
+        Cell::name(&if row.subsystems.is_empty() {
+            "-".to_owned()
+        } else {
+            row.subsystems.join(" ")
+        }),
         Cell::name(&if causes.is_empty() { "-".to_owned() } else { causes.join(", ") }),
     ])
 }
@@ -233,6 +238,7 @@ const LOADERS: &[Column] = &[
     column("P99", Align::Right, 40),
     column("REPEATS", Align::Right, 20),
     column("SKIPPED", Align::Right, 10),
+    column("READS FROM", Align::Short(26), 25),
     column("WAITS FOR", Align::Clip(27), 80),
 ];
 

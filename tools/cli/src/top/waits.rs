@@ -1,12 +1,12 @@
-//! Who waits for whom, as sentences that are derived by rule. Each says what metrics count, with its figures; no
-//! sentence links a job to its target, since no metric does.
+//! Who waits for whom, as sentences that are derived by rule. Each says what metrics count, with its figures. A job and
+//! a target belong together if both name the same subsystem.
 
 use serde::Serialize;
 
 use super::between::Quantile;
 use super::figures;
 use super::report::{
-    AddressRow, CauseShare, FAILED, LoaderRow, ORIGIN, PeerRow, RANKS, Report, Role,
+    AddressRow, CauseShare, FAILED, LoaderRow, ORIGIN, PeerRow, RANKS, Report, Role, SubsystemRow,
 };
 
 /// One sentence.
@@ -99,6 +99,19 @@ fn trouble(report: &Report) -> Vec<String> {
             let rate = figures::rate(rate);
             format!("{name} repeats {rate} reads/s, after errors or wrong checksums.")
         });
+        tell(row.reconnects, &|count| {
+            format!("{name} was connected again {} in the last interval.", times(count, "time"))
+        });
+        tell(row.failed_paths, &|count| {
+            let (paths, have) = (times(count, "path"), if count == 1.0 { "has" } else { "have" });
+            format!("{paths} of {name} to a target {have} failed.")
+        });
+        tell(row.digest_errors, &|count| {
+            format!(
+                "{name} got {} with a wrong digest in the last interval.",
+                times(count, "transfer")
+            )
+        });
         tell(row.skipped_per_second, &|rate| {
             format!("{name} skips {} samples/s that it cannot read.", figures::rate(rate))
         });
@@ -147,7 +160,12 @@ fn job(loader: &LoaderRow, report: &Report) -> Option<Wait> {
     if is_still {
         text.push_str(" It got no batch in the last interval.");
     }
-    let more = [latency(loader), source(loader, report), slow_peer(loader, report)];
+    let more = [
+        latency(loader),
+        its_target(loader, report),
+        source(loader, report),
+        slow_peer(loader, report),
+    ];
     for sentence in more.into_iter().flatten() {
         text.push(' ');
         text.push_str(&sentence);
@@ -186,6 +204,36 @@ fn latency(loader: &LoaderRow) -> Option<String> {
     ))
 }
 
+/// The slowest target of a subsystem that it is connected to, and whether that explains how long its reads take.
+fn its_target(loader: &LoaderRow, report: &Report) -> Option<String> {
+    let is_ours = |row: &&SubsystemRow| loader.subsystems.contains(&row.subsystem);
+    let (row, half, most) =
+        measured(report.subsystems.iter().filter(is_ours)).into_iter().next()?;
+    let name = target_name(report, &row.address, &row.subsystem);
+    let rest = match loader.latency_p99_seconds.is_some_and(|read| is_much_more(read, most)) {
+        true => ": the rest passes in the network or in the job",
+        false => "",
+    };
+    let (half, most) = (figures::quantile(half), figures::quantile(most));
+    Some(format!("Its {name} answers in {half} at p50 and {most} at p99{rest}."))
+}
+
+/// Those whose latencies are known, the slowest first.
+fn measured<'a>(
+    rows: impl Iterator<Item = &'a SubsystemRow>,
+) -> Vec<(&'a SubsystemRow, Quantile, Quantile)> {
+    let known =
+        rows.filter_map(|row| Some((row, row.latency_p50_seconds?, row.latency_p99_seconds?)));
+    let mut known: Vec<_> = known.collect();
+    known.sort_by(|a, b| f64::from(b.2).total_cmp(&f64::from(a.2)));
+    known
+}
+
+/// Buckets are twice as wide as the one before, so less than that may be no difference.
+fn is_much_more(read: Quantile, answer: Quantile) -> bool {
+    f64::from(read) >= 4.0 * f64::from(answer)
+}
+
 /// Where most of its bytes come from, if there is a choice. The tiers of a process that serves them count the reads of
 /// others as well, so they say nothing of the job.
 fn source(loader: &LoaderRow, report: &Report) -> Option<String> {
@@ -217,13 +265,9 @@ fn slow_peer(loader: &LoaderRow, report: &Report) -> Option<String> {
     })
 }
 
-/// The slowest target, and how it compares with what jobs see.
+/// The slowest target, and how it compares with what jobs see whose targets are not known.
 fn targets(report: &Report) -> impl Iterator<Item = String> {
-    let measured = report.subsystems.iter();
-    let mut measured: Vec<_> = measured
-        .filter_map(|row| Some((row, row.latency_p50_seconds?, row.latency_p99_seconds?)))
-        .collect();
-    measured.sort_by(|a, b| f64::from(b.2).total_cmp(&f64::from(a.2)));
+    let measured = measured(report.subsystems.iter());
     let slowest = measured.first().map(|&(row, half, most)| {
         let name = target_name(report, &row.address, &row.subsystem);
         let (half, most) = (figures::quantile(half), figures::quantile(most));
@@ -240,12 +284,14 @@ fn targets(report: &Report) -> impl Iterator<Item = String> {
 
 /// Whether the time of reads passes between targets and jobs.
 fn between(slowest: Quantile, report: &Report) -> Option<String> {
+    let is_linked = |loader: &LoaderRow| {
+        report.subsystems.iter().any(|row| loader.subsystems.contains(&row.subsystem))
+    };
     let waiting = report.loaders.iter().filter(|loader| share_of(loader) >= LITTLE);
-    let known = waiting.filter_map(|loader| Some((loader, loader.latency_p99_seconds?)));
+    let unlinked = waiting.filter(|loader| !is_linked(loader));
+    let known = unlinked.filter_map(|loader| Some((loader, loader.latency_p99_seconds?)));
     let (loader, most) = known.max_by(|a, b| f64::from(a.1).total_cmp(&f64::from(b.1)))?;
-    // Buckets are twice as wide as the one before, so less than that may be no difference.
-    let is_more = f64::from(most) >= 4.0 * f64::from(slowest);
-    is_more.then(|| {
+    is_much_more(most, slowest).then(|| {
         format!(
             "Reads of job {} take {} at p99, and no target here takes longer than {}: the rest passes in the network, \
              in the job, or in a target that is not asked.",
@@ -281,7 +327,7 @@ const LITTLE: f64 = 0.05;
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::{SubsystemRow, TierRow};
+    use super::super::report::TierRow;
     use super::*;
 
     fn texts(report: &Report) -> Vec<String> {
@@ -340,6 +386,41 @@ mod tests {
         let similar = Report { subsystems: vec![target("t:2", 0.0002, 0.01)], ..report };
         let last = texts(&similar).pop().unwrap();
         assert_eq!(last, "target t:2 answers in 200 µs at p50 and 10.0 ms at p99.");
+    }
+
+    #[test]
+    fn a_job_waits_for_the_target_that_serves_its_subsystem() {
+        let waiting = LoaderRow {
+            subsystems: vec!["nqn.x".into()],
+            latency_p50_seconds: Some(Quantile::About(0.005)),
+            latency_p99_seconds: Some(Quantile::About(0.006)),
+            reconnects: Some(2.0),
+            failed_paths: Some(1.0),
+            ..loader("j:1", 0.34)
+        };
+        let other = SubsystemRow { subsystem: "nqn.y".into(), ..target("t:2", 0.5, 0.5) };
+        let mut report = Report {
+            loaders: vec![waiting],
+            subsystems: vec![target("t:1", 0.0002, 0.0041), other],
+            ..Report::default()
+        };
+        let found = texts(&report);
+        assert_eq!(
+            found[..3],
+            [
+                "job j:1 was connected again 2 times in the last interval.",
+                "1 path of job j:1 to a target has failed.",
+                "job j:1 waits 34 % of its time. Its reads take 5.00 ms at p50 and 6.00 ms at p99. Its target t:1 \
+                 answers in 200 µs at p50 and 4.10 ms at p99.",
+            ]
+        );
+        report.subsystems[0] = target("t:1", 0.0002, 0.0005);
+        let found = texts(&report);
+        assert!(
+            found[2].ends_with("500 µs at p99: the rest passes in the network or in the job."),
+            "{found:#?}"
+        );
+        assert_eq!(found.len(), 4, "{found:#?}");
     }
 
     #[test]
