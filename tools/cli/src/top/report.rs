@@ -521,7 +521,7 @@ const MAX_ROWS: usize = 200;
 #[cfg(test)]
 mod tests {
     use dlfs::metrics::{
-        BUILD, LOADER_SAMPLES, LOADER_STALL_SECONDS, LOADER_STALLS_SECONDS, ORIGIN_READ_BYTES,
+        ALL, BUILD, LOADER_SAMPLES, LOADER_STALL_SECONDS, LOADER_STALLS_SECONDS, ORIGIN_READ_BYTES,
         PEER_NOT_THERE_READS, PEER_READ_BYTES, PEER_READ_SECONDS, PEER_READS, READ_COMMANDS,
         Snapshot, TARGET_CONNECTIONS, TARGET_CONTROLLERS, TARGET_READ_BYTES, TARGET_READS,
         TIER_CAPACITY_BYTES, TIER_HELD_BYTES, TIER_HIT_BYTES, TIER_HIT_SECONDS, TIER_HITS,
@@ -529,6 +529,19 @@ mod tests {
     };
 
     use super::*;
+
+    /// A name that changes is no error of the compiler's.
+    #[test]
+    fn every_metric_that_it_reads_is_one_of_the_library() {
+        let source = include_str!("report.rs").split("#[cfg(test)]").next().unwrap();
+        let quoted = source.split('"').skip(1).step_by(2).filter(|text| text.starts_with("dlfs_"));
+        let mut count = 0;
+        for name in quoted.filter(|name| !name.ends_with('_')) {
+            count += 1;
+            assert!(ALL.iter().any(|metric| metric.name() == name), "{name}");
+        }
+        assert!(count > 40, "{count}");
+    }
 
     fn page(count: impl FnOnce(&mut Snapshot)) -> Page {
         let mut snapshot = Snapshot::new();
