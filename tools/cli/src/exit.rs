@@ -1,6 +1,6 @@
 //! How a command ends: exit codes and error messages.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use dlfs::format::FormatError;
@@ -70,7 +70,8 @@ impl Failure {
 
 /// Prints an error on stderr. The text may quote names, paths and texts of a target.
 pub(crate) fn complain(text: &str) {
-    eprintln!("dlfs: {}", safe_text(text));
+    // A terminal that has gone, or a pipe that nobody reads, is no reason to panic: the exit code says it, too.
+    let _ = writeln!(io::stderr(), "dlfs: {}", safe_text(text));
 }
 
 fn code_of(kind: ErrorKind) -> u8 {

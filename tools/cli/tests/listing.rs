@@ -254,3 +254,12 @@ fn a_closed_pipe_ends_a_listing_silently() {
     assert_eq!(status.signal(), Some(13), "{stderr}");
     assert_eq!(stderr, "");
 }
+
+#[test]
+fn an_error_that_nobody_can_read_still_decides_the_exit_code() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = common::dlfs();
+    command.args(["ls", "/nowhere/train.dlfs"]).stderr(full);
+    let status = common::wait(&mut command.spawn().unwrap());
+    assert_eq!(status.code(), Some(1));
+}

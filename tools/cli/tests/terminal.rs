@@ -15,7 +15,8 @@ const ROWS: u16 = 40;
 
 /// The successive different screens of `dlfs ARGUMENTS` on a terminal of `columns`.
 fn screens(columns: u16, arguments: &[&str]) -> Vec<Vec<String>> {
-    let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
+    let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+        .expect("a pseudoterminal");
     grantpt(&main).expect("ours");
     unlockpt(&main).expect("ours");
     let name = ptsname(&main, Vec::new()).expect("its name");
