@@ -72,6 +72,22 @@ fn waits_of_a_consumer_that_holds_the_window_are_waits_for_the_window() {
     assert!(stats.stalls.of(Cause::Window) >= Duration::from_millis(50), "{:?}", stats.stalls);
 }
 
+#[test]
+fn a_loader_that_waits_for_its_consumer_says_how_long() {
+    let (_device, image) = image();
+    // Room for a few batches: the others are read when the consumer has returned these.
+    let options = LoaderOptions { window_bytes: 256 << 10, ..options(10) };
+    let mut loader = image.prefetcher(options).unwrap();
+    let mut samples = 0;
+    while let Some(batch) = loader.next() {
+        samples += batch.unwrap().len();
+        std::thread::sleep(Duration::from_millis(10)); // the step of a training
+    }
+    let stats = loader.stats();
+    assert_eq!(samples, SAMPLES);
+    assert!(stats.blocked_s > 0.0, "{stats:?}");
+}
+
 /// The report of a run of two epochs over `dataset`.
 fn report_of_a_run(dataset: &Dataset) -> Report {
     let loader = dataset.loader(LoaderOptions { epochs: 0..2, ..options(16) }).unwrap();

@@ -22,6 +22,7 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         rewritten: a.rewritten + b.rewritten,
         stall_s: stalls.total().as_secs_f64(),
         stalls,
+        blocked_s: a.blocked_s + b.blocked_s,
         window_bytes: a.window_bytes + b.window_bytes,
         window_used_bytes: a.window_used_bytes + b.window_used_bytes,
         resident: a.resident + b.resident,

@@ -86,6 +86,8 @@ metrics! {
         "Time that consumers have waited for batches.";
     LOADER_STALLS_SECONDS Counter "dlfs_loader_stalls_seconds" ["cause"]
         "Time that consumers have waited for batches, by cause.";
+    LOADER_BLOCKED_SECONDS Counter "dlfs_loader_blocked_seconds" []
+        "Time that loaders have slept because ready batches waited for their consumer, or the window was full.";
     LOADER_COPIED_BYTES Counter "dlfs_loader_copied_bytes" []
         "Bytes copied to gather batches into one buffer.";
     LOADER_OVER_WINDOW Counter "dlfs_loader_over_window" []

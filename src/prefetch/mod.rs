@@ -143,6 +143,8 @@ struct Shared {
     read: Mutex<ReadStats>,
     latency: Arc<Recorder>,
     over_window: AtomicU64,
+    /// How long the poller has slept while it waited for the consumer.
+    blocked_ns: AtomicU64,
     copied_bytes: AtomicU64,
     /// Chunks in which the consumer found overwritten samples.
     rewritten: Rewritten,
@@ -161,6 +163,7 @@ impl Shared {
             read: Mutex::new(ReadStats::default()),
             latency: Arc::default(),
             over_window: AtomicU64::new(0),
+            blocked_ns: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             rewritten: Rewritten::default(),
             fate: Fate::default(),
@@ -406,6 +409,7 @@ impl Prefetcher {
             stats.read = *poller.shared.read.lock();
             stats.latency = poller.shared.latency.read();
             stats.over_window = poller.shared.over_window.load(Ordering::Relaxed);
+            stats.blocked_s = poller.shared.blocked_ns.load(Ordering::Relaxed) as f64 / 1e9;
             stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
             stats.resident = poller.shared.residency.count();
             let pool = poller.window.pool();
@@ -626,6 +630,7 @@ impl Poller {
             check_limit: CHECK_LIMIT.min(options.deadline / 4),
             checked: None,
             clock: TurnClock::new(),
+            blocked_since: None,
             trace: options.trace.clone().map(TurnTrace::new),
         };
         let fate = shared.fate.clone();
@@ -690,6 +695,8 @@ struct PollerThread {
     /// When the superblocks were last checked because of skipped samples.
     checked: Option<Instant>,
     clock: TurnClock,
+    /// Since when it sleeps because it waits for the consumer.
+    blocked_since: Option<Instant>,
     trace: Option<TurnTrace>,
 }
 
@@ -707,6 +714,10 @@ impl PollerThread {
 
     fn turn(&mut self) -> Turn {
         let now = Instant::now();
+        if let Some(since) = self.blocked_since.take() {
+            let slept_ns = now.saturating_duration_since(since).as_nanos() as u64;
+            self.shared.blocked_ns.fetch_add(slept_ns, Ordering::Relaxed);
+        }
         self.clock.begin(now, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
         self.trace.iter_mut().for_each(|trace| trace.begin(now));
         let mut moved = self.pump.poll(now);
@@ -848,7 +859,9 @@ impl PollerThread {
         if blocked {
             std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
         }
-        self.pump.wait(Instant::now() + MAX_SLEEP);
+        let now = Instant::now();
+        self.blocked_since = blocked.then_some(now);
+        self.pump.wait(now + MAX_SLEEP);
     }
 }
 

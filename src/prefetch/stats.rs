@@ -32,6 +32,9 @@ pub struct LoaderStats {
     /// What they have waited for, in seconds by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
+    /// The time that the loader has slept because ready batches waited for their consumer, or the window was full, in
+    /// seconds.
+    pub blocked_s: f64,
     /// The memory of the window, in bytes; 0 before the first read.
     pub window_bytes: u64,
     /// Bytes of it that hold reads, ready batches, and batches that the consumer has.
@@ -61,6 +64,7 @@ impl Measured for LoaderStats {
         ] {
             snapshot.count(metric, &[], value);
         }
+        snapshot.seconds(&metrics::LOADER_BLOCKED_SECONDS, &[], self.blocked_s);
         snapshot.seconds(&metrics::LOADER_STALL_SECONDS, &[], self.stall_s);
         for (cause, waited) in self.stalls.each() {
             let waited_s = waited.as_secs_f64();

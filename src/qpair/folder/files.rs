@@ -73,10 +73,10 @@ impl Files {
 
     /// Takes the bytes of one object, which were asked for.
     fn take(&self, index: usize, pending: Pending, into: &mut [u8]) -> Result<(), IoError> {
-        self.folder.reads.fetch_add(1, Ordering::Relaxed);
+        self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
         let name = || self.folder.path_of(index);
         pending.read_into(into).map_err(|error| objects::io_error(&error, &name()))?;
-        self.folder.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
+        self.folder.counters.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -110,14 +110,14 @@ impl Files {
     ) -> Result<(), IoError> {
         let listed = &self.folder.listing.files[index];
         let result = file.read_exact_at(bytes, skip);
-        self.folder.reads.fetch_add(1, Ordering::Relaxed);
+        self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
         let same = file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp);
         match result {
             Ok(()) if same => {}
             Err(error) if same => return Err(os_error(&error)),
             _ => return Err(changed(&self.folder.path_of(index))),
         }
-        self.folder.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.folder.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -126,7 +126,7 @@ impl Files {
             return Ok(Arc::clone(file));
         }
         let path = self.folder.path_of(index);
-        self.folder.opens.fetch_add(1, Ordering::Relaxed);
+        self.folder.counters.opens.fetch_add(1, Ordering::Relaxed);
         let file = open(&path).map_err(|error| match error.raw_os_error() {
             // The listed file is gone, or something else has taken its place.
             Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENXIO | libc::ENODEV) => {

@@ -61,14 +61,20 @@ pub struct FolderStats {
     pub bytes: u64,
 }
 
+/// The counters behind [`FolderStats`].
+#[derive(Default)]
+struct Counters {
+    opens: AtomicU64,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
 struct Folder {
     root: PathBuf,
     /// The store, if its files are objects; then `root` is its address, to be shown.
     store: Option<Store>,
     listing: Listing,
-    opens: AtomicU64,
-    reads: AtomicU64,
-    bytes: AtomicU64,
+    counters: Arc<Counters>,
     /// Open files of others, by index, the newest last.
     lent: Forked<Mutex<LentFiles>>,
 }
@@ -95,10 +101,7 @@ impl FolderNamespace {
             read_only: true,
             engine: "folder (pread)".into(),
         };
-        let (opens, reads, bytes) = Default::default();
-        let lent = Forked::empty();
-        let folder = Folder { root, store: None, listing, opens, reads, bytes, lent };
-        Ok(FolderNamespace::of(folder, namespace))
+        Ok(FolderNamespace::of(root, None, listing, namespace))
     }
 
     /// Lists the objects of a store beneath `place`, and reads them as files of a folder: data in a store without an
@@ -125,15 +128,19 @@ impl FolderNamespace {
             engine: format!("objects ({})", place.scheme().name()),
         };
         let (root, store) = (place.to_string().into(), Some(Store::new(client, prefix, options)));
-        let (opens, reads, bytes) = Default::default();
-        let lent = Forked::empty();
-        let folder = Folder { root, store, listing, opens, reads, bytes, lent };
-        Ok(FolderNamespace::of(folder, namespace))
+        Ok(FolderNamespace::of(root, store, listing, namespace))
     }
 
-    fn of(folder: Folder, namespace: Namespace) -> FolderNamespace {
-        let folder = Arc::new(folder);
-        FolderNamespace { _metered: Registration::new(&folder), folder, namespace }
+    fn of(
+        root: PathBuf,
+        store: Option<Store>,
+        listing: Listing,
+        namespace: Namespace,
+    ) -> FolderNamespace {
+        let counters = Arc::<Counters>::default();
+        let metered = Registration::new(&counters);
+        let folder = Folder { root, store, listing, counters, lent: Forked::empty() };
+        FolderNamespace { folder: Arc::new(folder), namespace, _metered: metered }
     }
 
     /// The files in the order of their addresses.
@@ -178,21 +185,21 @@ impl FolderNamespace {
 
     /// Counts of the system calls so far.
     pub fn stats(&self) -> FolderStats {
-        self.folder.stats()
+        self.folder.counters.read()
     }
 }
 
-impl Folder {
-    fn stats(&self) -> FolderStats {
+impl Counters {
+    fn read(&self) -> FolderStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Folder { opens, reads, bytes, .. } = self;
+        let Counters { opens, reads, bytes } = self;
         FolderStats { opens: load(opens), reads: load(reads), bytes: load(bytes) }
     }
 }
 
-impl Measured for Folder {
+impl Measured for Counters {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let FolderStats { opens, reads, bytes } = self.stats();
+        let FolderStats { opens, reads, bytes } = self.read();
         snapshot.count(&metrics::FOLDER_OPENS, &[], opens);
         snapshot.count(&metrics::FOLDER_READS, &[], reads);
         snapshot.count(&metrics::FOLDER_READ_BYTES, &[], bytes);

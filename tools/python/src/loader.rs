@@ -224,10 +224,11 @@ impl Loader {
     /// kind of that memory: "huge" (reserved by the administrator), "transparent" (transparent huge
     /// pages), "base" (4 KiB), "driver" (SPDK's), or None before the first read. stall_s: seconds
     /// that calls have waited; stalls_s: a dict of them by cause (start, order, window, network,
-    /// checksum, copy; see docs/metrics.md). copied_bytes: bytes copied to make batches contiguous. rewritten:
-    /// samples in kept memory that were overwritten and had to be read again. latency: how long commands took, a
-    /// dict of count, mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes: the window's memory
-    /// now. The same keys are under "loader" in what `dlfs read --json` prints.
+    /// checksum, copy; see docs/metrics.md). blocked_s: seconds that the loader itself has slept because batches
+    /// waited for their consumer. copied_bytes: bytes copied to make batches contiguous. rewritten: samples in kept
+    /// memory that were overwritten and had to be read again. latency: how long commands took, a dict of count,
+    /// mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes: the window's memory now. The same
+    /// keys are under "loader" in what `dlfs read --json` prints.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         shapes::dict(py, &self.runs().stats())
     }
