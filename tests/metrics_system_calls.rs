@@ -58,7 +58,8 @@ fn metrics_of_a_run_are_the_system_calls_that_strace_sees_and_what_the_target_co
     let image = Address::from_path(temp.path().join("train.dlfs"));
     let options = ImportOptions { onto: Onto::Empty, ..ImportOptions::default() };
     let connect = ConnectOptions::default();
-    import(&[files.clone()], std::slice::from_ref(&image), &options, &connect, &mut ()).unwrap();
+    import(std::slice::from_ref(&files), std::slice::from_ref(&image), &options, &connect, &mut ())
+        .unwrap();
     let nqn = Nqn::new("nqn.2026-11.io.dlfs:strace").unwrap();
     let device = qpair::open(&image, &connect).unwrap();
     let target = Target::bind(TargetOptions::new(nqn), vec![device]).unwrap();

@@ -160,7 +160,7 @@ impl Snapshot {
     /// # Panics
     /// As [`Snapshot::count`].
     pub fn durations(&mut self, metric: &'static Metric, labels: &[&str], value: &Histogram) {
-        self.put(metric, labels, Value::Histogram(Box::new(value.clone())));
+        self.put(metric, labels, Value::Histogram(Box::new(*value)));
     }
 
     /// Adds all values of `other`.

@@ -264,8 +264,9 @@ fn without_a_terminal_it_prints_one_page_and_ends() {
     let arguments = ["top", &target.metrics, &job.metrics, "--interval", "0.5"];
     let ran = run(&arguments).quiet();
     let rows: Vec<String> = ran.text().lines().map(str::to_owned).collect();
-    assert_eq!(figures(&rows, &target.metrics).expect(ran.text())[1], "target");
-    assert_eq!(figures(&rows, &job.metrics).expect(ran.text())[1], "job");
+    let of = |address| figures(&rows, address).unwrap_or_else(|| panic!("{}", ran.text()));
+    assert_eq!(of(&target.metrics)[1], "target");
+    assert_eq!(of(&job.metrics)[1], "job");
     for title in ["ADDRESS ", "SUBSYSTEM ", "SAMPLES/S"] {
         assert!(rows.iter().any(|row| row.contains(title)), "{}", ran.text());
     }
