@@ -506,14 +506,21 @@ fn systemd_s_own_socket_activation_starts_it_with_the_first_host() {
         return;
     }
     let dir = TestDir::with_image();
-    let listen = format!("127.0.0.1:{}", free_port());
+    let port = free_port();
+    let listen = format!("127.0.0.1:{port}");
     write(&dir, &one(&listen, &[(1, "train.dlfs")], ""));
     let program = dlfs();
     let mut command = activate();
     command.args(["--listen", &listen]).arg(program.get_program());
     command.args(["serve", "--config", &dir.arg("targets.toml")]);
     let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-    // It tries again while nobody listens.
+    // Not by connecting: the first host is to start the service.
+    let listens = format!("0100007F:{port:04X} 00000000:0000 0A");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&listens) {
+        assert!(Instant::now() < until, "it never listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     run(&["verify", &format!("nvme-tcp://{listen}/{NQN}")]).code(0);
     // The service has taken the place of the program that started it.
     signal(&child, "TERM");
