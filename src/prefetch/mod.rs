@@ -7,11 +7,10 @@
 //! samples in global order, in several passes. `batching` selects the driver, `working_set`
 //! estimates the chunks that a grouped order has open, and `first_batch` combines two drivers at the
 //! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
-//! `kept` verifies again what stays in it from epoch to epoch. `waits` divides the time that the consumer waits among
-//! its causes. `mixture` says which samples of which
-//! source the batches of a mixture have, `mix_driver` reads them with a driver for each source, fed by
-//! `fed`, and `mixed` starts that. `budgeted` cuts batches of so many tokens. `copy` gathers each batch into one
-//! buffer if the caller wants that.
+//! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which source the batches
+//! of a mixture have, `mix_driver` reads them with a driver for each source, fed by `fed`, and `mixed` starts that.
+//! `budgeted` cuts batches of so many tokens. `copy` gathers each batch into one buffer if the caller wants that.
+//! `waits` divides the time that the consumer waits among its causes, and `trace` keeps events of both threads.
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
 //! error is final. The poller sleeps when the window is full and when nothing is outstanding. The

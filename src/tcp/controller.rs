@@ -85,7 +85,7 @@ pub enum DataTransfer {
     ToHost(u32),
     /// From the host: this many bytes, above 0. Nothing moves before [`Connection::receive`].
     /// In-capsule data have arrived already: receive or refuse them before the next
-    /// [`Connection::next`].
+    /// [`Connection::next`], which discards them otherwise.
     FromHost {
         /// Bytes.
         len: u32,
