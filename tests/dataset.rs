@@ -682,3 +682,31 @@ fn forked_children_and_their_parent_read_at_the_same_time() {
         });
     }
 }
+
+#[test]
+fn a_child_that_is_forked_in_any_call_of_another_thread_reads_on() {
+    let source = Source::new(17);
+    let dataset = source.open();
+    let loader = dataset.loader(options(GROUPED, 5, u64::MAX)).unwrap();
+    let start = loader.state();
+    let stop = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while stop.load(Ordering::Relaxed) == 0 {
+                loader.set_state(&start).unwrap();
+            }
+        });
+        let mut wrong = 0;
+        for _ in 0..100 {
+            let no_import = FORKS.write().unwrap();
+            let right = in_child(|| {
+                source.assert_right(&loader.next(&mut ()).unwrap().unwrap());
+                true
+            });
+            drop(no_import);
+            wrong += u32::from(!right);
+        }
+        stop.store(1, Ordering::Relaxed);
+        assert_eq!(wrong, 0, "children of 100");
+    });
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
@@ -34,8 +34,9 @@ use stored::Stored;
 ///
 /// The run may be moved to another epoch or state at any time.
 pub struct Loader {
-    /// What is read, until the loader is closed. The lock is held only to clone it.
-    over: Mutex<Option<Over>>,
+    /// What is read, until the loader is closed. The lock is held only to clone it; only [`Loader::close`] locks it
+    /// for writing, so that a child that is forked while a thread reads can clone it too.
+    over: RwLock<Option<Over>>,
     /// That of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
     /// Samples of an epoch.
@@ -117,7 +118,7 @@ impl Loader {
         Ok(Loader {
             _metered: Registration::new(&running),
             store,
-            over: Mutex::new(Some(over)),
+            over: RwLock::new(Some(over)),
             directory,
             len,
             share,
@@ -303,7 +304,7 @@ impl Loader {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
-        let over = self.lock_over().and_then(|mut over| over.take());
+        let over = self.over.try_write_for(LOCK_LIMIT).and_then(|mut over| over.take());
         drop(running);
         drop((ended, over)); // without the lock: dropping them waits for their threads
     }
@@ -358,8 +359,7 @@ impl Loader {
             return Ok(taken);
         }
         if running.read_before.is_none() {
-            running.read_before =
-                self.lock_over().and_then(|over| over.as_ref().map(|it| it.place_bytes(0)));
+            running.read_before = self.over().ok().map(|over| over.place_bytes(0));
         }
         let starting = match running.starting.take() {
             Some(starting) => starting,
@@ -391,8 +391,7 @@ impl Loader {
             record.get_or_insert_with(|| Record::new(asked, &self.options, loader.window_bytes()));
         record.delivered(asked, batch.epoch().0, &sums, || {
             let bytes = past.read.bytes + loader.stats().read.bytes;
-            let over = self.lock_over().and_then(|over| over.clone());
-            let read = over.map(|over| over.place_bytes(bytes)).unwrap_or_default();
+            let read = self.over().map(|over| over.place_bytes(bytes)).unwrap_or_default();
             read.since(&read_before.unwrap_or_default())
         });
     }
@@ -423,16 +422,16 @@ impl Loader {
     }
 
     fn over(&self) -> Result<Over> {
-        let Some(over) = self.lock_over() else {
-            let text = "the process was forked while another thread began or closed the loader";
+        let Some(over) = self.read_over() else {
+            let text = "the process was forked while another thread closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
         };
         over.clone().ok_or_else(closed)
     }
 
-    /// `None` in a forked child if another thread held the lock at the fork: nothing ever unlocks it there.
-    fn lock_over(&self) -> Option<MutexGuard<'_, Option<Over>>> {
-        self.over.try_lock_for(LOCK_LIMIT)
+    /// `None` in a forked child if another thread was closing the loader at the fork: nothing ever unlocks it there.
+    fn read_over(&self) -> Option<RwLockReadGuard<'_, Option<Over>>> {
+        self.over.try_read_for(LOCK_LIMIT)
     }
 
     fn late(&self) -> Error {

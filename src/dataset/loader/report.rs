@@ -14,7 +14,7 @@ impl Loader {
     /// What this loader has delivered, what its consumer waited for, and what to try next. Of an empty run before the
     /// first batch. Waits for a call of another thread for up to 100 ms.
     pub fn report(&self) -> Report {
-        let over = self.lock_over().and_then(|over| over.clone());
+        let over = self.over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let stats = running.stats();
         let mut timeline = Default::default();
