@@ -8,6 +8,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::nvme::Nqn;
 
 /// Takes the events of a target.
@@ -33,8 +35,9 @@ pub struct AccessEvent<'a> {
     pub kind: AccessKind<'a>,
 }
 
-/// What can happen to a host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What can happen to a host. [`AccessKind::name`] names it; it is serialized as its fields alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum AccessKind<'a> {
     /// A controller was created for it.
     Connected {
@@ -87,6 +90,22 @@ pub enum AccessKind<'a> {
         /// Bytes that the target received over its connections, with headers.
         received_bytes: u64,
     },
+}
+
+impl AccessKind<'_> {
+    /// The name of the event in an access log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            AccessKind::Connected { .. } => "connected",
+            AccessKind::Authenticated => "authenticated",
+            AccessKind::NotAuthenticated { .. } => "not-authenticated",
+            AccessKind::Refused { .. } => "refused",
+            AccessKind::Evicted { .. } => "evicted",
+            AccessKind::BrokeProtocol { .. } => "protocol-error",
+            AccessKind::TimedOut { .. } => "timed-out",
+            AccessKind::Disconnected { .. } => "disconnected",
+        }
+    }
 }
 
 /// The host that an event or a warning is about, as far as it is known.

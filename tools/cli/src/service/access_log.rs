@@ -130,41 +130,12 @@ impl AccessLog {
 
 impl dlfs::target::AccessLog for AccessLog {
     fn tell(&self, event: &AccessEvent<'_>) {
-        let (name, more) = match event.kind {
-            AccessKind::Connected { discovery, tls, must_authenticate } => {
-                ("connected", More::Connected { discovery, tls, must_authenticate })
-            }
-            AccessKind::Authenticated => ("authenticated", More::Nothing {}),
-            AccessKind::NotAuthenticated { why } => ("not-authenticated", More::Why { why }),
-            AccessKind::Refused { why } => ("refused", More::Why { why }),
-            AccessKind::Evicted { why } => ("evicted", More::Why { why }),
-            AccessKind::BrokeProtocol { why } => ("protocol-error", More::Why { why }),
-            AccessKind::TimedOut { why } => ("timed-out", More::Why { why }),
-            AccessKind::Disconnected {
-                discovery,
-                why,
-                seconds,
-                commands,
-                sent_bytes,
-                received_bytes,
-            } => {
-                let more = More::Disconnected {
-                    discovery,
-                    why,
-                    seconds,
-                    commands,
-                    sent_bytes,
-                    received_bytes,
-                };
-                ("disconnected", more)
-            }
-        };
         self.line(&Line {
             subsystem: Some(event.subsystem),
             host: event.host,
             peer: event.peer.map(|peer| peer.to_string()),
             cntlid: event.cntlid,
-            ..Line::new(name, more)
+            ..Line::new(event.kind.name(), More::OfHost(event.kind))
         });
     }
 }
@@ -192,21 +163,10 @@ struct Line<'a> {
 #[serde(untagged)]
 pub(crate) enum More<'a> {
     Nothing {},
-    Connected {
-        discovery: bool,
-        tls: bool,
-        must_authenticate: bool,
-    },
+    /// Those of an event of a target.
+    OfHost(AccessKind<'a>),
     Why {
         why: &'a str,
-    },
-    Disconnected {
-        discovery: bool,
-        why: &'a str,
-        seconds: u64,
-        commands: u64,
-        sent_bytes: u64,
-        received_bytes: u64,
     },
     Namespace {
         nsid: u32,
