@@ -271,6 +271,32 @@ fn a_host_that_knows_ana_is_told_that_a_drained_target_is_inaccessible() {
     wait_until(|| target.is_drained());
 }
 
+#[test]
+fn a_target_that_stops_listening_leaves_its_socket_to_another_and_keeps_its_hosts() {
+    let other = Nqn::new("nqn.2026-11.io.dlfs:other").unwrap();
+    let listener = dlfs::target::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let serve = |nqn: &Nqn| {
+        let options = TargetOptions { num_pollers: 2, ..TargetOptions::new(nqn.clone()) };
+        Target::serve(options, vec![listener.try_clone().unwrap()], vec![namespace(1)]).unwrap()
+    };
+    let first = serve(&nqn());
+    let (_admin, [mut io]) = RawHost::with_queues(first.local_addr(), &nqn(), DIGESTS);
+    let second = serve(&other);
+    first.stop_listening().unwrap();
+    let accepted = first.stats().accepted;
+    // Both would accept, and the first one knows no such subsystem.
+    for _ in 0..50 {
+        let (_admin, [mut io]) = RawHost::with_queues(second.local_addr(), &other, DIGESTS);
+        assert!(read(&mut io, 1).is_ok());
+    }
+    assert_eq!((first.stats().accepted, second.stats().accepted), (accepted, 100));
+    assert!(read(&mut io, 1).is_ok());
+    // Without another one the port is closed.
+    drop(listener);
+    second.stop_listening().unwrap();
+    assert!(std::net::TcpStream::connect(second.local_addr()).is_err());
+}
+
 fn wait_until(is_so: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
     while !is_so() {

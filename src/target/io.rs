@@ -68,7 +68,7 @@ impl NamespaceQueue {
     }
 }
 
-/// A change that a poller applies to its queue pairs, and says so.
+/// A change that a poller applies, and says so.
 pub(super) struct Change {
     pub(super) what: What,
     pub(super) applied: Sender<()>,
@@ -80,6 +80,8 @@ pub(super) enum What {
     Add(NamespaceQueue),
     /// New commands for this namespace fail from now on; those that have begun end as usual.
     Remove(Nsid),
+    /// No connection is accepted from now on.
+    StopListening,
 }
 
 /// An I/O command that has been checked.

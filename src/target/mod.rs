@@ -346,6 +346,15 @@ impl Target {
         self.mailboxes.iter().for_each(Mailbox::look_at_controllers);
     }
 
+    /// Accepts no more connections: they are left to whoever else listens on its sockets. Those that it has
+    /// accepted stay.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead.
+    pub fn stop_listening(&self) -> Result<()> {
+        self.apply(self.mailboxes.iter().map(|_| What::StopListening).collect())
+    }
+
     /// Whether no host is connected any more.
     pub fn is_drained(&self) -> bool {
         self.subsystem.num_controllers() == 0

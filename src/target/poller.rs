@@ -202,7 +202,7 @@ impl Poller {
             }
         }
         self.backend.ended.record(Instant::now());
-        self.listeners.clear();
+        self.stop_listening();
         self.close_all();
         let limit = Instant::now() + STOP_LIMIT;
         while self.backend.is_busy() && Instant::now() < limit {

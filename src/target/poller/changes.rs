@@ -1,13 +1,15 @@
-//! Namespaces that come and go on a poller, and events of controllers.
+//! Namespaces that come and go on a poller, the end of its listening, and events of controllers.
 
 use std::time::Instant;
+
+use rustix::event::epoll;
 
 use super::super::io::{Change, What};
 use super::Poller;
 use crate::units::Nsid;
 
 impl Poller {
-    /// Applies a change of the namespaces, and says so.
+    /// Applies a change, and says so.
     pub(super) fn apply(&mut self, change: Change, now: Instant) {
         match change.what {
             What::Add(queue) => {
@@ -16,8 +18,17 @@ impl Poller {
                 self.backend.queues[index].queue_pair.register(&registry);
             }
             What::Remove(nsid) => self.remove(nsid, now),
+            What::StopListening => self.stop_listening(),
         }
         let _ = change.applied.send(()); // whoever asked may have given up
+    }
+
+    /// Accepts no more connections.
+    pub(super) fn stop_listening(&mut self) {
+        for listener in self.listeners.drain(..) {
+            // Closing it does not end its registration while somebody has a clone of it. It is registered.
+            let _ = epoll::delete(&self.epoll, &listener);
+        }
     }
 
     /// New commands for the namespace fail from now on, and so do those that wait for memory.
