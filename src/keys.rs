@@ -154,8 +154,11 @@ pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
     // The parser's own message would show the line, including its secret.
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
-        let line = text[..at].matches('\n').count() + 1;
-        invalid(format!("line {line} is not valid in a hosts file: {}", reason(error.message())))
+        let before = text.get(..at).unwrap_or(&text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        let why = reason(error.message());
+        invalid(format!("line {line}, column {column} is not valid in a hosts file: {why}"))
     })?;
     let mut hosts = BTreeMap::new();
     for entry in file.host {
@@ -370,8 +373,8 @@ mod tests {
         for (wrong, why) in [
             (&twice, "two entries"),
             (&damaged, "a key of"),
-            (&misspelt, "line"),
-            (&unfinished, "line"),
+            (&misspelt, "line 3, column 1 is"),
+            (&unfinished, "line 3, column"),
             (&String::new(), "no host"),
         ] {
             let error = read_hosts(file(wrong, 0o600).path()).unwrap_err();

@@ -123,7 +123,7 @@ fn yes() -> bool {
 /// Reads a configuration file and the hosts files that it names. Relative paths begin at its folder.
 ///
 /// # Errors
-/// `NotFound`: there is no such file. `InvalidArgument`: it is not valid; the message names the line.
+/// `NotFound`: there is no such file. `InvalidArgument`: it is not valid; the message names the line and column.
 pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
     let read =
         std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));
@@ -164,7 +164,7 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     Ok(config)
 }
 
-/// Turns the file into the value, with errors that name the line.
+/// Turns the file into the value, with errors that name the line and column.
 struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
@@ -173,9 +173,11 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn wrong(&self, at: usize, what: &str) -> Error {
-        let line = self.text[..at.min(self.text.len())].matches('\n').count() + 1;
-        let what = what.replace('\n', " ");
-        Error::new(ErrorKind::InvalidArgument, format!("line {line}: {what}")).path(self.path).hint(
+        let before = self.text.get(..at).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        let what = format!("line {line}, column {column}: {}", what.replace('\n', " "));
+        Error::new(ErrorKind::InvalidArgument, what).path(self.path).hint(
             "docs/operations.md describes the file; dlfs serve --config FILE --check checks it",
         )
     }
@@ -348,25 +350,30 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn what_is_wrong_is_named_with_its_line_and_column() {
         let cases = [
-            ("nsid = 5", "nsid = 3", 9, "two namespaces have the nsid 3"),
-            ("nsid = 3", "nsid = 0", 6, "nsid 0 is not 1 to 1024"),
-            ("dlfs:b", "dlfs:a", 16, "two subsystems are named"),
-            ("read_only = false", "readonly = false", 11, "readonly"),
-            ("max_io_queues = 8", "max_io_queues = 0", 12, "max-io-queues"),
-            ("0.0.0.0:4421", "127.0.0.1:4420", 17, "take another port"),
-            ("0.0.0.0:4421", "nowhere", 17, "HOST:PORT"),
-            ("allow_hosts =", "allow_any_host = true\nallow_hosts =", 16, "contradict"),
-            ("allow_hosts = [\"nqn.2026-11.io.dlfs:host\"]", "", 16, "reached from elsewhere"),
-            ("\"/b.dlfs\"", "\"nvme-tcp://\"", 10, "is no address"),
+            ("nsid = 5", "nsid = 3", (9, 8), "two namespaces have the nsid 3"),
+            ("nsid = 3", "nsid = 0", (6, 8), "nsid 0 is not 1 to 1024"),
+            ("dlfs:b", "dlfs:a", (16, 7), "two subsystems are named"),
+            ("read_only = false", "readonly = false", (11, 1), "readonly"),
+            ("max_io_queues = 8", "max_io_queues = 0", (12, 1), "max-io-queues"),
+            ("0.0.0.0:4421", "127.0.0.1:4420", (17, 10), "take another port"),
+            ("0.0.0.0:4421", "nowhere", (17, 10), "HOST:PORT"),
+            ("allow_hosts =", "allow_any_host = true\nallow_hosts =", (16, 7), "contradict"),
+            ("allow_hosts = [\"nqn.2026-11.io.dlfs:host\"]", "", (16, 7), "reached from elsewhere"),
+            ("\"/b.dlfs\"", "\"nvme-tcp://\"", (10, 11), "is no address"),
         ];
-        for (from, to, line, named) in cases {
+        for (from, to, (line, column), named) in cases {
             let error = parsed(&GOOD.replacen(from, to, 9)).unwrap_err().report();
-            let place = format!("line {line}:");
+            let place = format!("line {line}, column {column}:");
             assert!(error.contains(&place) && error.contains(named), "{to}: {error}");
             assert!(error.contains("/etc/dlfs/targets.toml"), "{error}");
         }
+        // In characters, not in bytes.
+        let error = parsed("\"größe\" = 1").unwrap_err().report();
+        assert!(error.contains("line 1, column 1:") && error.contains("größe"), "{error}");
+        let error = parsed("access_log = \"größe\" subsystem").unwrap_err().report();
+        assert!(error.contains("line 1, column 22:"), "{error}");
         assert!(parsed("").unwrap_err().report().contains("no [[subsystem]]"));
     }
 
