@@ -1,152 +1,19 @@
 //! `dlfs serve --config` and `dlfs ctl`: an operator's verbs against a running service with connected hosts.
 
 mod common;
+mod service_support;
 
-use std::fs::Permissions;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{TestDir, dlfs, run, signal, wait};
 use serde_json::{Value, json};
-
-const NQN: &str = "nqn.2026-11.io.dlfs:served";
-
-/// A service that runs, with a control socket.
-struct Service {
-    child: Child,
-    said: Vec<Value>,
-    socket: String,
-    log: std::sync::mpsc::Receiver<String>,
-}
-
-impl Service {
-    /// Serves the file `targets.toml` of the folder, which has `subsystems` subsystems.
-    fn start(
-        dir: &TestDir,
-        subsystems: usize,
-        change: impl FnOnce(&mut std::process::Command),
-    ) -> Service {
-        let socket = dir.arg("control.sock");
-        let mut command = dlfs();
-        command.args([
-            "serve",
-            "--config",
-            &dir.arg("targets.toml"),
-            "--json",
-            "--control",
-            &socket,
-        ]);
-        change(&mut command);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dlfs starts");
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.take(subsystems).map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        let said: Vec<Value> = said.collect();
-        if said.len() < subsystems {
-            let mut why = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
-            panic!("it ended: {why}");
-        }
-        let (to, log) = std::sync::mpsc::channel();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || {
-            stderr.lines().map_while(Result::ok).for_each(|line| _ = to.send(line))
-        });
-        Service { child, said, socket, log }
-    }
-
-    fn ctl(&self, verb: &[&str]) -> common::Ran {
-        run(&[&["ctl", "--socket", &self.socket, "--json"], verb].concat())
-    }
-
-    fn asked(&self, verb: &[&str]) -> Value {
-        self.ctl(verb).code(0).json()
-    }
-
-    /// Sends SIGHUP and returns the line that tells of it.
-    fn reload(&self) -> String {
-        signal(&self.child, "HUP");
-        self.line_with("SIGHUP")
-    }
-
-    fn line_with(&self, word: &str) -> String {
-        loop {
-            let line = self.log.recv_timeout(Duration::from_secs(60)).expect("a line of the log");
-            if line.contains(word) {
-                return line;
-            }
-        }
-    }
-
-    fn listen(&self) -> &str {
-        self.said[0]["listen"].as_str().unwrap()
-    }
-
-    fn address(&self, nsid: u32) -> String {
-        format!("nvme-tcp://{}/{NQN}?ns={nsid}", self.listen())
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
-            signal(&self.child, "TERM");
-            wait(&mut self.child);
-        }
-    }
-}
-
-/// A port that is free now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn write(dir: &TestDir, text: &str) {
-    std::fs::write(dir.path("targets.toml"), text).unwrap();
-}
-
-/// Writes a file that others cannot read.
-fn private(dir: &TestDir, name: &str, text: &str) {
-    std::fs::write(dir.path(name), text).unwrap();
-    std::fs::set_permissions(dir.path(name), Permissions::from_mode(0o600)).unwrap();
-}
-
-fn one(listen: &str, namespaces: &[(u32, &str)], more: &str) -> String {
-    let mut text = format!("[[subsystem]]\nnqn = \"{NQN}\"\nlisten = \"{listen}\"\n{more}\n");
-    for (nsid, address) in namespaces {
-        text.push_str(&format!(
-            "[[subsystem.namespace]]\nnsid = {nsid}\naddress = \"{address}\"\n"
-        ));
-    }
-    text
-}
-
-/// A job that reads on and on; it can be stopped with code 4.
-fn reader(dir: &TestDir, address: &str, hostnqn: &str) -> Child {
-    let state = dir.arg(&format!("{}.state", hostnqn.rsplit(':').next().unwrap()));
-    let mut command = dlfs();
-    command.args(["read", address, "--epochs", "1000000", "--hostnqn", hostnqn, "--quiet"]);
-    command.args(["--state", &state]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Stops a job that must not have failed.
-fn stop(job: Child) {
-    signal(&job, "INT");
-    common::end_of(job).code(4);
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} never became so");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use service_support::{NQN, Service, free_port, one, private, reader, stop, wait_until, write};
 
 #[test]
 fn a_file_is_checked_without_serving_and_exit_codes_tell() {
@@ -158,9 +25,9 @@ fn a_file_is_checked_without_serving_and_exit_codes_tell() {
     write(&dir, &good);
     assert!(check().code(0).text().contains("subsystems 1, namespaces 1"));
     write(&dir, &good.replace("listen", "lisen"));
-    check().code(1).complains_of(&["targets.toml", "line 3", "lisen"]);
+    check().code(1).complains_of(&["targets.toml", "line 3, column 1", "lisen"]);
     write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs"), (1, "train.dlfs")], ""));
-    check().code(1).complains_of(&["line 9", "two namespaces have the nsid 1"]);
+    check().code(1).complains_of(&["line 9, column 8", "two namespaces have the nsid 1"]);
     write(&dir, &one("127.0.0.1:0", &[(1, "gone.dlfs")], ""));
     check().code(1).complains_of(&["gone.dlfs"]);
     write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));
@@ -292,41 +159,6 @@ fn an_operator_adds_and_drops_by_the_control_socket() {
     run(&["ctl", "--socket", &dir.arg("nobody.sock"), "stats"])
         .code(1)
         .complains_of(&["nobody.sock"]);
-}
-
-#[test]
-fn hostile_clients_of_the_control_socket_harm_nobody() {
-    let dir = TestDir::with_image();
-    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], ""));
-    let service = Service::start(&dir, 1, |_| {});
-    // Clients that say nothing, half a line, and a line without an end.
-    let _silent = UnixStream::connect(&service.socket).unwrap();
-    let mut half = UnixStream::connect(&service.socket).unwrap();
-    half.write_all(b"{\"method\": \"sta").unwrap();
-    let mut endless = UnixStream::connect(&service.socket).unwrap();
-    endless.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
-    let sent = (0..64).try_for_each(|_| endless.write_all(&[b'x'; 64 << 10]));
-    assert!(sent.is_err(), "a line of 4 MiB was taken");
-    let mut client = UnixStream::connect(&service.socket).unwrap();
-    let mut answers = BufReader::new(client.try_clone().unwrap()).lines();
-    let mut ask = |line: &str| -> Value {
-        client.write_all(line.as_bytes()).unwrap();
-        client.write_all(b"\n").unwrap();
-        serde_json::from_str(&answers.next().unwrap().unwrap()).unwrap()
-    };
-    for wrong in ["", "[]", "{\"method\":3}", "\u{0}\u{1}", "{\"method\":\"stats\",\"more\":1}"] {
-        assert_eq!(ask(wrong)["error"]["kind"], "InvalidArgument", "{wrong}");
-    }
-    let error = ask("{\"id\":\"x\",\"method\":\"fly\"}");
-    assert_eq!(error["id"], "x");
-    assert!(error["error"]["message"].as_str().unwrap().contains("list-subsys"), "{error}");
-    let error = ask("{\"method\":\"add-ns\",\"params\":{\"nsid\":1}}");
-    assert!(error["error"]["message"].as_str().unwrap().contains("address"), "{error}");
-    assert_eq!(ask("{\"id\":7,\"method\":\"stats\"}")["id"], 7);
-    half.write_all(b"ts\"}\n").unwrap();
-    let mut line = String::new();
-    BufReader::new(half).read_line(&mut line).unwrap();
-    assert!(line.contains("read_bytes"), "{line}");
 }
 
 #[test]

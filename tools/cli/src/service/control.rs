@@ -2,8 +2,10 @@
 //!
 //! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the same
 //! `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one after the
-//! other, between two looks at the signals; a client that does not read its answer delays others for a second.
-//! The answer of a request that takes longer comes later: its client's next request waits for it, and no other's.
+//! other, a few of each client between two looks at the signals. No client delays another: one that does not take its
+//! answer is not read from, and closed after a while; if there are too many, the one that has been silent for longest
+//! makes way. The answer of a request that takes longer comes later: its client's next request waits for it, and no
+//! other's.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -11,10 +13,13 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -65,8 +70,14 @@ struct Client {
     stream: UnixStream,
     /// What has arrived and is not answered, beginning with the next line.
     received: Vec<u8>,
+    /// What is left of the last answer. Until it is sent, nothing is received.
+    unsent: Vec<u8>,
     /// The request whose answer comes later, and its `id`.
     waits: Option<(Ticket, Value)>,
+    /// Whether it is closed after its last answer.
+    ends: bool,
+    /// When bytes of it came or went last.
+    active: Instant,
 }
 
 impl Control {
@@ -79,7 +90,7 @@ impl Control {
             let kind = Error::from(io::Error::from(error.kind())).kind();
             Error::new(kind, "cannot open the control socket").path(path).source(error)
         };
-        match UnixStream::connect(path) {
+        match connect(path) {
             Ok(_) => {
                 let error =
                     Error::new(ErrorKind::Busy, "another service answers on the control socket");
@@ -109,24 +120,37 @@ impl Control {
         waker: BorrowedFd<'_>,
         mut answer: impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
     ) {
-        // Of a client that waits nothing is received, so that it cannot send without end.
+        let has_line = self.clients.iter().any(Client::has_line);
+        let limit = Timespec::try_from(if has_line { Duration::ZERO } else { limit }).ok();
+        // A client that waits is not looked at, so that it cannot send without end.
         let clients = self.clients.iter().filter(|client| client.waits.is_none());
-        let clients = clients.map(|client| client.stream.as_fd());
-        let all = [self.listener.as_fd(), waker].into_iter().chain(clients);
+        let clients = clients.map(|client| (client.stream.as_fd(), client.wanted()));
+        let own = [(self.listener.as_fd(), PollFlags::IN), (waker, PollFlags::IN)];
+        let all = own.into_iter().chain(clients);
         let mut fds: Vec<PollFd<'_>> =
-            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let limit = Timespec::try_from(limit).ok();
+            all.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
         // An error is a signal: the caller looks at those and comes back.
         let _ = poll(&mut fds, limit.as_ref());
         drop(fds);
-        while let Ok((stream, _)) = self.listener.accept() {
-            let is_set_up = stream.set_nonblocking(true).is_ok();
-            if is_set_up && self.clients.len() < MAX_CLIENTS {
-                self.clients.push(Client { stream, received: Vec::new(), waits: None });
-            }
-        }
+        self.accept();
         let last_ticket = &mut self.last_ticket;
         self.clients.retain_mut(|client| client.serve(last_ticket, &mut answer).is_ok());
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.clients.len() >= MAX_CLIENTS {
+                let clients = self.clients.iter().enumerate();
+                let idle = clients.filter(|(_, client)| client.waits.is_none());
+                match idle.min_by_key(|(_, client)| client.active).map(|(number, _)| number) {
+                    Some(number) => drop(self.clients.remove(number)),
+                    None => continue, // all wait for answers: the new one is closed
+                }
+            }
+            if stream.set_nonblocking(true).is_ok() {
+                self.clients.push(Client::new(stream));
+            }
+        }
     }
 
     /// Answers a request late. If its client is gone, nobody hears it.
@@ -135,7 +159,7 @@ impl Control {
         let Some(number) = self.clients.iter().position(waits) else { return };
         let client = &mut self.clients[number];
         let Some((_, id)) = client.waits.take() else { return };
-        if client.send(&Answer::new(id, result)).is_err() {
+        if client.answer(&Answer::new(id, result)).is_err() {
             self.clients.remove(number);
         }
     }
@@ -148,66 +172,121 @@ impl Drop for Control {
 }
 
 impl Client {
-    /// Receives what there is and answers whole lines; an error ends the client.
+    fn new(stream: UnixStream) -> Client {
+        let (received, unsent, active) = (Vec::new(), Vec::new(), Instant::now());
+        Client { stream, received, unsent, waits: None, ends: false, active }
+    }
+
+    /// What it waits for.
+    fn wanted(&self) -> PollFlags {
+        if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Whether a request has arrived that can be answered now.
+    fn has_line(&self) -> bool {
+        self.waits.is_none() && self.unsent.is_empty() && self.received.contains(&b'\n')
+    }
+
+    /// Sends and receives what is possible, and answers some whole lines; an error ends the client.
     fn serve(
         &mut self,
         last_ticket: &mut Ticket,
         answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
     ) -> io::Result<()> {
-        let mut part = [0; 4096];
-        loop {
-            self.answer_lines(last_ticket, answer)?;
-            if self.waits.is_some() {
+        self.send()?;
+        for _ in 0..STEPS {
+            if self.waits.is_some() || !self.unsent.is_empty() {
                 return Ok(());
             }
-            if self.received.len() > MAX_LINE_BYTES {
+            if self.ends {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            match self.stream.read(&mut part) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.received.extend_from_slice(&part[..len]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Answers the whole lines that have arrived, up to one whose answer comes later.
-    fn answer_lines(
-        &mut self,
-        last_ticket: &mut Ticket,
-        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
-    ) -> io::Result<()> {
-        while self.waits.is_none()
-            && let Some(end) = self.received.iter().position(|&byte| byte == b'\n')
-        {
-            let rest = self.received.split_off(end + 1);
-            let line = std::mem::replace(&mut self.received, rest);
-            let request = match serde_json::from_slice::<Request>(&line) {
-                Ok(request) => request,
-                Err(error) => {
-                    let message = format!("the line is no request: {error}");
-                    let error = Error::new(ErrorKind::InvalidArgument, message);
-                    self.send(&Answer::new(Value::Null, Err(error)))?;
-                    continue;
+            match self.received.iter().position(|&byte| byte == b'\n') {
+                Some(end) if end <= MAX_LINE_BYTES => {
+                    let line: Vec<u8> = self.received.drain(..=end).collect();
+                    self.answer_line(&line, last_ticket, answer)?;
                 }
-            };
-            last_ticket.0 += 1;
-            match answer(&request, *last_ticket) {
-                Some(result) => self.send(&Answer::new(request.id, result))?,
-                None => self.waits = Some((*last_ticket, request.id)),
+                None if self.received.len() <= MAX_LINE_BYTES => {
+                    if !self.receive()? {
+                        return Ok(());
+                    }
+                }
+                Some(_) | None => {
+                    self.ends = true;
+                    self.refuse(format!("a request has at most {MAX_LINE_BYTES} bytes"))?;
+                }
             }
         }
         Ok(())
     }
 
-    fn send(&mut self, answer: &Answer) -> io::Result<()> {
-        let mut line = serde_json::to_vec(answer)?;
-        line.push(b'\n');
-        self.stream.set_nonblocking(false)?;
-        self.stream.set_write_timeout(Some(SEND_LIMIT))?;
-        self.stream.write_all(&line)?;
-        self.stream.set_nonblocking(true)
+    /// Receives a part; returns whether there was one.
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut part = [0; 4096];
+        match self.stream.read(&mut part) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => {
+                self.received.extend_from_slice(&part[..len]);
+                self.active = Instant::now();
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn answer_line(
+        &mut self,
+        line: &[u8],
+        last_ticket: &mut Ticket,
+        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
+    ) -> io::Result<()> {
+        let request = match serde_json::from_slice::<Request>(line) {
+            Ok(request) => request,
+            Err(error) => return self.refuse(format!("the line is no request: {error}")),
+        };
+        last_ticket.0 += 1;
+        match answer(&request, *last_ticket) {
+            Some(result) => self.answer(&Answer::new(request.id, result)),
+            None => {
+                self.waits = Some((*last_ticket, request.id));
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a line that is no request.
+    fn refuse(&mut self, why: String) -> io::Result<()> {
+        let error = Error::new(ErrorKind::InvalidArgument, why);
+        self.answer(&Answer::new(Value::Null, Err(error)))
+    }
+
+    fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+        self.unsent = serde_json::to_vec(answer)?;
+        self.unsent.push(b'\n');
+        self.active = Instant::now();
+        self.send()
+    }
+
+    /// Sends what it takes now; an error if it has taken nothing for a while.
+    fn send(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => {
+                    self.unsent.drain(..len);
+                    self.active = Instant::now();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let is_late = self.active.elapsed() > SEND_LIMIT;
+                    return if is_late { Err(error) } else { Ok(()) };
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -230,7 +309,8 @@ fn is_socket(path: &Path) -> bool {
 /// Sends a request to the service at `path` and waits for the answer.
 ///
 /// # Errors
-/// `NotFound`, `Refused`, ...: there is no service. Otherwise the service's own error, by its message.
+/// `NotFound`, `Refused`, ...: there is no service. `TimedOut`, `Disconnected`: it does not answer. Otherwise the
+/// service's own error, by its message.
 pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let about = |error: io::Error| {
         let kind = Error::from(io::Error::from(error.kind())).kind();
@@ -240,15 +320,36 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
             .source(error)
             .hint(hint)
     };
-    let mut stream = UnixStream::connect(path).map_err(about)?;
+    let mut stream = connect(path).map_err(about)?;
     stream.set_read_timeout(Some(CALL_LIMIT)).map_err(about)?;
+    stream.set_write_timeout(Some(CALL_LIMIT)).map_err(about)?;
     let request = Request { id: 1.into(), method: method.to_owned(), params };
     let mut line = serde_json::to_vec(&request).map_err(|error| about(error.into()))?;
     line.push(b'\n');
-    stream.write_all(&line).map_err(about)?;
     let mut answer = String::new();
-    let mut reader = io::BufReader::new(stream);
-    io::BufRead::read_line(&mut reader, &mut answer).map_err(about)?;
+    let asked = stream.write_all(&line).and_then(|()| {
+        let mut reader = io::BufReader::new(stream);
+        io::BufRead::read_line(&mut reader, &mut answer)
+    });
+    let late = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    };
+    match asked {
+        Err(error) if late(&error) => {
+            let message =
+                format!("the service has not answered {method} within {} s", CALL_LIMIT.as_secs());
+            let hint = "it may be stopped, or reach a target that hangs: its log may say more";
+            return Err(Error::new(ErrorKind::TimedOut, message).path(path).hint(hint));
+        }
+        Err(error) => return Err(about(error)),
+        Ok(_) if !answer.ends_with('\n') => {
+            let message =
+                format!("the service has closed the connection without answering {method}");
+            let hint = "it may have ended: its log may say more";
+            return Err(Error::new(ErrorKind::Disconnected, message).path(path).hint(hint));
+        }
+        Ok(_) => {}
+    }
     let answer: Answer = serde_json::from_str(&answer).map_err(|error| about(error.into()))?;
     match (answer.result, answer.error) {
         (_, Some(Refused { message, .. })) => Err(Error::new(ErrorKind::Refused, message)),
@@ -256,11 +357,36 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     }
 }
 
-/// The most clients at a time; more are closed.
+/// Connects, within a limit: a service that is stopped accepts nobody, and connections queue up.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let until = Instant::now() + CONNECT_LIMIT;
+    loop {
+        match net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN) if Instant::now() < until => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// The most clients at a time.
 const MAX_CLIENTS: usize = 16;
 /// The longest request.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// How long a client may take to receive an answer.
-const SEND_LIMIT: Duration = Duration::from_secs(1);
+/// Parts that are received of a client, and lines that are answered, before it is the next one's turn.
+const STEPS: usize = 16;
+/// How long a client may take nothing of an answer.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// How long a service may take to accept a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a service may take to answer: it may have to reach the target of a namespace.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
