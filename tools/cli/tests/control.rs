@@ -1,17 +1,18 @@
-//! The control socket of `dlfs serve`, attacked.
+//! The control socket of `dlfs serve`, attacked, and what it does while subsystems and the service end.
 
 mod common;
 mod service_support;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{TestDir, run};
+use common::{TestDir, run, signal, wait};
 use serde_json::{Value, json};
-use service_support::{Client, Service, one, write};
+use service_support::{Client, NQN, Service, free_port, one, reader, stop, wait_until, write};
 
 #[test]
 fn hostile_clients_of_the_control_socket_harm_nobody() {
@@ -159,6 +160,162 @@ fn clients_at_once_change_what_they_are_told_and_nothing_else() {
     expected.sort();
     assert_eq!(listed[0]["hosts"], json!(expected));
     assert_eq!(listed[0]["namespaces"].as_array().unwrap().len(), 1);
+}
+
+/// A way to a target that passes bytes on, until it is closed: then it passes nothing on and holds all connections.
+struct Way {
+    address: String,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(target: &str) -> Way {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (is_closed, target) = (Arc::new(AtomicBool::new(false)), target.to_owned());
+        let closed = is_closed.clone();
+        std::thread::spawn(move || {
+            for host in listener.incoming().map_while(Result::ok) {
+                let Ok(target) = TcpStream::connect(&target) else { return };
+                let ends = [(host.try_clone(), target.try_clone()), (Ok(target), Ok(host))];
+                for (from, to) in ends {
+                    let (mut from, mut to, closed) = (from.unwrap(), to.unwrap(), closed.clone());
+                    std::thread::spawn(move || {
+                        let mut part = [0; 64 << 10];
+                        while let Ok(len @ 1..) = from.read(&mut part) {
+                            while closed.load(Ordering::Relaxed) {
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                            if to.write_all(&part[..len]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(std::net::Shutdown::Both); // the other side may be gone
+                    });
+                }
+            }
+        });
+        Way { address, is_closed }
+    }
+
+    fn close(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Ordering::Relaxed);
+    }
+}
+
+/// The subsystem `nqn` with the namespace 1 at `address`.
+fn more(nqn: &str, listen: &str, address: &str) -> String {
+    format!(
+        "[[subsystem]]\nnqn = \"{nqn}\"\nlisten = \"{listen}\"\n\
+         [[subsystem.namespace]]\nnsid = 1\naddress = \"{address}\"\n"
+    )
+}
+
+#[test]
+fn a_subsystem_that_takes_long_to_drain_delays_neither_requests_nor_reloads() {
+    let dir = TestDir::with_image();
+    let far = common::Served::start(&dir.arg("train.dlfs"), &[]);
+    let target = far.said["listen"].as_str().unwrap().to_owned();
+    let way = Way::to(&target);
+    let slow = "nqn.2026-11.io.dlfs:slow";
+    let first = one("127.0.0.1:0", &[(1, "train.dlfs")], "");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let both =
+        format!("{first}{}", more(slow, &listen, &far.address.replace(&target, &way.address)));
+    write(&dir, &both);
+    let log = dir.arg("access.jsonl");
+    let service = Service::start(&dir, 2, |command| _ = command.args(["--access-log", &log]));
+    let mut job = reader(&dir, &format!("nvme-tcp://{listen}/{slow}"), "nqn.2026-11.io.dlfs:job");
+    wait_until("the job reads", || {
+        service.asked(&["stats", "--subsystem", slow])[0]["reads"].as_u64() > Some(1000)
+    });
+    // From now on its reads do not end, and it does nothing, so it takes the whole limit to send it away.
+    way.close(true);
+    signal(&job, "STOP");
+    assert_eq!(service.asked(&["list-hosts"])[0]["host"], "nqn.2026-11.io.dlfs:job");
+    write(&dir, &format!("{first}{}", more("nqn.2026-11.io.dlfs:next", &listen, "train.dlfs")));
+    let mut client = Client::of(&service);
+    client.say(&format!(
+        "{{\"method\":\"reload\"}}\n{{\"method\":\"list-subsys\"}}\n{{\"method\":\"reload\"}}\n\
+         {{\"method\":\"remove-ns\",\"params\":{{\"subsystem\":{slow:?},\"nsid\":1}}}}\n\
+         {{\"method\":\"list-hosts\",\"params\":{{\"subsystem\":{slow:?}}}}}\n"
+    ));
+    let news = client.answer()["result"]["changed"].as_str().unwrap().to_owned();
+    assert!(news.contains(":slow ends") && news.contains(":next begins"), "{news}");
+    let listed = client.answer()["result"].clone();
+    let state =
+        |number: usize| (listed[number]["nqn"].as_str().unwrap(), &listed[number]["draining"]);
+    assert_eq!(state(0), (NQN, &false.into()));
+    assert_eq!(state(1), ("nqn.2026-11.io.dlfs:next", &false.into()));
+    assert_eq!(state(2), (slow, &true.into()), "nobody waits until it is gone");
+    let news = client.answer()["result"]["changed"].as_str().unwrap().to_owned();
+    assert!(news.contains("no subsystem, namespace or host has changed"), "{news}");
+    let refused = client.answer()["error"].clone();
+    assert_eq!(refused["kind"], "Busy");
+    assert!(refused["message"].as_str().unwrap().contains("draining nqn"), "{refused}");
+    let hosts = client.answer()["result"].clone();
+    let so_far = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(hosts[0]["host"], "nqn.2026-11.io.dlfs:job", "{listed}\n{so_far}");
+    // Another subsystem has its address, and only that one is reached there.
+    for _ in 0..10 {
+        run(&["stat", &format!("nvme-tcp://{listen}/nqn.2026-11.io.dlfs:next")]).code(0);
+    }
+    // A file that has it again has to wait until it is gone, and no other request has.
+    write(&dir, &both);
+    client.say("{\"method\":\"reload\"}\n");
+    service.asked(&["stats"]);
+    way.close(false);
+    let news = client.answer()["result"]["changed"].as_str().unwrap().to_owned();
+    assert!(news.contains(":next ends") && news.contains(":slow begins"), "{news}");
+    service.line_with("subsystem nqn.2026-11.io.dlfs:slow has ended");
+    signal(&job, "CONT");
+    wait_until("the job reads from the new one", || {
+        service.asked(&["stats", "--subsystem", slow])[0]["reads"].as_u64() > Some(10)
+    });
+    assert!(job.try_wait().unwrap().is_none());
+    stop(job);
+    drop(service);
+    let text = std::fs::read_to_string(&log).unwrap();
+    let of_slow = text.lines().filter(|line| line.contains(&format!("{slow:?}")));
+    let events: Vec<String> = of_slow
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["event"].as_str().unwrap().to_owned()
+        })
+        .filter(|event| event.starts_with("subsystem-") || event == "draining")
+        .collect();
+    assert_eq!(events, ["subsystem-added", "draining", "subsystem-removed", "subsystem-added"]);
+}
+
+#[test]
+fn a_service_that_drains_still_answers_and_takes_no_change() {
+    let dir = TestDir::with_image();
+    let far = common::Served::start(&dir.arg("train.dlfs"), &[]);
+    let target = far.said["listen"].as_str().unwrap().to_owned();
+    let way = Way::to(&target);
+    let address = far.address.replace(&target, &way.address);
+    write(&dir, &one("127.0.0.1:0", &[(1, &address)], ""));
+    let mut service = Service::start(&dir, 1, |_| {});
+    let mut job = reader(&dir, &service.address(1), "nqn.2026-11.io.dlfs:job");
+    wait_until("the job reads", || service.asked(&["stats"])[0]["reads"].as_u64() > Some(1000));
+    way.close(true);
+    signal(&job, "STOP");
+    let mut client = Client::of(&service);
+    client.say(
+        "{\"method\":\"drain\"}\n{\"method\":\"list-hosts\"}\n{\"method\":\"reload\"}\n\
+         {\"method\":\"add-ns\",\"params\":{\"address\":\"/x\"}}\n{\"method\":\"drain\"}\n",
+    );
+    assert_eq!(client.answer()["result"], json!({ "controllers": 1 }));
+    assert_eq!(client.answer()["result"][0]["host"], "nqn.2026-11.io.dlfs:job");
+    for _ in 0..2 {
+        let refused = client.answer()["error"].clone();
+        assert_eq!(refused["kind"], "Busy");
+        assert!(refused["message"].as_str().unwrap().contains("draining"), "{refused}");
+    }
+    assert_eq!(client.answer()["result"], json!({ "controllers": 1 }));
+    way.close(false);
+    assert_eq!(wait(&mut service.child).code(), Some(0));
+    job.kill().unwrap();
+    wait(&mut job);
 }
 
 #[test]

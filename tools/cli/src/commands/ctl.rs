@@ -174,7 +174,12 @@ fn subsystem(subsystem: &Value) -> Vec<String> {
     };
     let mut lines = vec![
         text(&subsystem["nqn"]),
-        format!("  listen={} controllers={}", texts("listen"), subsystem["controllers"]),
+        format!(
+            "  listen={} controllers={}{}",
+            texts("listen"),
+            subsystem["controllers"],
+            if subsystem["draining"] == true { " draining=true" } else { "" }
+        ),
         format!(
             "  hosts={}",
             match &subsystem["allow_any_host"] {

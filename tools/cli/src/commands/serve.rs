@@ -122,7 +122,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     service.check_inherited()?;
     manager.ready("serving");
     let mut changes = Changes::new(service, args.source(), manager)?;
-    while !stop.is_set() && !changes.drains() {
+    loop {
+        if stop.is_set() && !changes.is_ending() {
+            changes.begin_to_end("a signal");
+        }
+        if changes.is_over() {
+            break;
+        }
+        // While hosts are sent away, nothing says that the last one has gone.
+        let limit = if changes.is_ending() { LOOK } else { WATCH };
         changes.service.check()?;
         if asked.hung_up() {
             changes.hung_up();
@@ -138,9 +146,10 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
                 answers.into_iter().for_each(|(ticket, answer)| control.answer(ticket, answer));
                 let waker = changes.waker();
                 control
-                    .serve(WATCH, waker.as_fd(), |request, ticket| changes.answer(request, ticket));
+                    .serve(limit, waker.as_fd(), |request, ticket| changes.answer(request, ticket));
             }
-            None => _ = stop.is_set_within(WATCH),
+            None if changes.is_ending() => std::thread::sleep(limit),
+            None => _ = stop.is_set_within(limit),
         }
     }
     changes.stop();
@@ -398,6 +407,8 @@ fn statistics(stats: &TargetStats) -> String {
 
 /// How often to check the target and signals.
 const WATCH: Duration = Duration::from_millis(200);
+/// How often to check whether all hosts are gone.
+const LOOK: Duration = Duration::from_millis(10);
 /// Hosts are sent away within 5 s, and a target stops within another 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(15);
 const EXAMPLES: &str = "\

@@ -6,21 +6,21 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use dlfs::keys::read_hosts;
 use dlfs::nvme::Nqn;
 use dlfs::target::ServedNamespace;
-use dlfs::{Error, Result};
+use dlfs::{Error, ErrorKind, Result};
 
 use super::access_log::{More, Place};
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Request, Ticket};
 use super::openings::Openings;
 use super::reload::Opened;
-use super::running::{self, Service};
+use super::running::{self, DRAIN_LIMIT, Service};
 use super::systemd::Manager;
 use crate::log;
 
@@ -32,7 +32,8 @@ pub(crate) struct Changes {
     openings: Openings<Purpose>,
     /// Who wants a reload that has not begun.
     wanted: Askers,
-    drains: bool,
+    /// Until when hosts may take to go; the service ends then.
+    ends: Option<Instant>,
 }
 
 /// Where a reload finds what the service is to become.
@@ -88,12 +89,26 @@ impl Changes {
     /// The operating system has no descriptor left.
     pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
         let (openings, wanted) = (Openings::new()?, Askers::default());
-        Ok(Changes { service, source, manager, openings, wanted, drains: false })
+        Ok(Changes { service, source, manager, openings, wanted, ends: None })
     }
 
-    /// Whether somebody has asked to drain the service.
-    pub(crate) fn drains(&self) -> bool {
-        self.drains
+    /// Begins to end the service: all hosts are sent away. Returns how many controllers there are.
+    pub(crate) fn begin_to_end(&mut self, why: &str) -> usize {
+        if self.ends.is_none() {
+            self.manager.stopping();
+            self.ends = Some(Instant::now() + DRAIN_LIMIT);
+        }
+        self.service.begin_to_drain(why)
+    }
+
+    /// Whether [`Changes::begin_to_end`] was called.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ends.is_some()
+    }
+
+    /// Whether it ends, and all hosts are gone or have had their time.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ends.is_some_and(|until| self.service.is_drained() || Instant::now() >= until)
     }
 
     /// Becomes readable when [`Changes::step`] has something to do.
@@ -109,14 +124,14 @@ impl Changes {
     /// Carries a request out. `None`: [`Changes::step`] has the answer later.
     pub(crate) fn answer(&mut self, request: &Request, ticket: Ticket) -> Option<Result<Value>> {
         match request.method.as_str() {
+            "add-ns" | "reload" if self.is_ending() => Some(Err(it_ends())),
             "add-ns" => self.begin_to_add(request, ticket).err().map(Err),
             "reload" => {
                 self.wanted.tickets.push(ticket);
                 None
             }
             "drain" => {
-                self.drains = true;
-                let controllers = self.service.begin_to_drain("dlfs ctl drain");
+                let controllers = self.begin_to_end("dlfs ctl drain");
                 Some(Ok(json!({ "controllers": controllers })))
             }
             _ => Some(self.service.answer(request)),
@@ -143,7 +158,9 @@ impl Changes {
     /// Goes on with what can go on; returns the answers that are ready.
     pub(crate) fn step(&mut self) -> Answers {
         let mut answers = Vec::new();
+        self.service.step_leaving();
         for (purpose, opened) in self.openings.finished() {
+            let opened = if self.is_ending() { Err(it_ends()) } else { opened };
             match purpose {
                 Purpose::Add(ticket, (nqn, config)) => {
                     let add = |mut served: Vec<ServedNamespace>| {
@@ -168,17 +185,27 @@ impl Changes {
     }
 
     fn begin_to_reload(&mut self, answers: &mut Answers) {
+        if self.is_ending() {
+            let askers = std::mem::take(&mut self.wanted);
+            return self.end(askers, &End::NothingChanged(it_ends()), answers);
+        }
+        let new = self.source.config.as_deref().map(config::read).transpose();
+        if let Ok(Some(new)) = &new
+            && new.subsystems.iter().any(|config| self.service.is_leaving(&config.nqn))
+        {
+            // The file has a subsystem again that is being ended. The reload waits for that, a few seconds at most, and
+            // no other request does.
+            return;
+        }
         let askers = std::mem::take(&mut self.wanted);
         self.manager.reloading();
-        match &self.source.config {
-            Some(path) => match config::read(path) {
-                Ok(new) => {
-                    let (wanted, opened) = (Vec::new(), Vec::new());
-                    self.go_on(Reload { askers, new, wanted, opened }, answers);
-                }
-                Err(error) => self.end(askers, &End::NothingChanged(error), answers),
-            },
-            None => {
+        match new {
+            Ok(Some(new)) => {
+                let (wanted, opened) = (Vec::new(), Vec::new());
+                self.go_on(Reload { askers, new, wanted, opened }, answers);
+            }
+            Err(error) => self.end(askers, &End::NothingChanged(error), answers),
+            Ok(None) => {
                 let end = match self.read_hosts_again() {
                     Ok(what) => End::Done(what),
                     Err(error) => End::NothingChanged(error),
@@ -267,7 +294,9 @@ impl Changes {
         self.service.note(event, more);
         let asker = if askers.hung_up { "SIGHUP" } else { "dlfs ctl reload" };
         log::say(&format!("{asker}: {text}"));
-        self.manager.ready("serving");
+        if !self.is_ending() {
+            self.manager.ready("serving");
+        }
         for ticket in askers.tickets {
             let answer = match end {
                 End::Done(what) => Ok(json!({ "changed": what })),
@@ -279,12 +308,14 @@ impl Changes {
         }
     }
 
-    /// The service ends: all hosts are sent away.
-    pub(crate) fn stop(mut self) {
-        self.manager.stopping();
-        self.service.begin_to_drain("a signal");
+    /// Ends the service, whose hosts are gone or have had their time.
+    pub(crate) fn stop(self) {
         self.service.end();
     }
+}
+
+fn it_ends() -> Error {
+    Error::new(ErrorKind::Busy, "the service is draining, and ends")
 }
 
 /// How long namespaces may take to open. A remote target has less: see `ConnectOptions::connect_timeout`.

@@ -14,6 +14,7 @@ use dlfs::{Error, ErrorKind, Result};
 use super::access_log::More;
 use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
+use super::leaving::Leaving;
 use super::running::{Running, Service};
 use crate::log;
 
@@ -91,6 +92,7 @@ impl Service {
             });
             json!({
                 "nqn": running.config.nqn,
+                "draining": self.is_leaving(&running.config.nqn),
                 "listen": running.listen,
                 "allow_any_host": running.config.allow_any_host,
                 "hosts": running.hosts(),
@@ -224,12 +226,15 @@ impl Service {
         Ok(self.those(subsystem.as_ref())?.into_iter().map(count).collect())
     }
 
-    /// The subsystem of this name, or all.
+    /// The subsystem of this name, or all; also those whose hosts are being sent away.
     fn those(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
+        let leaving = self.leaving.iter().filter_map(Leaving::running);
+        let mut those = self.subsystems.iter().chain(leaving);
         match nqn {
-            None => Ok(self.subsystems.iter().collect()),
+            None => Ok(those.collect()),
             Some(nqn) => {
-                self.find(nqn).map(|running| vec![running]).ok_or_else(|| no_subsystem(nqn))
+                let one = those.find(|running| running.config.nqn == *nqn);
+                one.map(|running| vec![running]).ok_or_else(|| self.no_subsystem(nqn))
             }
         }
     }
@@ -240,12 +245,22 @@ impl Service {
             Some(nqn) => {
                 let position =
                     self.subsystems.iter().position(|running| running.config.nqn == *nqn);
-                position.ok_or_else(|| no_subsystem(nqn))
+                position.ok_or_else(|| self.no_subsystem(nqn))
             }
             None if self.subsystems.len() == 1 => Ok(0),
             None => {
                 Err(invalid("there are several subsystems: name one with --subsystem".to_owned()))
             }
+        }
+    }
+
+    fn no_subsystem(&self, nqn: &Nqn) -> Error {
+        match self.is_leaving(nqn) {
+            true => {
+                let message = format!("draining {nqn}: the configuration file has it no more");
+                Error::new(ErrorKind::Busy, message)
+            }
+            false => Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}")),
         }
     }
 }
@@ -262,10 +277,6 @@ fn params<T: DeserializeOwned>(request: &Request) -> Result<T> {
     };
     let wrong = |error| invalid(format!("the parameters of {} are wrong: {error}", request.method));
     serde_json::from_value(params).map_err(wrong)
-}
-
-fn no_subsystem(nqn: &Nqn) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no subsystem {nqn}"))
 }
 
 fn invalid(message: String) -> Error {

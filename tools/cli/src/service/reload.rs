@@ -13,7 +13,7 @@ use dlfs::{Error, Result};
 
 use super::access_log::{More, Output, Place};
 use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
-use super::running::{DRAIN_LIMIT, Running, Service, drain};
+use super::running::{Running, Service};
 
 /// A namespace that was opened for a subsystem.
 pub(crate) struct Opened {
@@ -110,10 +110,9 @@ impl Service {
         let is_gone =
             |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
         while let Some(number) = self.subsystems.iter().position(is_gone) {
-            let gone = self.subsystems.swap_remove(number);
+            let gone = self.subsystems.remove(number);
             news.add(format!("subsystem {} ends", gone.config.nqn));
-            drain(&[&gone], DRAIN_LIMIT);
-            gone.end();
+            self.begin_to_end(gone)?;
         }
         for ready in subsystems {
             match ready {

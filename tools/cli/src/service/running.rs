@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
@@ -16,10 +16,13 @@ use dlfs::{Error, ErrorKind, Result};
 
 use super::access_log::{AccessLog, More, Output, Place};
 use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
+use super::leaving::Leaving;
 
 /// One running target for each subsystem.
 pub(crate) struct Service {
     pub(crate) subsystems: Vec<Running>,
+    /// Subsystems that a reload has removed and that are not gone yet.
+    pub(super) leaving: Vec<Leaving>,
     pub(crate) connect: ConnectOptions,
     /// Sockets that the service manager has opened.
     inherited: Vec<TcpListener>,
@@ -50,8 +53,9 @@ impl Service {
         place: Option<&Place>,
     ) -> Result<Service> {
         let access = place.map(AccessLog::open).transpose()?;
-        let subsystems = Vec::new();
-        let service = Service { subsystems, connect, inherited, access, is_draining: false };
+        let (subsystems, leaving) = (Vec::new(), Vec::new());
+        let service =
+            Service { subsystems, leaving, connect, inherited, access, is_draining: false };
         let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
         service.note("started", More::Started { version, pid });
         Ok(service)
@@ -157,6 +161,11 @@ impl Service {
         self.subsystems.iter().find(|running| running.config.nqn == *nqn)
     }
 
+    /// Whether a subsystem of this name was removed and is not gone yet.
+    pub(crate) fn is_leaving(&self, nqn: &Nqn) -> bool {
+        self.leaving.iter().any(|leaving| leaving.nqn() == nqn)
+    }
+
     pub(crate) fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
         self.subsystems.iter_mut().find(|running| running.config.nqn == *nqn)
     }
@@ -166,12 +175,27 @@ impl Service {
         self.subsystems.iter().try_for_each(|running| running.target.check())
     }
 
-    /// Sends all hosts away in order, and waits until they are gone, for a while; then ends the targets.
+    /// Ends all targets, which are drained.
     pub(crate) fn end(mut self) {
-        drain(&self.subsystems.iter().collect::<Vec<_>>(), DRAIN_LIMIT);
-        self.subsystems.clear();
+        let leaving = std::mem::take(&mut self.leaving).into_iter();
+        let ending: Vec<Leaving> = leaving.filter_map(Leaving::end).collect();
+        // Together: each may wait for a device that hangs.
+        thread::scope(|scope| {
+            for running in self.subsystems.drain(..) {
+                let end = move || drop(running);
+                // Without a thread, it ends here and now.
+                let _ = thread::Builder::new().spawn_scoped(scope, end);
+            }
+        });
+        ending.into_iter().for_each(Leaving::join);
         self.note("stopped", More::Nothing {});
         self.access.iter().for_each(AccessLog::finish);
+    }
+
+    /// Whether no host is connected any more.
+    pub(crate) fn is_drained(&self) -> bool {
+        let leaving = self.leaving.iter().filter_map(Leaving::running);
+        self.subsystems.iter().chain(leaving).all(|running| running.target.is_drained())
     }
 
     /// Begins to send all hosts away; returns how many controllers there are.
@@ -243,13 +267,33 @@ impl Running {
         Ok(())
     }
 
-    /// Ends the target, which is drained.
-    pub(crate) fn end(self) {
-        let Running { config, target, access, .. } = self;
-        target.stop();
-        access.iter().for_each(|access| {
-            access.note("subsystem-removed", Some(&config.nqn), More::Nothing {});
-        });
+    /// Begins to send all hosts away. No more can connect, and its addresses are free for another subsystem.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead. It may accept connections, and
+    /// refuse them.
+    pub(super) fn leave(&mut self) -> Result<()> {
+        let controllers = self.target.connected().len();
+        let why = "the configuration file has it no more";
+        self.note("draining", More::Draining { why, controllers });
+        self.target.drain();
+        self.listeners.clear();
+        self.target.stop_listening()
+    }
+
+    /// Ends the target, which is drained. This may wait for a device that hangs.
+    pub(super) fn end(self) {
+        self.target.stop();
+    }
+
+    /// What writes the last line about it to the access log.
+    pub(super) fn last_note(&self) -> impl FnOnce() + Send + 'static {
+        let (nqn, access) = (self.config.nqn.clone(), self.access.clone());
+        move || {
+            access.iter().for_each(|access| {
+                access.note("subsystem-removed", Some(&nqn), More::Nothing {});
+            });
+        }
     }
 }
 
@@ -283,17 +327,5 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
     options
 }
 
-/// Sends all hosts of these subsystems away, and waits until they are gone, at most for `limit`.
-pub(crate) fn drain(subsystems: &[&Running], limit: Duration) {
-    subsystems.iter().for_each(|running| running.target.drain());
-    let until = Instant::now() + limit;
-    let is_over = || subsystems.iter().all(|running| running.target.is_drained());
-    while !is_over() && Instant::now() < until {
-        thread::sleep(LOOK);
-    }
-}
-
 /// How long hosts may take to go.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-/// How often to look whether they are gone.
-const LOOK: Duration = Duration::from_millis(10);
