@@ -7,9 +7,14 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::{Served, TestDir, dlfs, run, signal, wait};
+use dlfs::nvme::{Address, Nqn};
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::{ConnectOptions, open};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 
 const GOOD: &str = "nqn.2026-11.io.dlfs:good";
@@ -245,3 +250,81 @@ fn a_log_that_nobody_reads_delays_no_host_nor_the_end() {
     signal(&child, "TERM");
     assert_eq!(wait(&mut child).code(), Some(0));
 }
+
+#[test]
+fn hundreds_of_hosts_that_come_and_go_at_once_are_a_line_each_with_right_counts() {
+    // Each host has several files, and all of them are in this process.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let dir = TestDir::with_image();
+    let (log, moved) = (dir.path("access.jsonl"), dir.path("access.jsonl.1"));
+    let control = dir.arg("control.sock");
+    let options = ["--access-log", &dir.arg("access.jsonl"), "--control", &control];
+    let served = Served::start(
+        &dir.arg("train.dlfs"),
+        &[&options[..], &["--pollers", "3", "--allow-any-host"]].concat(),
+    );
+    let address: Address = served.address.parse().unwrap();
+    let name = |host: usize| format!("nqn.2026-11.io.dlfs:host-{host}");
+    let num_commands = |host: usize| host % 7 + 1;
+    // All are there before the first one goes, and while the log is moved away.
+    let all_there = Barrier::new(THREADS + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (address, all_there) = (&address, &all_there);
+            scope.spawn(move || {
+                let mut hosts = Vec::new();
+                for host in (thread..HOSTS).step_by(THREADS) {
+                    let hostnqn = Some(Nqn::new(name(host)).unwrap());
+                    let connect = ConnectOptions { hostnqn, ..ConnectOptions::default() };
+                    let device = open(address, &connect).unwrap();
+                    let mut pair = Blocking::new(device.queue_pair().unwrap()).unwrap();
+                    for _ in 0..num_commands(host) {
+                        pair.read_at(0, &mut [0; 4096]).unwrap();
+                    }
+                    hosts.push((device, pair));
+                }
+                all_there.wait();
+            });
+        }
+        all_there.wait();
+        std::fs::rename(&log, &moved).unwrap();
+        signal(&served.child, "HUP");
+    });
+    wait_for(&log, "a reload", |line| line["event"] == "reloaded");
+    let drained = || {
+        let hosts = run(&["ctl", "--socket", &control, "--json", "list-hosts"]).code(0).json();
+        hosts.as_array().unwrap().is_empty()
+    };
+    let late = Instant::now() + Duration::from_secs(60);
+    while !drained() {
+        assert!(Instant::now() < late, "some are never gone");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let stats = run(&["ctl", "--socket", &control, "--json", "stats"]).code(0).json();
+    drop(served);
+    let mut lines = lines(&moved);
+    lines.extend(self::lines(&log));
+    assert!(lines.iter().all(|line| line["event"] != "lost"));
+    let of_hosts: Vec<&Value> = lines.iter().filter(|line| line["host"].is_string()).collect();
+    assert_eq!(of_hosts.len(), 2 * HOSTS, "each comes once and goes once");
+    let mut commands = 0;
+    for host in 0..HOSTS {
+        let name = name(host);
+        let its: Vec<&&Value> = of_hosts.iter().filter(|line| line["host"] == *name).collect();
+        let [came, went] = its[..] else { panic!("{its:?}") };
+        assert_eq!((&came["event"], &went["event"]), (&"connected".into(), &"disconnected".into()));
+        assert_eq!((&came["cntlid"], &came["peer"]), (&went["cntlid"], &went["peer"]));
+        let count = |key: &str| went[key].as_u64().unwrap() as usize;
+        assert_eq!(count("commands"), num_commands(host), "{went}");
+        let (sent, received) = (count("sent_bytes"), count("received_bytes"));
+        assert!(sent > 4096 * num_commands(host) && received > 72 * num_commands(host), "{went}");
+        assert!(sent < 4096 * num_commands(host) + (64 << 10), "with those of another: {went}");
+        commands += count("commands");
+    }
+    assert_eq!(stats[0]["reads"], commands, "{stats}");
+    assert_eq!(stats[0]["read_bytes"], 4096 * commands, "{stats}");
+}
+
+const THREADS: usize = 16;
+const HOSTS: usize = 400;
