@@ -82,6 +82,23 @@ impl Serving {
         Serving::run(command, false)
     }
 
+    /// A rank of a job of two whose ranks keep their shares in stores, and exchange samples, until it is dropped.
+    fn store(dir: &TestDir, number: usize) -> Serving {
+        let mut command = dlfs();
+        command
+            .args(["read", &dir.arg("train.dlfs"), "--order", "partial", "--store", "ram:64M"])
+            .args(["--batch", "16", "--epochs", "1000000", "--quiet"])
+            .args(["--peers", &dir.arg("exchange"), "--node", &format!("store{number}")])
+            .args(["--metrics", "127.0.0.1:0"])
+            .env("RANK", number.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", "29501")
+            .env("TORCHELASTIC_RUN_ID", "stores")
+            .env("TORCHELASTIC_RESTART_COUNT", "0");
+        Serving::run(command, false)
+    }
+
     fn wait_until_it_reads(&self) {
         let until = Instant::now() + Duration::from_secs(120);
         while !self.page().contains("\ndlfs_loader_batches_total ") {
@@ -116,6 +133,28 @@ fn refusing() -> (OwnedFd, String) {
     bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
     (bound, address.to_string())
+}
+
+/// An address that answers as another does, half a second late.
+fn slow(other: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, other) = (listener.local_addr().unwrap().to_string(), other.to_owned());
+    thread::spawn(move || {
+        for asker in listener.incoming().map_while(Result::ok) {
+            let other = other.clone();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(500));
+                let mut request = BufReader::new(asker.try_clone().unwrap()).lines();
+                while request.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+                // Who asked may be gone, and the other as well.
+                let Ok(mut asked) = TcpStream::connect(other) else { return };
+                let _ = asked.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
+                let (mut from, mut to) = (asked, asker);
+                let _ = std::io::copy(&mut from, &mut to);
+            });
+        }
+    });
+    address
 }
 
 /// The cells of the row that begins with `name`, if it has figures.
@@ -254,6 +293,85 @@ fn of_ten_addresses_those_that_hang_delay_none_of_the_others() {
         assert!(row["error"].is_null() && row["role"] == "target", "{report}");
         assert_eq!(row["commands_per_second"], 0.0, "{report}");
     }
+}
+
+#[test]
+fn sixteen_addresses_of_every_kind_are_all_reached_on_a_small_terminal() {
+    let dir = TestDir::with_image();
+    std::fs::create_dir(dir.path("exchange")).unwrap();
+    let targets = [(); 4].map(|()| Serving::target("127.0.0.1:0", &dir.arg("train.dlfs")));
+    let jobs = [0, 0, 1, 2].map(|target: usize| Serving::job(&targets[target]));
+    let stores = [0, 1].map(|number| Serving::store(&dir, number));
+    stores.iter().for_each(Serving::wait_until_it_reads);
+    let slow = [&targets[0], &jobs[0]].map(|other| slow(&other.metrics));
+    let hanging = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let dead = [(); 2].map(|()| refusing());
+    let mut addresses: Vec<String> = targets.iter().map(|target| target.metrics.clone()).collect();
+    addresses.extend(hanging.iter().map(|of| of.local_addr().unwrap().to_string()));
+    addresses.extend(jobs.iter().map(|job| job.metrics.clone()));
+    addresses.extend(dead.iter().map(|(_, address)| address.clone()));
+    addresses.extend(stores.iter().map(|store| store.metrics.clone()));
+    addresses.extend(slow.iter().cloned());
+    let arguments = ["top", "--interval", "0.5"].into_iter().chain(addresses.iter().map(|a| &**a));
+    let arguments: Vec<&str> = arguments.collect();
+
+    let screen = Screen::start(80, 24, &arguments, &[]);
+    let rows = screen.until("what all are", |rows| {
+        rows[0].starts_with(" dlfs top  5 targets, 7 jobs, 4 silent")
+    });
+    assert!(rows[0].ends_with("every 0.5 s"), "{rows:#?}");
+    screen.until("that there are more", |rows| rows.iter().any(|row| row.ends_with(" more")));
+    // Each has its row; a rank with a store is a peer of others and a job. The mark goes to all of them.
+    let roles = ["target"; 4].into_iter().chain(["-"; 2]).chain(["job"; 4]).chain(["-"; 2]);
+    let of_stores =
+        stores.iter().flat_map(|store| [(&store.metrics, "peer"), (&store.metrics, "job")]);
+    let expected = addresses.iter().zip(roles).chain(of_stores);
+    let expected = expected.chain([(&slow[0], "target"), (&slow[1], "job")]);
+    for (number, (address, role)) in expected.enumerate() {
+        screen.press("\x1b[B"); // down
+        let footer = format!(" {address}  {role}  ");
+        let is_it = |row: &String| row.starts_with(&**address) && row.contains(role);
+        let why = match number {
+            4 | 5 => "timed out after 5 s",
+            10 | 11 => "connection refused",
+            _ => "",
+        };
+        screen.until(&footer, |rows| {
+            let is_marked =
+                format!("{}  ", rows[23]).starts_with(&footer) && rows[23].contains(why);
+            is_marked && rows[2..23].iter().any(is_it)
+        });
+    }
+    let shows = |rows: &[String], text: &str| rows.iter().any(|row| row.starts_with(text));
+    screen.press("\x1b[H"); // home
+    screen.until("the first one again", |rows| shows(&rows[3..4], &addresses[0]));
+    screen.press("\x1b[F"); // end
+    screen.until("the last one", |rows| rows[23].starts_with(&format!(" {}", slow[1])));
+    screen.press("2");
+    screen.until("all subsystems", |rows| {
+        rows[2].starts_with("SUBSYSTEM")
+            && targets.iter().all(|target| rows.iter().any(|row| row.contains(&target.metrics)))
+    });
+    screen.press("3");
+    screen.until("all jobs", |rows| {
+        rows[2].contains("SAMPLES/S")
+            && jobs.iter().chain(&stores).all(|job| shows(&rows[3..23], &job.metrics))
+            && shows(&rows[3..23], &slow[1])
+    });
+    screen.press("5");
+    screen.until("what ranks exchange", |rows| {
+        let of_ranks = rows.iter().filter(|row| row.starts_with("(ranks)"));
+        of_ranks.filter(|row| row.contains("B/s") && !row.contains(" 0 B/s")).count() == 2
+    });
+    screen.press("6");
+    let dead = format!("{} does not answer", addresses[4]);
+    screen.until("the first sentences", |rows| shows(rows, &dead));
+    for _ in 0..10 {
+        screen.press("\x1b[6~"); // page down
+    }
+    screen.until("the last sentences", |rows| !shows(rows, &dead) && rows[22].contains(' '));
+    screen.press("q");
+    screen.ends_with_everything_restored();
 }
 
 #[test]
