@@ -250,52 +250,6 @@ fn a_target_that_hangs_up_at_once_may_have_no_place_and_the_error_says_so() {
 }
 
 #[test]
-fn doctor_reads_from_a_target_and_says_what_bounds_a_training() {
-    let dir = TestDir::with_image();
-    let image = dir.arg("train.dlfs");
-    let served = Served::start(&image, &[]);
-    let checks = |arguments: &[&str], code: i32| {
-        let ran = run(&[&["doctor", "--seconds", "0.1"], arguments].concat()).code(code);
-        let text = ran.text();
-        let lines = text.lines().filter(|line| line.starts_with('{'));
-        let checks: Vec<serde_json::Value> =
-            lines.map(|line| serde_json::from_str(line).unwrap()).collect();
-        (checks, ran)
-    };
-    let names = |checks: &[serde_json::Value]| -> Vec<String> {
-        checks.iter().map(|check| check["check"].as_str().unwrap().to_owned()).collect()
-    };
-    let (found, _) = checks(&[&served.address, "--json"], 0);
-    for check in ["data", "reachable", "MTU", "congestion", "buffers", "digests", "round trip"] {
-        assert!(names(&found).iter().any(|name| name == check), "{check}: {found:#?}");
-    }
-    let data = found[1]["found"].as_str().unwrap();
-    assert!(data.contains("samples of about") && data.contains("engine tcp"), "{data}");
-    let bound = found.last().unwrap();
-    assert_eq!(bound["check"], "bound");
-    assert!(bound["found"].as_str().unwrap().contains("a second"), "{bound}");
-    // Of a file there is no network to speak of.
-    let (found, ran) = checks(&[&image], 0);
-    assert!(found.is_empty(), "no JSON unless it is asked for");
-    assert!(
-        ran.text().contains("four queue pairs") && !ran.text().contains("MTU"),
-        "{}",
-        ran.text()
-    );
-    // A namespace without a data set is measured, too.
-    std::fs::write(dir.path("raw"), vec![7; 1 << 20]).unwrap();
-    let (found, _) = checks(&[&dir.arg("raw"), "--json"], 0);
-    assert!(found[0]["found"].as_str().unwrap().contains("no data set"), "{found:#?}");
-    // A target that is not there ends with code 1, and the checks say how far it got.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let gone = format!("nvme-tcp://127.0.0.1:{free}/nqn.2026-11.io.dlfs:train");
-    let (found, ran) = checks(&[&gone, "--json"], 1);
-    assert_eq!(names(&found), ["reachable"]);
-    assert!(found[0]["good"] == false && found[0]["mend"].is_string(), "{found:#?}");
-    assert!(ran.text().contains("no TCP connection"), "{}", ran.text());
-}
-
-#[test]
 fn identify_data_are_printed_with_the_names_of_nvme_cli() {
     let dir = TestDir::with_image();
     let image = format!("{0},{0}", dir.arg("train.dlfs"));

@@ -16,7 +16,7 @@ pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Findi
             text::count(samples as u64)
         );
     }
-    Finding { check: "bound", good: true, found, mend: Some(bound.remedy().to_owned()) }
+    Finding { mend: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
 }
 
 /// What limits bandwidth.

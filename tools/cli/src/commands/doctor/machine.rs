@@ -95,11 +95,9 @@ fn drives(devices: &[PathBuf]) -> Vec<(String, Option<String>)> {
 }
 
 pub(super) fn findings(machine: &Machine) -> Vec<Finding> {
-    let finding = |check, good, found: String, mend: &str| Finding {
-        check,
-        good,
-        found,
-        mend: (!good).then(|| mend.to_owned()),
+    let finding = |check, good, found: String, mend: &str| match good {
+        true => Finding::good(check, found),
+        false => Finding::bad(check, found, mend),
     };
     let (all, free) = machine.huge_pages;
     let memlock = match machine.memlock_bytes {

@@ -17,13 +17,14 @@ use clap::Args;
 use serde::Serialize;
 
 use dlfs::ErrorKind;
+use dlfs::catalog::{Named, resolve};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::nvme::Address;
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
 use self::machine::Machine;
-use self::path::Route;
+use self::path::{Reached, Route};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
@@ -32,7 +33,8 @@ use crate::text;
 /// Check what this machine provides and, given an address, how fast it can be read and what bounds that
 ///
 /// With an address: connects, reads from its first namespace for a few seconds (nothing is written), and looks at
-/// the network path. The exit code is 1 if it cannot be read, else 0.
+/// the network path. Each line begins with `ok`, with `look` where something could be better, or with `-` where it is
+/// not needed for what is read. The exit code is 1 if it cannot be read, else 0.
 ///
 /// Without one: checks huge pages, locked memory, VFIO, permissions and the IOMMU, which only spdk: addresses use:
 /// huge pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. The exit code is 0.
@@ -57,6 +59,9 @@ pub(crate) struct DoctorArgs {
 struct Finding {
     check: &'static str,
     good: bool,
+    /// Whether it counts for what is read.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    needed: bool,
     found: String,
     /// What is better, and how to get it, where something is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,11 +70,17 @@ struct Finding {
 
 impl Finding {
     fn good(check: &'static str, found: String) -> Finding {
-        Finding { check, good: true, found, mend: None }
+        Finding { check, good: true, needed: true, found, mend: None }
+    }
+
+    /// Something that does not count, and why.
+    fn unneeded(check: &'static str, why: &str) -> Finding {
+        let found = format!("not needed for what you do: {why}");
+        Finding { needed: false, ..Finding::good(check, found) }
     }
 
     fn bad(check: &'static str, found: String, mend: impl Into<String>) -> Finding {
-        Finding { check, good: false, found, mend: Some(mend.into()) }
+        Finding { mend: Some(mend.into()), good: false, ..Finding::good(check, found) }
     }
 }
 
@@ -82,44 +93,59 @@ pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     let options = args.connection.options(false)?;
     let slice = Duration::from_secs_f64(args.seconds);
     let (findings, failed) = examine(&address.0, options, slice);
-    print(args.json, &findings, |findings| report_address(&address.in_short(), findings))?;
+    print(args.json, &findings, |findings, green| {
+        report_address(&address.in_short(), findings, green)
+    })?;
     failed.map_or(Ok(Outcome::Done), |error| Err(Failure::Error(error)))
 }
 
 fn print(
     json: bool,
     findings: &[Finding],
-    report: impl FnOnce(&[Finding]) -> Vec<String>,
+    report: impl FnOnce(&[Finding], &dyn Fn(&str) -> String) -> Vec<String>,
 ) -> Result<(), Failure> {
     let mut out = Out::new();
     match json {
         true => findings.iter().try_for_each(|finding| out.json(finding))?,
-        false => report(findings).into_iter().try_for_each(|line| out.line(line))?,
+        false => {
+            let lines = report(findings, &|text| out.green(text));
+            lines.into_iter().try_for_each(|line| out.line(line))?;
+        }
     }
     out.flush()?;
     Ok(())
 }
 
-/// The findings about an address, and why it cannot be examined further if that is so.
+/// The findings about an image, and why it cannot be examined further if that is so.
 fn examine(
-    addresses: &[Address],
+    image: &[Address],
     connect: ConnectOptions,
     slice: Duration,
 ) -> (Vec<Finding>, Option<dlfs::Error>) {
-    let mut findings = Vec::new();
-    let route = match path::reach(addresses) {
-        Ok(route) => route,
-        Err(finding) if connect.paths.is_empty() => {
-            let error = dlfs::Error::new(ErrorKind::Refused, finding.found.clone());
-            return (vec![finding], Some(error));
-        }
-        Err(finding) => {
-            findings.push(finding); // another path may be up
-            None
+    let resolved = match resolve(image) {
+        Ok(resolved) => resolved,
+        Err(error) => {
+            let mend = "stderr says more; dlfs catalog ls lists the names of a catalogue";
+            return (vec![Finding::bad("name", error.to_string(), mend)], Some(error));
         }
     };
-    findings.extend(route.as_ref().map(|route| route.reachable.clone()));
-    match examine_data(addresses, connect, slice, route, &mut findings) {
+    let addresses = &resolved.sites[0];
+    let named = resolved.named.map(|Named { name, .. }| {
+        let (stands_for, sites) = (Address::list_to_string(addresses), resolved.sites.len());
+        let sites = text::counted(sites as u64, "site");
+        Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
+    });
+    let Reached { findings: reached, route } = path::reach(addresses);
+    let mut findings: Vec<Finding> = named.into_iter().chain(reached).collect();
+    // Another path or another site may be up.
+    if let Some(finding) = findings.iter().find(|finding| !finding.good)
+        && connect.paths.is_empty()
+        && resolved.sites.len() == 1
+    {
+        let error = dlfs::Error::new(ErrorKind::Refused, finding.found.clone());
+        return (findings, Some(error));
+    }
+    match examine_data(image, addresses, connect, slice, route, &mut findings) {
         Ok(()) => (findings, None),
         Err(error) => {
             findings.push(Finding::bad("data", error.to_string(), "stderr says more"));
@@ -128,7 +154,9 @@ fn examine(
     }
 }
 
+/// `addresses` are what `image` stands for.
 fn examine_data(
+    image: &[Address],
     addresses: &[Address],
     connect: ConnectOptions,
     slice: Duration,
@@ -136,15 +164,25 @@ fn examine_data(
     findings: &mut Vec<Finding>,
 ) -> dlfs::Result<()> {
     let began = Instant::now();
-    let opened = Opened::at(addresses, connect)?;
+    let opened = Opened::at(image, connect)?;
     findings.push(opened.finding(began.elapsed()));
     let device = &opened.devices[0];
     let loads = load::measure(device, slice)?;
     findings.extend(loads.findings());
-    let path = route.map(|route| route.findings(loads.round_trip(), loads.best_bytes_per_s()));
-    findings.extend(path.into_iter().flatten());
-    findings.extend(path::digests(device));
+    match route {
+        Some(route) => {
+            findings.extend(route.findings(loads.round_trip(), loads.best_bytes_per_s()));
+        }
+        None => findings.push(path::without_route(addresses)),
+    }
+    findings.push(path::digests(device));
     findings.push(path::clock(Path::new("/")));
+    if addresses.iter().any(|address| matches!(address, Address::Spdk(_))) {
+        findings.extend(machine::findings(&Machine::at(Path::new("/"))));
+    } else {
+        let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: addresses";
+        findings.push(Finding::unneeded("SPDK", why));
+    }
     findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
     Ok(())
 }
@@ -159,15 +197,15 @@ struct Opened {
 
 impl Opened {
     /// Opens the data set, or the namespaces if they hold none.
-    fn at(addresses: &[Address], connect: ConnectOptions) -> dlfs::Result<Opened> {
+    fn at(image: &[Address], connect: ConnectOptions) -> dlfs::Result<Opened> {
         let options = OpenOptions { connect: connect.clone(), ..OpenOptions::default() };
-        let error = match Image::open(addresses, &options) {
+        let error = match Image::open(image, &options) {
             Ok(image) => return Ok(Opened::image(&image)),
             Err(error) => error,
         };
         // Only what can be read, but is no data set, is opened again: the reason of others is the first one.
         let holds_no_image = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
-        let devices = match holds_no_image.then(|| open_all(addresses, &connect)) {
+        let devices = match holds_no_image.then(|| open_all(image, &connect)) {
             Some(Ok(devices)) => devices.into_iter().flatten().collect::<Vec<_>>(),
             _ => return Err(error),
         };
@@ -198,11 +236,17 @@ impl Opened {
 
     fn finding(&self, took: Duration) -> Finding {
         let namespace = self.devices[0].namespace();
+        let namespaces = match self.devices.len() {
+            1 => "1 namespace".to_owned(),
+            many => format!(
+                "{}, of which the first is measured",
+                text::counted(many as u64, "namespace")
+            ),
+        };
         let found = format!(
-            "{}; opened in {}; {}, the first with {} in blocks of {}, engine {}",
+            "{}; opened in {}; {namespaces}, with {} in blocks of {}, engine {}",
             self.what,
             text::duration(took),
-            text::counted(self.devices.len() as u64, "namespace"),
             text::bytes(namespace.len_bytes()),
             text::binary_size(namespace.block_len_bytes.into()),
             namespace.engine,
@@ -212,19 +256,19 @@ impl Opened {
 }
 
 /// The report about this machine as text: first whether anything is wrong, then what is optional.
-fn report_machine(findings: &[Finding]) -> Vec<String> {
+fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<String> {
     let absent = findings.iter().filter(|finding| !finding.good).count();
-    let mut lines = vec![
-        "healthy: image files, block devices, folders and nvme-tcp:// addresses work as this machine is"
-            .to_owned(),
-    ];
+    let mut lines = vec![format!(
+        "{}: image files, block devices, folders, objects of stores and nvme-tcp:// addresses work as this machine is",
+        green("healthy")
+    )];
     if absent > 0 {
         lines.push(format!(
             "{absent} optional things are not present; only spdk: addresses use them:"
         ));
     }
     for finding in findings {
-        let mark = if finding.good { "present" } else { "optional, not present" };
+        let mark = if finding.good { green("present") } else { "optional, not present".to_owned() };
         lines.push(format!("  {:<14} {mark}: {}", finding.check, finding.found));
         lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<14} {mend}", "")));
     }
@@ -232,11 +276,19 @@ fn report_machine(findings: &[Finding]) -> Vec<String> {
 }
 
 /// The report about an address as text.
-fn report_address(address: &str, findings: &[Finding]) -> Vec<String> {
+fn report_address(
+    address: &str,
+    findings: &[Finding],
+    green: &dyn Fn(&str) -> String,
+) -> Vec<String> {
     let mut lines = vec![address.to_owned()];
     for finding in findings {
-        let mark = if finding.good { "ok" } else { "look" };
-        lines.push(format!("  {mark:<4}  {:<16} {}", finding.check, finding.found));
+        let mark = match (finding.good, finding.needed) {
+            (true, true) => green("ok  "),
+            (true, false) => "-   ".to_owned(),
+            (false, _) => "look".to_owned(),
+        };
+        lines.push(format!("  {mark}  {:<16} {}", finding.check, finding.found));
         lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<4}  {:<16} {mend}", "", "")));
     }
     lines
@@ -258,11 +310,12 @@ Examples:
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn a_machine_without_optional_parts_is_healthy_and_told_what_each_is_for() {
         let empty = tempfile::tempdir().unwrap();
         let found = machine::findings(&Machine::at(empty.path()));
-        let lines = report_machine(&found);
+        let lines = report_machine(&found, &str::to_owned);
         assert!(lines[0].starts_with("healthy: "), "{lines:#?}");
         assert!(lines[1].contains("optional things are not present"), "{lines:#?}");
         let text = lines.join("\n");
@@ -271,5 +324,26 @@ mod tests {
         assert!(
             absent.len() > 3 && absent.iter().all(|f| f.mend.as_ref().unwrap().contains("for "))
         );
+    }
+
+    #[test]
+    fn what_is_fine_is_green_and_what_does_not_count_is_said_to_be_not_needed() {
+        let findings = [
+            Finding::good("clock", "3 GHz".to_owned()),
+            Finding::bad("MTU", "1500 bytes".to_owned(), "larger frames"),
+            Finding::unneeded("SPDK", "only spdk: addresses use it"),
+        ];
+        let lines = report_address("a.dlfs", &findings, &|text| format!("<{text}>"));
+        let expected = [
+            "a.dlfs",
+            "  <ok  >  clock            3 GHz",
+            "  look  MTU              1500 bytes",
+            "                         larger frames",
+            "  -     SPDK             not needed for what you do: only spdk: addresses use it",
+        ];
+        assert_eq!(lines, expected);
+        let [fine, _, unneeded] = findings.map(|f| serde_json::to_value(f).unwrap());
+        assert!(fine.get("needed").is_none());
+        assert_eq!((&unneeded["needed"], &unneeded["good"]), (&false.into(), &true.into()));
     }
 }

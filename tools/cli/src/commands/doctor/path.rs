@@ -14,46 +14,137 @@ use super::Finding;
 use super::load::percent;
 use crate::text;
 
-/// A connection to the first address, if that is on a network, to look at.
-pub(super) struct Route {
-    stream: TcpStream,
-    pub(super) reachable: Finding,
+/// A connection to the first address that is on a network, to look at.
+pub(super) struct Route(TcpStream);
+
+/// What became of connecting to all addresses that are on a network.
+pub(super) struct Reached {
+    /// One for each host and port.
+    pub(super) findings: Vec<Finding>,
+    pub(super) route: Option<Route>,
 }
 
-/// Connects to the first address, if that is on a network.
-///
-/// # Errors
-/// The finding that says why that is not possible.
-pub(super) fn reach(addresses: &[Address]) -> Result<Option<Route>, Finding> {
-    let Some(Address::Tcp(address)) = addresses.first() else { return Ok(None) };
-    let (resolved, took) = resolve(address).map_err(|error| {
-        let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
-        Finding::bad("reachable", format!("the name {} does not resolve: {error}", address.traddr), mend)
-    })?;
-    let began = Instant::now();
-    let stream = connect(&resolved).map_err(|error| {
-        let found = format!("no TCP connection to {}:{}: {error}", address.traddr, address.trsvcid);
-        let mend = "start the target there (dlfs serve), or open the port in the firewalls between";
-        Finding::bad("reachable", found, mend)
-    })?;
-    let micros = |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
-    let found =
-        format!("TCP connects in {}, after {} for the name", micros(began.elapsed()), micros(took));
-    Ok(Some(Route { stream, reachable: Finding::good("reachable", found) }))
+/// Connects to all hosts of the addresses.
+pub(super) fn reach(addresses: &[Address]) -> Reached {
+    let mut places: Vec<Place> = Vec::new();
+    for place in addresses.iter().filter_map(Place::of) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    let mut reached = Reached { findings: Vec::new(), route: None };
+    for place in places.iter().take(MOST_PLACES) {
+        match place.reach() {
+            Ok((stream, found)) => {
+                let found =
+                    if places.len() > 1 { format!("{}: {found}", place.name()) } else { found };
+                reached.findings.push(Finding::good("reachable", found));
+                reached.route.get_or_insert(Route(stream));
+            }
+            Err(finding) => reached.findings.push(finding),
+        }
+    }
+    if places.len() > MOST_PLACES {
+        let found = format!("{} more were not tried", places.len() - MOST_PLACES);
+        reached.findings.push(Finding::good("reachable", found));
+    }
+    reached
+}
+
+/// Why there is no route to look at.
+pub(super) fn without_route(addresses: &[Address]) -> Finding {
+    match addresses.first() {
+        Some(Address::Objects(_)) => {
+            let found = "not looked at: the client of the store has the connections; the rates above hold its cost";
+            Finding::good("network", found.to_owned())
+        }
+        Some(Address::Spdk(_)) => {
+            Finding::good("network", "not looked at: SPDK has the connections".to_owned())
+        }
+        Some(Address::Tcp(_) | Address::Named(_)) => {
+            Finding::good("network", "not looked at: the first path is down".to_owned())
+        }
+        Some(Address::Path(_)) | None => {
+            let why = "the data are on this machine, or mounted";
+            Finding::unneeded("network", why)
+        }
+    }
+}
+
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    host: String,
+    port: u16,
+    /// What to do if nobody answers there.
+    mend: &'static str,
+}
+
+impl Place {
+    /// Where the address leads, if that can be seen from it.
+    fn of(address: &Address) -> Option<Place> {
+        match address {
+            Address::Tcp(TcpAddress { traddr, trsvcid, .. }) => {
+                let mend = "start the target there (dlfs serve), or open the port in the firewalls between";
+                Some(Place { host: traddr.clone(), port: *trsvcid, mend })
+            }
+            Address::Objects(url) => Place::of_url(url),
+            Address::Path(_) | Address::Spdk(_) | Address::Named(_) => None,
+        }
+    }
+
+    /// Of a web server; where other stores are, their clients find out.
+    fn of_url(url: &str) -> Option<Place> {
+        let (scheme, rest) = url.split_once("://")?;
+        let usual = match scheme {
+            "http" => 80,
+            "https" => 443,
+            _ => return None,
+        };
+        let authority = rest.split(['/', '?', '#']).next()?.rsplit('@').next()?;
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
+            _ => (authority, usual),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let mend = "check the address, and that this machine may reach the server without a proxy";
+        Some(Place { host, port, mend })
+    }
+
+    fn name(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// A connection, and what it took.
+    fn reach(&self) -> Result<(TcpStream, String), Finding> {
+        let began = Instant::now();
+        let resolved = (&*self.host, self.port).to_socket_addrs().map_err(|error| {
+            let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
+            Finding::bad("reachable", format!("the name {} does not resolve: {error}", self.host), mend)
+        })?;
+        let resolved: Vec<SocketAddr> = resolved.collect();
+        let (name_took, began) = (began.elapsed(), Instant::now());
+        let stream = connect(&resolved).map_err(|error| {
+            let found = format!("no TCP connection to {}: {error}", self.name());
+            Finding::bad("reachable", found, self.mend)
+        })?;
+        let micros =
+            |time: Duration| text::micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        let (took, name_took) = (micros(began.elapsed()), micros(name_took));
+        Ok((stream, format!("TCP connects in {took}, after {name_took} for the name")))
+    }
 }
 
 impl Route {
     /// What the connection's properties are worth at this round trip and rate.
     pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
         let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
-        [mtu(&self.stream), congestion(&self.stream), buffers].into_iter().flatten().collect()
+        let mtu = mtu(&self.0, bytes_per_s);
+        [mtu, congestion(&self.0), buffers].into_iter().flatten().collect()
     }
-}
-
-fn resolve(address: &TcpAddress) -> std::io::Result<(Vec<SocketAddr>, Duration)> {
-    let began = Instant::now();
-    let found = (&*address.traddr, address.trsvcid).to_socket_addrs()?.collect();
-    Ok((found, began.elapsed()))
 }
 
 fn connect(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
@@ -67,22 +158,32 @@ fn connect(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
     Err(last)
 }
 
-fn mtu(stream: &TcpStream) -> Option<Finding> {
+fn mtu(stream: &TcpStream, bytes_per_s: f64) -> Option<Finding> {
     let is_local = stream.peer_addr().ok()?.ip().is_loopback();
     let mtu = match stream.local_addr().ok()? {
         SocketAddr::V4(_) => sockopt::ip_mtu(stream),
         SocketAddr::V6(_) => sockopt::ipv6_mtu(stream),
     };
-    let mtu = mtu.ok()?;
-    Some(match mtu {
+    Some(judge_mtu(mtu.ok()?, is_local, bytes_per_s))
+}
+
+fn judge_mtu(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
+    match mtu {
         _ if is_local => Finding::good("MTU", format!("{mtu} bytes, of this machine's loopback")),
         ETHERNET_MTU.. if mtu > ETHERNET_MTU => Finding::good("MTU", format!("{mtu} bytes")),
+        _ if bytes_per_s < FAST_BYTES_PER_S => Finding::good(
+            "MTU",
+            format!(
+                "{mtu} bytes; larger frames are not needed at {}/s",
+                text::bytes(bytes_per_s as u64)
+            ),
+        ),
         _ => Finding::bad(
             "MTU",
             format!("{mtu} bytes"),
-            "frames of 9000 bytes need a sixth of the packets: worth it above 10 Gb/s, if every switch has them",
+            "frames of 9000 bytes need a sixth of the packets: worth it at this rate, if every switch has them",
         ),
-    })
+    }
 }
 
 fn congestion(stream: &TcpStream) -> Option<Finding> {
@@ -114,27 +215,28 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
             "buffers",
             found,
             format!(
-                "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {}\"",
-                (under_way * 4).next_power_of_two()
+                "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {most}\" here, and tcp_wmem at the target",
+                most = (under_way * 4).next_power_of_two()
             ),
         ),
     })
 }
 
 /// Which digests protect the transfers.
-pub(super) fn digests(device: &Arc<dyn Device>) -> Option<Finding> {
+pub(super) fn digests(device: &Arc<dyn Device>) -> Finding {
     let engine = device.namespace().engine;
-    if !engine.starts_with("tcp") {
-        return None;
-    }
     let found = match (engine.contains("TLS"), engine.contains("digest")) {
+        _ if !engine.starts_with("tcp") => {
+            return Finding::unneeded("digests", "they belong to NVMe/TCP, and this is no target");
+        }
         (true, _) => "TLS authenticates every record",
         (false, true) => "the digests of NVMe/TCP are on",
         (false, false) => {
-            "off, and not needed for data sets: every sample has a checksum of its own, which dlfs verifies"
+            let why = "every sample of a data set has a checksum of its own, which dlfs verifies; they are off";
+            return Finding::unneeded("digests", why);
         }
     };
-    Some(Finding::good("digests", found.to_owned()))
+    Finding::good("digests", found.to_owned())
 }
 
 /// The clock of the processors and who sets it.
@@ -145,15 +247,21 @@ pub(super) fn clock(root: &Path) -> Finding {
         let lines = cpuinfo.lines().filter(|line| line.starts_with(name));
         lines.filter_map(|line| line.split_once(':')).map(|(_, value)| value.trim()).collect()
     };
-    let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
     let model = field("model name").first().map_or("processors", |model| *model).to_owned();
-    let mean = if mhz.is_empty() { 0.0 } else { mhz.iter().sum::<f64>() / mhz.len() as f64 };
     let governor = read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     let khz = |name: &str| {
         read(&format!("sys/devices/system/cpu/cpu0/cpufreq/{name}")).trim().parse::<f64>().ok()
     };
-    let share = khz("cpuinfo_max_freq").filter(|&most| most > 0.0).map(|most| mean * 1e3 / most);
-    let mut found = format!("{} x {model} at {mean:.0} MHz", mhz.len().max(1));
+    let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
+    // Processors other than x86 state no clock there.
+    let mean = match mhz.is_empty() {
+        true => khz("scaling_cur_freq").map(|khz| khz / 1e3),
+        false => Some(mhz.iter().sum::<f64>() / mhz.len() as f64),
+    };
+    let most = khz("cpuinfo_max_freq").filter(|&most| most > 0.0);
+    let share = mean.zip(most).map(|(mean, most)| mean * 1e3 / most);
+    let at = mean.map_or("at an unknown clock".to_owned(), |mean| format!("at {mean:.0} MHz"));
+    let mut found = format!("{} x {model} {at}", field("processor").len().max(1));
     if let Some(share) = share {
         found = format!("{found}, {} of the most", percent(share.min(1.0)));
     }
@@ -170,6 +278,10 @@ pub(super) fn clock(root: &Path) -> Finding {
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const MOST_ADDRESSES: usize = 4;
+/// The most hosts that are tried.
+const MOST_PLACES: usize = 16;
+/// Below 5 Gb/s, packets of 1500 bytes are few enough.
+const FAST_BYTES_PER_S: f64 = 625e6;
 const ETHERNET_MTU: u32 = 1500;
 
 #[cfg(test)]
@@ -201,14 +313,35 @@ mod tests {
         let cpufreq = "sys/devices/system/cpu/cpu0/cpufreq";
         let (governor, most) =
             (format!("{cpufreq}/scaling_governor"), format!("{cpufreq}/cpuinfo_max_freq"));
-        let cpu = "model name\t: Some CPU\ncpu MHz\t\t: 1200.000\n";
+        let cpu = "processor\t: 0\nmodel name\t: Some CPU\ncpu MHz\t\t: 1200.000\n";
         let slow = root(&[("proc/cpuinfo", cpu), (&governor, "powersave\n"), (&most, "3600000\n")]);
         let found = clock(slow.path());
         assert!(!found.good && found.found.contains("33 % of the most"), "{}", found.found);
         let fast =
             root(&[("proc/cpuinfo", cpu), (&governor, "performance\n"), (&most, "1200000\n")]);
         assert!(clock(fast.path()).good);
-        assert!(clock(root(&[]).path()).good, "unknown is no complaint");
+        let unknown = clock(root(&[]).path());
+        assert!(unknown.good && unknown.found.contains("unknown clock"), "{}", unknown.found);
+        let now = format!("{cpufreq}/scaling_cur_freq");
+        let arm =
+            root(&[("proc/cpuinfo", "processor\t: 0\nprocessor\t: 1\n"), (&now, "2600000\n")]);
+        assert_eq!(clock(arm.path()).found, "2 x processors at 2600 MHz");
+    }
+
+    #[test]
+    fn larger_frames_are_a_matter_of_fast_networks() {
+        assert!(judge_mtu(1500, false, 100e6).good && judge_mtu(1500, true, 9e9).good);
+        assert!(judge_mtu(9000, false, 9e9).good && !judge_mtu(1500, false, 2e9).good);
+    }
+
+    #[test]
+    fn the_place_of_a_web_server_is_seen_from_its_address() {
+        let place = |url: &str| Place::of_url(url).map(|place| place.name());
+        assert_eq!(place("https://data.example/x/y").unwrap(), "data.example:443");
+        assert_eq!(place("http://user@127.0.0.1:8080?x").unwrap(), "127.0.0.1:8080");
+        assert_eq!(place("http://[::1]/x").unwrap(), "[::1]:80");
+        assert_eq!(place("http://[::1]:81").unwrap(), "[::1]:81");
+        assert_eq!((place("s3://bucket/x"), place("http://host:port/")), (None, None));
     }
 
     #[test]
@@ -217,13 +350,20 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let address: Address =
             format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x").parse().unwrap();
-        let route =
-            reach(std::slice::from_ref(&address)).unwrap().expect("a network is on the way");
+        let Reached { findings, route } = reach(&[address.clone(), address.clone()]);
+        assert!(findings.len() == 1 && findings[0].good, "{findings:?}");
+        let route = route.expect("a network is on the way");
         let found = route.findings(Duration::from_micros(100), 1e9);
         assert!(found.iter().any(|finding| finding.check == "MTU" && finding.good), "{found:?}");
         drop((route, listener));
-        let finding = reach(&[address]).err().expect("nobody listens");
-        assert!(!finding.good && finding.mend.unwrap().contains("dlfs serve"), "{}", finding.found);
-        assert!(reach(&["train.dlfs".parse().unwrap()]).unwrap().is_none());
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = other.local_addr().unwrap().to_string();
+        let up: Address = format!("nvme-tcp://{place}/nqn.2026-11.io.dlfs:x").parse().unwrap();
+        let Reached { findings, route } = reach(&[up, address]);
+        assert!(route.is_some() && findings[0].good && findings[0].found.contains(&place));
+        let down = &findings[1];
+        assert!(!down.good && down.mend.as_ref().unwrap().contains("dlfs serve"), "{findings:?}");
+        let Reached { findings, route } = reach(&["train.dlfs".parse().unwrap()]);
+        assert!(findings.is_empty() && route.is_none());
     }
 }
