@@ -8,11 +8,12 @@ use std::fs;
 use std::path::Path;
 
 use dlfs::ErrorKind;
-use dlfs::dataset::{Dataset, Mixture, OnError, Options};
+use dlfs::dataset::{Dataset, Mixture, MixtureSampler, OnError, Options};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::nvme::Address;
+use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf};
 use dlfs::order::mixture::{Batching, Part, Phase};
-use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, SequentialBy, State, Tail};
+use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, SequentialBy, Shard, State, Tail};
 use dlfs::permutation::Key;
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::ConnectOptions;
@@ -523,4 +524,157 @@ fn small_batches_before_a_damaged_one_are_delivered_and_then_the_reason() {
         assert_eq!((read, error.kind()), (damaged, ErrorKind::Corrupt), "{kind:?}: {error}");
         assert_eq!(loader.state().consumed, 4 * damaged as u64, "{kind:?}");
     }
+}
+
+/// The batches by the budget of `options`, of all ranks, of each epoch of `model`.
+fn cut(sets: &Sets, model: &[Drawn], options: &LoaderOptions, size: usize) -> Vec<Vec<Vec<Drawn>>> {
+    let budget = options.budget.as_ref().unwrap();
+    let epochs = (0..).zip(model.chunks(size)).map(|(epoch, samples)| {
+        let shard = Shard::new(0, 1, Tail::Keep).unwrap();
+        let seed = options.order.seed;
+        let mut deal = Deal::new(budget, seed, Epoch(epoch), samples.len() as u64, shard);
+        let mut draw =
+            |range: std::ops::Range<u64>, out: &mut Vec<Drawn>, tokens: &mut Vec<u32>| {
+                let samples = &samples[range.start as usize..range.end as usize];
+                let len = |&(source, id): &Drawn| sets.samples[source as usize][id as usize].len();
+                tokens.extend(samples.iter().map(|sample| len(sample) as u32));
+                out.extend(samples);
+                Ok::<(), BudgetError>(())
+            };
+        let (mut batches, mut batch) = (Vec::new(), Vec::new());
+        while deal.next(&mut draw, &mut batch).unwrap().is_some() {
+            batches.push(std::mem::take(&mut batch));
+        }
+        batches
+    });
+    epochs.collect()
+}
+
+#[test]
+fn batches_by_tokens_are_those_of_the_sequence_and_go_on_anywhere_with_other_ranks() {
+    let cases =
+        std::env::var("DLFS_MIXTURE_CASES").map_or(40, |text| text.parse::<u32>().unwrap() / 3);
+    let seed = std::env::var("DLFS_MIXTURE_SEED").map_or(4, |text| text.parse().unwrap());
+    let sets = Sets::new(seed, &[70, 33, 1, 12], 1500);
+    let mut random = Random::new(seed);
+    for case in 0..cases {
+        let kind = [OrderKind::Global, GROUPED, BY_SLOT][random.below(3) as usize];
+        let batching = [Batching::Random, Batching::Stratified][random.below(2) as usize];
+        let size = 20 + random.below(200);
+        let mixture = sets.mix(&["3", "1.5", "0.2", "1"], Some(size), batching);
+        let budget = Budget {
+            window: 1 + random.below(120) as u32,
+            max_samples: [None, Some(1 + random.below(9) as u32)][random.below(2) as usize],
+            cost: [Cost::Padded, Cost::Sum][random.below(2) as usize],
+            ..Budget::new(1516 + random.below(8000))
+        };
+        let mut asked = options(kind, 1, 2).by_budget(budget);
+        asked.order.seed = random.below(1 << 40);
+        // The lanes are those of the first run.
+        asked.world_size = 1 + random.below(4) as u32;
+        let expected = cut(&sets, &sets.model(&mixture, &asked), &asked, size as usize);
+        let (mut epoch, mut number) = (0, 0);
+        for _ in 0..3 {
+            let ranks = asked.world_size as usize;
+            println!("case {case}: {ranks} ranks {kind:?} {batching:?} at {epoch}, {number}");
+            for rank in 0..ranks {
+                let own = LoaderOptions { rank: rank as u32, ..asked.clone() };
+                let of = |at: usize, from: usize| {
+                    expected[at][from..].iter().skip(rank).step_by(ranks).cloned()
+                };
+                let right: Vec<Vec<Drawn>> =
+                    of(epoch, number).chain((epoch + 1..2).flat_map(|at| of(at, 0))).collect();
+                let loader = mixture.loader(own.clone()).unwrap();
+                assert_eq!(loader.batches_left() as usize, of(epoch, number).count());
+                assert_eq!(loader.batches_per_epoch() as usize, of(epoch, 0).count());
+                assert_eq!(loader.has_batches_left(), of(epoch, number).count() > 0);
+                let (read, _) = sets.read_while(&mixture, own.clone(), |_| true);
+                assert_eq!(read.into_values().collect::<Vec<_>>(), right, "rank {rank}");
+                let mut sampler = MixtureSampler::new(&mixture, own).unwrap();
+                let (mut ids, mut sampled) = (Vec::new(), Vec::<Vec<Drawn>>::new());
+                while sampler.next(&mut ids).unwrap().is_some() {
+                    sampled.push(ids.iter().map(|(source, id)| (*source, id.0)).collect());
+                }
+                assert_eq!(sampled, right, "ids of rank {rank}");
+            }
+            let (read, state) = sets.read(&mixture, asked.clone(), 1 + random.below(5) as usize);
+            for _ in read {
+                number += ranks;
+                if number >= expected[epoch].len() {
+                    (epoch, number) = (epoch + 1, 0);
+                }
+            }
+            if epoch == 2 {
+                break;
+            }
+            let consumed = to_end(&expected[epoch][..number]) as u64;
+            assert_eq!((state.epoch.0, state.consumed), (epoch as u64, consumed));
+            asked.resume = Some(State::from_json(&state.to_json()).unwrap());
+            asked.world_size = 1 + random.below(4) as u32;
+        }
+    }
+}
+
+#[test]
+fn batches_by_tokens_in_grouped_order_read_each_chunk_about_once() {
+    let sets = Sets::new(5, &[600, 600, 200], 4000);
+    let bytes: u64 = sets.samples.iter().flatten().map(|bytes| bytes.len() as u64).sum();
+    for batching in [Batching::Stratified, Batching::Random] {
+        let mixture = sets.mix(&["3", "3", "1"], None, batching);
+        let options = LoaderOptions {
+            batching: Some(prefetch::Batching::Chunk),
+            window_bytes: 96 << 20, // of a random mixture it has to hold 16,384 samples
+            ..options(GROUPED, 1, 1)
+        };
+        let budget = Budget { window: 300, ..Budget::new(64 << 10) };
+        let loader = mixture.loader(options.by_budget(budget)).unwrap();
+        while loader.next(&mut ()).unwrap().is_some() {}
+        let read = loader.stats().read.bytes;
+        println!("{batching:?}: {read} of {bytes} bytes read");
+        assert!((read as f64) < 1.35 * bytes as f64, "{batching:?}: {read} of {bytes} bytes read");
+    }
+}
+
+#[test]
+fn budgets_that_a_mixture_cannot_keep_are_refused_with_the_source() {
+    let sets = Sets::new(9, &[30, 20], 500);
+    let mixture = sets.mix(&["1", "1"], None, Batching::Stratified);
+    let asked = |budget: &Budget| options(OrderKind::Global, 1, 2).by_budget(budget.clone());
+    let refused = |options: LoaderOptions| mixture.loader(options).unwrap_err().report();
+    let longest = |set: usize| sets.samples[set].iter().map(Vec::len).max().unwrap() as u64;
+    let (short, long) = if longest(0) < longest(1) { (0, 1) } else { (1, 0) };
+    let text = refused(asked(&Budget::new(longest(short))));
+    assert!(text.contains(&format!("set{long}.dlfs")) && text.contains("tokens, more"), "{text}");
+    let lengths = LengthsOf::Column("words".into());
+    let text = refused(asked(&Budget { lengths, ..Budget::new(1000) }));
+    assert!(text.contains("set0.dlfs") && text.contains("no column \"words\""), "{text}");
+    let budget = Budget { window: 20, ..Budget::new(1000) };
+    let aligned = LoaderOptions { sharding: dlfs::order::Sharding::Aligned, ..asked(&budget) };
+    assert!(
+        refused(LoaderOptions { order: OrderSpec { kind: GROUPED, seed: 1 }, ..aligned })
+            .contains("leave the shares out")
+    );
+    let per_source = sets.mix(&["1", "1"], Some(40), Batching::PerSource { batch: 4 });
+    let text = per_source.loader(asked(&budget)).unwrap_err().report();
+    assert!(text.contains("batches per source of one"), "{text}");
+
+    // States of batches of a number of samples, of another budget, and one within a batch.
+    let loader = mixture.loader(asked(&budget)).unwrap();
+    let resumed = |state: &State| {
+        let options = LoaderOptions { resume: Some(state.clone()), ..asked(&budget) };
+        let at_start = refused(options);
+        assert_eq!(loader.set_state(state).unwrap_err().report(), at_start);
+        at_start
+    };
+    let (_, plain) = sets.read(&mixture, options(OrderKind::Global, 4, 2), 2);
+    assert!(resumed(&plain).contains("a number of samples"), "{}", resumed(&plain));
+    let wider = Budget { window: 21, ..budget.clone() };
+    let (_, other) = sets.read(&mixture, asked(&wider), 2);
+    assert!(resumed(&other).contains("by length"), "{}", resumed(&other));
+    let model = sets.model(&mixture, &asked(&budget));
+    let first = cut(&sets, &model, &asked(&budget), model.len() / 2)[0][0].len();
+    assert!(first > 1, "the seed leaves room within a batch");
+    let (_, state) = sets.read(&mixture, asked(&budget), 1);
+    let text = resumed(&State { consumed: state.consumed - 1, ..state });
+    assert!(text.contains("within a batch"), "{text}");
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use dlfs::order::budget::{Budget, Cost, Deal};
+use dlfs::order::budget::{Budget, BudgetError, Cost, Deal};
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
     Aligner, EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard,
@@ -172,7 +172,7 @@ fn every_budget_cuts_as_the_golden_file_says() {
         let mut draw = |range: Range<u64>, at: &mut Vec<u64>, tokens: &mut Vec<u32>| {
             at.extend(range.clone());
             tokens.extend(&lengths[range.start as usize..range.end as usize]);
-            Ok(())
+            Ok::<(), BudgetError>(())
         };
         let shard = Shard::new(0, 1, Tail::Keep).unwrap();
         let (seed, epoch) = (seed.parse().unwrap(), Epoch(epoch.parse().unwrap()));

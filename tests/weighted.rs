@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::import::{ColumnsFrom, ImportOptions, Onto, import};
 use dlfs::nvme::Address;
-use dlfs::order::budget::{Budget, Cost, Deal, LengthsOf, TooLong};
+use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf, TooLong};
 use dlfs::order::weighted::{Draws, LabelWeights, Weights};
 use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Shard, Sharding, State, Tail};
 use dlfs::prefetch::{Batching, LoaderOptions};
@@ -250,7 +250,7 @@ fn batches_of(
             let start = ids.len();
             order.ids(directory, Positions::from(range), ids);
             lengths.extend(ids[start..].iter().map(|id| tokens(id.0)));
-            Ok(())
+            Ok::<(), BudgetError>(())
         };
     let (mut batches, mut batch) = (Vec::new(), Vec::new());
     while deal.next(&mut draw, &mut batch).unwrap().is_some() {
@@ -453,4 +453,33 @@ fn tails_of_rounds_are_kept_dropped_or_filled_up() {
     let padded = each(Tail::Pad);
     assert!(padded.iter().all(|batches| batches.len() == all.len().div_ceil(4)));
     assert_eq!(padded[3].last(), all.get(3 - all.len() % 4), "the first batches come again");
+}
+
+#[test]
+fn a_rank_without_a_batch_in_an_epoch_has_those_of_later_ones() {
+    let set = set(&mut Random::new(47));
+    let budget = Budget { window: 64, ..Budget::new(30_000) };
+    let len_of = |id: u64| (set.samples[id as usize].len() as u32).max(1);
+    let epochs_of = |asked: &LoaderOptions| -> Vec<Vec<Vec<u64>>> {
+        (0..6).map(|epoch| batches_of(&set.dataset, asked, epoch, &len_of)).collect()
+    };
+    let order = |seed| OrderSpec { kind: OrderKind::Global, seed };
+    let most_of = |epochs: &[Vec<Vec<u64>>]| epochs.iter().map(Vec::len).max().unwrap();
+    let with =
+        |seed| LoaderOptions { order: order(seed), ..by_budget(OrderKind::Global, &budget, 6) };
+    let begins_short = |asked: &LoaderOptions| {
+        let epochs = epochs_of(asked);
+        epochs[0].len() < most_of(&epochs)
+    };
+    let asked = (0..100).map(with).find(begins_short).expect("a seed with a short first epoch");
+    let epochs = epochs_of(&asked);
+    let most = most_of(&epochs);
+    let right: Vec<&Vec<u64>> = epochs.iter().filter_map(|batches| batches.get(most - 1)).collect();
+    let (rank, world_size) = (most as u32 - 1, most as u32);
+    let loader = set.dataset.loader(LoaderOptions { rank, world_size, ..asked }).unwrap();
+    let mut read = Vec::new();
+    while let Some(batch) = loader.next(&mut ()).unwrap() {
+        read.push(batch.ids().map(|id| id.0).collect::<Vec<u64>>());
+    }
+    assert_eq!(read.iter().collect::<Vec<_>>(), right);
 }

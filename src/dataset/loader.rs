@@ -95,11 +95,12 @@ impl Loader {
     }
 
     pub(super) fn of_mixture(mixture: Mixed, options: LoaderOptions) -> Result<Loader> {
-        options.check()?;
         let mix = mixture.mix();
+        let options = mix.measured(options)?;
+        options.check()?;
         let base = mix.start_state(&options)?;
         let len = mix.mixture().epoch_size();
-        let share = Share::of_len(len, &options)?;
+        let share = Share::of_mixture(mix, &options)?;
         let directory = Arc::clone(&mix.directories()[0]);
         Loader::starting(Over::Mixture(mixture), directory, len, (base, share), options, None)
     }
@@ -235,6 +236,7 @@ impl Loader {
     pub fn set_state(&self, state: &State) -> Result<()> {
         if let Over::Mixture(mixture) = self.over()? {
             mixture.mix().check_state(state, &self.options)?;
+            mixture.mix().check_place(state, &self.options)?;
             let (image, mixture) = (self.base.image, self.base.mixture.clone());
             return self.go_to(State { image, mixture, ..state.clone() });
         }

@@ -160,6 +160,14 @@ impl Mixture {
         Loader::of_mixture(self.mixed(&options)?, options)
     }
 
+    /// The share of the rank of `options` in an epoch.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such rank, or the batch does not fit the mixture.
+    pub fn share(&self, options: &LoaderOptions) -> Result<Share> {
+        Share::of_mixture(self.mixed(options)?.mix(), options)
+    }
+
     fn mixed(&self, options: &LoaderOptions) -> Result<Mixed> {
         let sources = self.datasets.iter().map(|dataset| MixSource {
             directory: Arc::clone(dataset.directory()),
@@ -189,10 +197,11 @@ impl MixtureSampler {
     }
 
     fn of(mix: Arc<Mix>, options: LoaderOptions) -> Result<MixtureSampler> {
+        let options = mix.measured(options)?;
         options.check()?;
         let state = mix.start_state(&options)?;
         let ids = MixIds::new(&mix, &options, &state)?;
-        let share = Share::of_len(mix.mixture().epoch_size(), &options)?;
+        let share = Share::of_mixture(&mix, &options)?;
         Ok(MixtureSampler { mix, options, ids, share, state })
     }
 

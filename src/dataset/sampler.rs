@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::order::{OrderSpec, Shard, State};
-use crate::prefetch::{BatchCounts, LoaderOptions, Stream, TokenLengths};
+use crate::prefetch::{BatchCounts, LoaderOptions, Mix, Stream, TokenLengths, samples_of_batch};
 use crate::units::{Epoch, SampleId};
 
 use super::Dataset;
@@ -133,20 +133,24 @@ impl Share {
     /// # Errors
     /// `InvalidArgument`: there is no such rank.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
-        let share = Share::of_len(options.epoch_len(dataset.len()), options)?;
         let counts = BatchCounts::new(dataset.directory(), options)?;
-        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
-        Ok(Share { budgeted, ..share })
+        Share::of_len(options.epoch_len(dataset.len()), options, counts)
     }
 
-    /// The same, of epochs of `len` samples.
+    /// The share of an epoch of a mixture.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such rank.
-    pub fn of_len(len: u64, options: &LoaderOptions) -> Result<Share> {
+    /// As [`Share::new`].
+    pub(super) fn of_mixture(mix: &Arc<Mix>, options: &LoaderOptions) -> Result<Share> {
+        let counts = BatchCounts::of_mixture(mix, options)?;
+        Share::of_len(mix.mixture().epoch_size(), options, counts)
+    }
+
+    fn of_len(len: u64, options: &LoaderOptions, counts: Option<BatchCounts>) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
-        Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted: None })
+        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
+        Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted })
     }
 
     /// Batches of this rank from `at` to the end of its epoch.
@@ -220,7 +224,7 @@ impl Budgeted {
 pub(super) fn measured(dataset: &Dataset, options: LoaderOptions) -> Result<LoaderOptions> {
     let Some(budget) = &options.budget else { return Ok(options) };
     let lengths = TokenLengths::new(dataset.directory(), budget, options.too_long)?;
-    let batch_size = lengths.measure()?.samples_of_batch(budget);
+    let batch_size = samples_of_batch(budget, lengths.measure()?.mean_tokens());
     Ok(LoaderOptions { batch_size, ..options })
 }
 

@@ -6,13 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::{Error, Result};
-use crate::order::budget::{Budget, BudgetError, Deal, Dealt, LengthsOf, TooLong, count_batches};
+use crate::error::Result;
+use crate::order::budget::{Budget, BudgetError, Deal, Dealt, LengthsOf, TooLong};
 use crate::order::weighted::Weights;
 use crate::order::{EpochOrder, OrderSpec, Pick, Positions, Shard};
 use crate::units::{Epoch, SampleId};
-
-use super::LoaderOptions;
 
 /// The tokens of each sample.
 #[derive(Debug, Clone)]
@@ -30,6 +28,10 @@ enum Of {
     Column(usize),
     Label,
 }
+
+/// Epochs in a row without a batch for a rank, since batches are fewer than ranks, that end its run. Epochs have
+/// different numbers of batches, so a later one may have one.
+pub(super) const MAX_EMPTY_EPOCHS: u32 = 1000;
 
 /// The lengths of all samples together.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +57,11 @@ impl TokenLengths {
         };
         let (directory, budget) = (Arc::clone(directory), Arc::clone(budget));
         Ok(TokenLengths { directory, budget, of, too_long })
+    }
+
+    /// The budget that counts them.
+    pub(super) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// The tokens of a sample; at least 1.
@@ -125,12 +132,17 @@ impl TokenLengths {
 }
 
 impl Measured {
-    /// About how many samples a batch has.
-    pub(crate) fn samples_of_batch(&self, budget: &Budget) -> usize {
-        let mean = (self.tokens / self.samples.max(1)).max(1);
-        let most = budget.max_samples.map_or(u64::from(budget.window), u64::from);
-        usize::try_from((budget.tokens / mean).clamp(1, most.max(1))).unwrap_or(usize::MAX)
+    /// The mean of all samples.
+    pub(crate) fn mean_tokens(&self) -> u64 {
+        self.tokens / self.samples.max(1)
     }
+}
+
+/// About how many samples a batch has, of samples with so many tokens on average.
+pub(crate) fn samples_of_batch(budget: &Budget, mean_tokens: u64) -> usize {
+    let most = budget.max_samples.map_or(u64::from(budget.window), u64::from);
+    let samples = budget.tokens / mean_tokens.max(1);
+    usize::try_from(samples.clamp(1, most.max(1))).unwrap_or(usize::MAX)
 }
 
 fn column_of(directory: &Directory, name: &str) -> Result<Of, BudgetError> {
@@ -206,7 +218,7 @@ impl Dealing {
     }
 }
 
-fn each<T>(
+pub(super) fn each<T>(
     samples: &[T],
     tokens: &mut Vec<u32>,
     of: impl Fn(&T) -> Result<u32, BudgetError>,
@@ -217,128 +229,8 @@ fn each<T>(
     Ok(())
 }
 
-fn positions(range: Range<u64>) -> Positions {
+pub(super) fn positions(range: Range<u64>) -> Positions {
     Positions::new(range.start, 1, range.end - range.start)
-}
-
-/// Counts the batches of epochs, which differ in their numbers.
-#[derive(Debug, Clone)]
-pub(crate) struct BatchCounts {
-    directory: Arc<Directory>,
-    options: LoaderOptions,
-    lengths: TokenLengths,
-}
-
-impl BatchCounts {
-    /// Those of a run with these options; `None` if its batches have no budget.
-    pub(crate) fn new(
-        directory: &Arc<Directory>,
-        options: &LoaderOptions,
-    ) -> Result<Option<BatchCounts>> {
-        let Some(budget) = &options.budget else { return Ok(None) };
-        let lengths = TokenLengths::new(directory, budget, options.too_long)?;
-        let (directory, options) = (Arc::clone(directory), options.clone());
-        Ok(Some(BatchCounts { directory, options, lengths }))
-    }
-
-    /// The batches in each window of an epoch along `order`, of all ranks.
-    ///
-    /// Draws and sorts the whole epoch, in some 100 ns a sample.
-    pub(crate) fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<u32>> {
-        let mut sequence = order_of(order, epoch, &self.directory, self.options.weights.as_ref())?;
-        let mut ids = Vec::new();
-        let (budget, len) = (&self.lengths.budget, sequence.len());
-        let counts = count_batches(budget, order.seed, epoch, len, |range, tokens| {
-            ids.clear();
-            sequence.ids(&*self.directory, positions(range), &mut ids);
-            each(&ids, tokens, |&id| self.lengths.of(id))
-        });
-        Ok(counts?)
-    }
-
-    /// The batches of an epoch that are before position `consumed`, of all ranks.
-    ///
-    /// # Errors
-    /// `Between`: no batch ends there.
-    pub(crate) fn before(
-        &self,
-        order: &OrderSpec,
-        epoch: Epoch,
-        consumed: u64,
-        of_windows: &[u32],
-    ) -> Result<u64> {
-        let window = consumed / u64::from(self.lengths.budget.window);
-        let whole = of_windows.iter().take(window as usize).map(|&count| u64::from(count)).sum();
-        let start = window * u64::from(self.lengths.budget.window);
-        if start == consumed {
-            return Ok(whole);
-        }
-        let shard = Shard { rank: 0, world_size: 1, consumed: start, ..self.shard()? };
-        let mut batches = self.deal(order, epoch, shard)?;
-        let mut before = whole;
-        let mut at = start;
-        while at < consumed {
-            let Some((_, dealt)) = batches.next()? else { break };
-            (before, at) = (before + 1, dealt.consumed);
-        }
-        match at == consumed {
-            true => Ok(before),
-            false => Err(BudgetError::Between { consumed }.into()),
-        }
-    }
-
-    /// The samples of this rank in an epoch, behind the consumed ones. Cuts all that is left of the epoch.
-    pub(crate) fn samples_after(
-        &self,
-        order: &OrderSpec,
-        epoch: Epoch,
-        consumed: u64,
-    ) -> Result<u64> {
-        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
-        let mut samples = 0;
-        while let Some((count, _)) = batches.next()? {
-            samples += count;
-        }
-        Ok(samples)
-    }
-
-    /// Whether this rank has a batch in an epoch, behind the consumed ones. Cuts the windows of two rounds.
-    pub(crate) fn has_batch(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<bool> {
-        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
-        Ok(batches.next()?.is_some())
-    }
-
-    /// This rank's share, from the start of an epoch.
-    pub(crate) fn shard(&self) -> Result<Shard> {
-        let LoaderOptions { rank, world_size, tail, .. } = self.options;
-        Ok(Shard::new(rank, world_size, tail)?)
-    }
-
-    fn deal(&self, spec: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
-        let order = order_of(spec, epoch, &self.directory, self.options.weights.as_ref())?;
-        let dealing = Dealing::new(&self.lengths.budget, spec.seed, &order, shard);
-        Ok(Batches { order, dealing, lengths: &self.lengths, ids: Vec::new(), picks: Vec::new() })
-    }
-}
-
-/// The batches of one epoch, by their numbers of samples.
-struct Batches<'a> {
-    order: EpochOrder,
-    dealing: Dealing,
-    lengths: &'a TokenLengths,
-    ids: Vec<SampleId>,
-    picks: Vec<Pick>,
-}
-
-impl Batches<'_> {
-    fn next(&mut self) -> Result<Option<(u64, Dealt)>> {
-        let Batches { order, dealing, lengths, ids, picks } = self;
-        ids.clear();
-        picks.clear();
-        let dealt = dealing.next(order, lengths, ids, picks).map_err(Error::from)?;
-        let count = (ids.len() + picks.len()) as u64;
-        Ok(dealt.map(|dealt| (count, dealt)))
-    }
 }
 
 /// The order that `spec` gives in `epoch`, by these weights if it is weighted.

@@ -1,4 +1,4 @@
-//! The data sets of a mixture, and the order of each.
+//! The data sets of a mixture, the order of each, and what a position reads.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use crate::directory::Directory;
 use crate::order::mixture::{Mixture, MixtureError, MixtureSpec, source_seed};
 use crate::order::{ImageId, OrderKind, OrderSpec};
 use crate::qpair::Device;
+use crate::units::Epoch;
 
 /// Data sets that are read as one sequence.
 pub struct Mix {
@@ -25,6 +26,22 @@ impl std::fmt::Debug for Mix {
 pub(crate) struct MixSource {
     pub(crate) directory: Arc<Directory>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
+}
+
+/// What a position reads, and whether alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Drawn {
+    pub(super) source: u32,
+    pub(super) epoch: Epoch,
+    pub(super) position: u64,
+    pub(super) alone: bool,
+}
+
+/// What `position` reads.
+#[inline]
+pub(super) fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
+    let draw = mixture.draw(position);
+    Drawn { source: draw.source, epoch: draw.epoch, position: draw.position, alone: false }
 }
 
 impl Mix {

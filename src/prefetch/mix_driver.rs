@@ -18,8 +18,8 @@ use super::chunks::ChunkDriver;
 use super::fed::{Piece, Placed};
 use super::head::Head;
 use super::memory::Memory;
-use super::mix::Mix;
-use super::mixture::{Drawn, MixStream};
+use super::mix::{Drawn, Mix};
+use super::mixture::MixStream;
 use super::options::Batching;
 use super::residency::Residency;
 use super::samples::SampleDriver;
@@ -141,10 +141,10 @@ impl MixDriver {
     }
 
     /// Plans one more span. `false`: there is none.
-    fn plan_next(&mut self) -> bool {
+    fn plan_next(&mut self) -> Result<bool> {
         let mut span = self.free_spans.pop().unwrap_or_default();
         while span.batches.len() < self.next_span {
-            let Some(head) = self.stream.next(&mut self.drawn) else { break };
+            let Some(head) = self.stream.next(&mut self.drawn)? else { break };
             for at in 0..self.drawn.len() {
                 let Drawn { source, epoch, position, alone } = self.drawn[at];
                 let index = self.part(&mut span.parts, source, epoch.0);
@@ -157,7 +157,7 @@ impl MixDriver {
         }
         if span.batches.is_empty() {
             self.free_spans.push(span);
-            return false;
+            return Ok(false);
         }
         self.next_span = (2 * self.next_span).min(self.plan.span);
         for part in &mut span.parts {
@@ -169,7 +169,7 @@ impl MixDriver {
         self.num_planned += span.part_of.len();
         self.requested = 0;
         self.planned.push_back(span);
-        true
+        Ok(true)
     }
 
     /// The part of `parts` with the samples of this epoch of the source.
@@ -369,7 +369,7 @@ impl Driver for MixDriver {
             if self.num_planned - begun_with >= PLANNED_PER_TURN {
                 return Ok(true);
             }
-            if !self.plan_next() {
+            if !self.plan_next()? {
                 return Ok(moved);
             }
             moved = true;

@@ -139,7 +139,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let permuted = match mix.spec().batching {
         Dealt::Random => mean_bytes(mix).saturating_mul(RANDOM_WINDOW),
         _ => 0,
-    };
+    } + working_set::sorted_bytes_of(options, mean_bytes(mix));
     let window_bytes = working_set::shared_window_bytes(options, wanted + permuted);
     let is_shuffled = permuted > window_bytes as u64 / 2;
     let room = (window_bytes as u64).saturating_sub(permuted);
@@ -177,6 +177,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         }
         _ => 0,
     };
+    let patience = patience.max(working_set::patience(options).div_ceil(span as u64));
     let max_spans = match batching.iter().all(|how| *how == Batching::Chunk) {
         true => MAX_PLANNED,
         // As many batches are under way as in a run over one data set.

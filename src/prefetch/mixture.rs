@@ -15,9 +15,11 @@ use crate::order::{OrderKind, OrderSpec, Positions, Refusal, Shard, Sharding, St
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
+use super::budgeted::MAX_EMPTY_EPOCHS;
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
-use super::mix::Mix;
+use super::mix::{Drawn, Mix, drawn};
+use super::mix_budget::{MixDealing, SourceLengths};
 
 impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the description.
@@ -29,6 +31,7 @@ impl Mix {
         let start = self.first_state(options);
         let Some(state) = &options.resume else { return Ok(start) };
         self.check_state(state, options)?;
+        self.check_place(state, options)?;
         Ok(State { image: start.image, mixture: start.mixture, ..state.clone() })
     }
 
@@ -38,7 +41,7 @@ impl Mix {
         State {
             epoch: Epoch(options.epochs.start),
             mixture: Some(Arc::clone(self.spec())),
-            ..State::start(self.hash().0, Generation(0), order)
+            ..State::start(self.hash().0, Generation(0), order).by_budget(options.budget.clone())
         }
     }
 
@@ -57,6 +60,7 @@ impl Mix {
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
         let of_mixture = MixtureState { consumed, ..MixtureState::start((**spec).clone()) };
         of_mixture.check(self.spec())?;
+        state.check_budget(options.budget.as_deref())?;
         let asked = &options.order;
         let refusal = if !state.order.kind.continues(&asked.kind) {
             Some(Refusal::Order { state: state.order.kind, asked: asked.kind })
@@ -68,6 +72,19 @@ impl Mix {
             None
         };
         refusal.map_or(Ok(()), |refusal| Err(refusal.into()))
+    }
+
+    /// Checks that what `state` has consumed ends with a batch, if batches have a budget.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it does not.
+    pub(crate) fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        if options.budget.is_none() || state.consumed == 0 {
+            return Ok(());
+        }
+        let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
+        let options = LoaderOptions { epochs, ..options.clone() };
+        MixStream::new(self, &options, state)?.next(&mut Vec::new()).map(drop)
     }
 }
 
@@ -81,12 +98,6 @@ fn check(options: &LoaderOptions) -> Result<()> {
     }
     Shard::new(options.rank, options.world_size, options.tail)?;
     options.order.started(options.world_size).check()?;
-    if options.budget.is_some() {
-        return refused(
-            "mixtures have batches of a number of samples, not of tokens".to_owned(),
-            "take batch_size instead of batch_tokens",
-        );
-    }
     if options.weights.is_some() {
         return refused(
             "weights are of the samples of one data set, not of a mixture".to_owned(),
@@ -127,6 +138,10 @@ pub(super) struct MixStream {
     consumed: u64,
     current: Option<Current>,
     by_lane: ByLane,
+    /// How batches are cut, unless they have `batch_size` samples.
+    dealing: Option<Box<MixDealing>>,
+    /// Epochs without a batch for this rank, in a row.
+    empty_epochs: u32,
 }
 
 /// The current epoch.
@@ -134,15 +149,6 @@ struct Current {
     shard: Shard,
     rest: Positions,
     taken: u64,
-}
-
-/// What a position reads, and whether alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Drawn {
-    pub(super) source: u32,
-    pub(super) epoch: Epoch,
-    pub(super) position: u64,
-    pub(super) alone: bool,
 }
 
 impl MixStream {
@@ -168,6 +174,9 @@ impl MixStream {
             consumed: start.consumed,
             current: None,
             by_lane: ByLane::default(),
+            empty_epochs: 0,
+            dealing: SourceLengths::of(mix, options)?
+                .map(|lengths| Box::new(MixDealing::new(mix, lengths, &start.order))),
         })
     }
 
@@ -177,8 +186,44 @@ impl MixStream {
     }
 
     /// Replaces `out` by the samples of the next batch.
-    pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
+    ///
+    /// # Errors
+    /// `InvalidArgument`: what was consumed before does not end with a batch by the budget; the first call says so.
+    pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
         out.clear();
+        match self.dealing.is_some() {
+            true => self.next_dealt(out),
+            false => Ok(self.next_taken(out)),
+        }
+    }
+
+    /// The next batch by a budget.
+    fn next_dealt(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
+        while !self.is_done() {
+            let Some(dealing) = &mut self.dealing else { return Ok(None) };
+            let place = (self.epoch, self.shard.after(self.consumed));
+            if let Some(dealt) = dealing.next(&mut self.mixture, place, out)? {
+                let epoch = Epoch(self.epoch);
+                let after = match dealt.ends_epoch {
+                    true => (Epoch(self.epoch + 1), 0),
+                    false => (epoch, dealt.consumed),
+                };
+                return Ok(Some(Head { epoch, ends_epoch: dealt.ends_epoch, after }));
+            }
+            let is_empty = !dealing.end_epoch() && self.consumed == 0;
+            self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
+            if self.empty_epochs == MAX_EMPTY_EPOCHS {
+                self.epoch = self.end;
+                return Ok(None);
+            }
+            self.epoch += 1;
+            self.consumed = 0;
+        }
+        Ok(None)
+    }
+
+    /// The next batch of a number of samples.
+    fn next_taken(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
         let len = self.mixture.epoch_size();
         while !self.is_done() {
             let current = self.current.get_or_insert_with(|| {
@@ -269,7 +314,7 @@ impl MixIds {
     /// Replaces `out` by source and id of each sample of the next batch.
     pub(crate) fn next(&mut self, out: &mut Vec<(u32, SampleId)>) -> Result<Option<Head>> {
         out.clear();
-        let Some(head) = self.stream.next(&mut self.drawn) else { return Ok(None) };
+        let Some(head) = self.stream.next(&mut self.drawn)? else { return Ok(None) };
         for &Drawn { source, epoch, position, .. } in &self.drawn {
             let at = source as usize;
             let order = self.orders[at]
@@ -283,12 +328,6 @@ impl MixIds {
         }
         Ok(Some(head))
     }
-}
-
-#[inline]
-fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
-    let draw = mixture.draw(position);
-    Drawn { source: draw.source, epoch: draw.epoch, position: draw.position, alone: false }
 }
 
 /// Gives the samples of a global batch to the ranks that have their lanes.

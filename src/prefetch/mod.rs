@@ -9,7 +9,8 @@
 //! start. `window` is the memory and the thread that faults it in; `memory` grants it by priority.
 //! `kept` verifies again what stays in it from epoch to epoch. `mixture` says which samples of which source the batches
 //! of a mixture have, `mix_driver` reads them with a driver for each source, fed by `fed`, and `mixed` starts that.
-//! `budgeted` cuts batches of so many tokens. `copy` gathers each batch into one buffer if the caller wants that.
+//! `budgeted` cuts batches of so many tokens, `mix_budget` those of a mixture, and `batch_counts` counts them. `copy`
+//! gathers each batch into one buffer if the caller wants that.
 //! `waits` divides the time that the consumer waits among its causes, and `trace` keeps events of both threads.
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
@@ -19,6 +20,7 @@
 //!
 //! Read `chunks.rs` first: it is what makes training fast.
 
+mod batch_counts;
 mod batching;
 mod budgeted;
 mod chunks;
@@ -29,6 +31,7 @@ mod head;
 mod kept;
 mod memory;
 mod mix;
+mod mix_budget;
 mod mix_driver;
 mod mixed;
 mod mixture;
@@ -78,8 +81,9 @@ use trace::TurnTrace;
 use waits::{AfterTurn, Divider, Seen, TurnClock};
 use working_set::FIRST_BATCH_ROOM_CHUNKS;
 
-pub(crate) use budgeted::BatchCounts;
+pub(crate) use batch_counts::BatchCounts;
 pub use budgeted::TokenLengths;
+pub(crate) use budgeted::samples_of_batch;
 pub use mix::Mix;
 pub(crate) use mix::MixSource;
 pub(crate) use mixture::MixIds;

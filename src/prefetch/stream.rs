@@ -14,7 +14,7 @@ use crate::order::{
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, TokenLengths, order_of};
+use super::budgeted::{Dealing, MAX_EMPTY_EPOCHS, TokenLengths, order_of};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
 
@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     /// Positions of the first epoch that all ranks had consumed before.
     consumed: u64,
     current: Option<Current>,
+    /// Epochs without a batch for this rank, in a row.
+    empty_epochs: u32,
     /// The order of the previous epoch, whose memory the next one reuses.
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
@@ -138,6 +140,7 @@ impl Stream {
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
             current: None,
+            empty_epochs: 0,
             free_order: None,
             left: u64::MAX,
             weights: options.weights.clone(),
@@ -160,6 +163,7 @@ impl Stream {
             epochs: 0..0,
             consumed: 0,
             current: None,
+            empty_epochs: 0,
             free_order: None,
             left: u64::MAX,
             weights: None,
@@ -234,6 +238,7 @@ impl Stream {
             epochs: self.epochs.clone(),
             consumed: self.consumed,
             current: self.current.clone(),
+            empty_epochs: 0,
             free_order: None,
             drop_short: self.drop_short,
             left: 1,
@@ -385,8 +390,10 @@ impl Stream {
                 self.left -= 1;
                 return Ok(Some(Head { epoch, ends_epoch, after }));
             }
-            if *taken == 0 && self.consumed == 0 {
-                self.epochs.start = self.epochs.end; // batches are fewer than ranks
+            let is_empty = *taken == 0 && self.consumed == 0;
+            self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
+            if self.empty_epochs == MAX_EMPTY_EPOCHS {
+                self.epochs.start = self.epochs.end;
                 return Ok(None);
             }
             self.end_epoch();

@@ -63,6 +63,12 @@ fn sorted_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     samples.saturating_mul(3 * mean_sample_bytes(directory)).min(chunks_len(directory, u64::MAX))
 }
 
+/// The same for a mixture with samples of `mean_bytes` on average.
+pub(super) fn sorted_bytes_of(options: &LoaderOptions, mean_bytes: u64) -> u64 {
+    let window = options.budget.as_ref().map_or(0, |budget| u64::from(budget.window));
+    window.saturating_mul(mean_bytes.saturating_mul(3))
+}
+
 /// Batches for which a chunk stays after its last use; 0: until its group has ended. Batches by a budget go back to
 /// a chunk in the window of positions behind its last use.
 pub(super) fn patience(options: &LoaderOptions) -> u64 {

@@ -87,11 +87,11 @@ impl<T: Copy> Deal<T> {
     ///
     /// # Errors
     /// Those of `draw`. `Between`: what is consumed does not end with a batch; the first call says so.
-    pub fn next(
+    pub fn next<E: From<BudgetError>>(
         &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), BudgetError>,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
         out: &mut Vec<T>,
-    ) -> Result<Option<Dealt>, BudgetError> {
+    ) -> Result<Option<Dealt>, E> {
         let ranks = u64::from(self.shard.world_size.max(1));
         // Until the end of the round behind this one is known: then it is known which ranks have it.
         while self.known < (self.round + 2).saturating_mul(ranks) && self.next < self.len {
@@ -125,10 +125,10 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Cuts the next window.
-    fn cut_next(
+    fn cut_next<E: From<BudgetError>>(
         &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), BudgetError>,
-    ) -> Result<(), BudgetError> {
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (samples, cut) = (Vec::new(), Cut::default());
         let empty = || Window { first: 0, samples, cut, skipped: 0 };
         let mut window = self.free.pop().unwrap_or_else(empty);
@@ -178,12 +178,12 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Appends the `nth` batch of the epoch, beginning again where it has fewer: the padding of its last round.
-    fn repeat(
+    fn repeat<E: From<BudgetError>>(
         &self,
         nth: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), BudgetError>,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<(), E>,
         out: &mut Vec<T>,
-    ) -> Result<(), BudgetError> {
+    ) -> Result<(), E> {
         let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep };
         let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
         let (mut deal, start) = (begin(), out.len());
@@ -213,13 +213,13 @@ impl<T: Copy> Deal<T> {
 ///
 /// # Errors
 /// Those of `draw`.
-pub fn count_batches(
+pub fn count_batches<E>(
     budget: &Budget,
     seed: u64,
     epoch: Epoch,
     len: u64,
-    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<(), BudgetError>,
-) -> Result<Vec<u32>, BudgetError> {
+    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<(), E>,
+) -> Result<Vec<u32>, E> {
     let (mut cutter, mut tokens) = (Cutter::default(), Vec::new());
     let size = u64::from(budget.window.max(1));
     let count = |window: u64| {

@@ -175,7 +175,7 @@ fn each_sample_comes_once_and_no_batch_passes_the_budget() {
         assert!(seen.iter().all(|&seen| seen), "case {number}");
         let lengths = |range: Range<u64>, out: &mut Vec<u32>| {
             out.extend(&tokens[range.start as usize..range.end as usize]);
-            Ok(())
+            Ok::<(), BudgetError>(())
         };
         let counts = count_batches(&budget, seed, Epoch(epoch), len, lengths).unwrap();
         assert_eq!(counts.iter().sum::<u32>(), batches, "case {number}");

@@ -12,7 +12,7 @@ use crate::help::loading;
 #[command(next_help_heading = "Batches by tokens")]
 pub(crate) struct BudgetArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
-    #[arg(conflicts_with_all = OF_NUMBERS)]
+    #[arg(conflicts_with = "batch")]
     #[arg(help = loading("batch_tokens", ": samples of similar length share a batch"))]
     batch_tokens: Option<u64>,
     #[arg(long, value_name = "N", requires = "batch_tokens", default_value_t = DEFAULT_WINDOW)]
@@ -53,9 +53,6 @@ enum TooLongArg {
     /// Make it a batch of its own
     Alone,
 }
-
-/// Options of batches with a number of samples, and of several images.
-const OF_NUMBERS: [&str; 2] = ["batch", "mix"];
 
 impl BudgetArgs {
     /// The budget, if one is given.

@@ -7,11 +7,11 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 
+use dlfs::Result;
 use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions, Share};
-use dlfs::order::mixture::{self, Batching, MixtureError, Part, Phase};
+use dlfs::order::mixture::{Batching, MixtureError, Part, Phase};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};
-use dlfs::{Error, Result};
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::text;
@@ -90,9 +90,10 @@ pub(crate) fn share(
     mixture: Option<&Mixture>,
     options: &LoaderOptions,
 ) -> Result<Share> {
-    let Some(mixture) = mixture else { return Share::new(dataset, options) };
-    let sequence = mixture::Mixture::new(&mixture.spec(options)).map_err(Error::from)?;
-    Share::of_len(sequence.epoch_size(), options)
+    match mixture {
+        Some(mixture) => mixture.share(options),
+        None => Share::new(dataset, options),
+    }
 }
 
 /// What a run has delivered of each of its images.

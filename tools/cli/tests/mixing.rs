@@ -404,3 +404,33 @@ fn shuffle_report_knows_mixtures() {
         .code(1)
         .complains_of(&["mixture", "order"]);
 }
+
+#[test]
+fn a_mixture_has_batches_by_tokens() {
+    let dir = two_images();
+    let budget = ["--batch-tokens", "60000", "--bucket-window", "90", "--seed", "4"];
+    let run_of = |ids: &str, more: &[&str]| {
+        let ids = dir.arg(ids);
+        let fixed = ["--order", "global", "--epoch-size", "410", "--epochs", "1", "--ids", &ids];
+        read_mixed(&dir, ["0.7", "0.3"], &[&fixed[..], &budget, more].concat())
+    };
+    let json = run_of("ids", &["--json"]).code(0).json();
+    assert_eq!(counts(&json).iter().map(|(samples, _)| *samples).collect::<Vec<_>>(), [287, 123]);
+    let state = dir.arg("state");
+    run_of("first", &["--state", &state, "--stop-after", "200"]).code(4);
+    run_of("rest", &["--state", &state]).code(0);
+    let (whole, mut parts) = (drawn(&dir, "ids"), drawn(&dir, "first"));
+    parts.extend(drawn(&dir, "rest"));
+    assert!(whole == parts, "it goes on where it stopped");
+
+    let (image, more) = (dir.arg("train.dlfs"), format!("{}=0.3", dir.arg("more.dlfs")));
+    let fixed = ["shuffle-report", &image, "--part", "0.7", "--mix", &more, "--epoch-size", "410"];
+    let report = run(&[&fixed[..], &budget, &["--order", "global", "--json"]].concat());
+    let report = report.code(0).json();
+    assert_eq!(report["samples"], 410, "{report}");
+    let part = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("no {key}: {report}"));
+    assert!(part("padding") < part("padding_in_sequence"), "{report}");
+    read_mixed(&dir, ["0.7", "0.3"], &["--batch-tokens", "50"])
+        .code(1)
+        .complains_of(&["more than the 50", ".dlfs"]);
+}

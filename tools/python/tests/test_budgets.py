@@ -295,7 +295,11 @@ def test_states_of_other_batches_are_refused_with_the_difference(texts):
             loader.load_state_dict(plain)
 
 
-def test_views_and_weights_have_batches_by_tokens_and_mixtures_say_why_not(texts):
+def sources_and_ids(batch):
+    return list(zip(batch.sources.tolist(), batch.ids.tolist()))
+
+
+def test_views_weights_and_mixtures_have_batches_by_tokens(texts):
     view = texts.select("label in (1, 2) and len < 5000")
     options = {"batch_tokens": 5000, "bucket_window": 60, "seed": 2}
     with dlfs.Loader(view, **options) as loader:
@@ -308,6 +312,16 @@ def test_views_and_weights_have_batches_by_tokens_and_mixtures_say_why_not(texts
         epoch = list(loader)
     assert sum(len(batch) for batch in epoch) == 50
     assert all(int(numpy.diff(batch.offsets).max()) * len(batch) <= 9000 for batch in epoch)
-    mixture = dlfs.Mixture([(texts, 0.5), (view, 0.5)])
-    with pytest.raises(dlfs.InvalidArgument, match="mixtures have batches of a number of samples"):
-        dlfs.Loader(mixture, batch_tokens=9000)
+    mixture = dlfs.Mixture([(texts, 0.7), (view, 0.3)], epoch_size=200)
+    options = {"order": "global", "seed": 2}
+    with dlfs.Loader(mixture, 200, epochs=1, **options) as loader:
+        [sequence] = [list(zip(batch.sources.tolist(), batch.ids.tolist())) for batch in loader]
+    tokens = [texts.length(id) for _, id in sequence]  # a view keeps the ids
+    expected = [[sequence[at] for at in batch] for batch in batches_of(tokens, 30_000, 60, None, True, 2, 0)]
+    for workers in (0, 2):
+        data = dlfs.torch.IterableDataset(
+            mixture, batch_tokens=30_000, bucket_window=60, epochs=1, transform=sources_and_ids, **options
+        )
+        assert list(dlfs.torch.DataLoader(data, num_workers=workers)) == expected
+    with pytest.raises(dlfs.InvalidArgument, match="more than the 9 of a batch"):
+        dlfs.Loader(mixture, batch_tokens=9)

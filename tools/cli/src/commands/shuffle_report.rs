@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use dlfs::dataset::{Dataset, Image, Mixture, MixtureSampler, Sampler};
+use dlfs::dataset::{Dataset, Mixture, MixtureSampler, Sampler};
 use dlfs::directory::Directory;
 use dlfs::order::budget::Cost;
 use dlfs::order::mixture;
@@ -14,7 +14,7 @@ use dlfs::order::report::{
 use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Tail};
 use dlfs::prefetch::{LoaderOptions, TokenLengths};
 use dlfs::reader::ReaderOptions;
-use dlfs::units::Epoch;
+use dlfs::units::{Epoch, SampleId};
 
 use crate::args::ConnectionArgs;
 use crate::budget_args::BudgetArgs;
@@ -111,10 +111,19 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     if args.mix.is_given() {
         let first = Dataset::from_image(image, ReaderOptions::default());
         let mixture = args.mix.mixture(&first, &args.connection)?;
-        return report_mixture(&args, &spec, &mixture.expect("there is something to mix"));
+        let mixture = mixture.expect("there is something to mix");
+        if args.budget.budget().is_none() {
+            return report_mixture(&args, &spec, &mixture);
+        }
+        return report_budget(&args, &spec, mixture.datasets(), &|options| {
+            MixtureSampler::new(&mixture, options).map(Batches::Mixed)
+        });
     }
     if args.budget.budget().is_some() {
-        return report_budget(&args, &spec, image);
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        return report_budget(&args, &spec, std::slice::from_ref(&dataset), &|options| {
+            Sampler::new(&dataset, options).map(|sampler| Batches::Single(sampler, Vec::new()))
+        });
     }
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
@@ -198,24 +207,28 @@ fn report_mixture(
     Ok(Outcome::Done)
 }
 
-/// Reports how full the batches by tokens of an epoch are.
+/// Reports how full the batches by tokens of an epoch are. `start` starts a run over `datasets`.
 fn report_budget(
     args: &ShuffleReportArgs,
     spec: &OrderSpec,
-    image: Image,
+    datasets: &[Dataset],
+    start: &dyn Fn(LoaderOptions) -> dlfs::Result<Batches>,
 ) -> Result<Outcome, Failure> {
-    let dataset = Dataset::from_image(image, ReaderOptions::default());
     let mut plain = LoaderOptions::new(*spec, 1, 1);
     plain.epochs = args.epoch..args.epoch.saturating_add(1);
     let options = args.budget.apply(plain.clone());
-    let budget = options.budget.clone().expect("the caller has seen one");
-    let lengths = TokenLengths::new(dataset.directory(), &budget, options.too_long);
-    let lengths = lengths.map_err(dlfs::Error::from)?;
+    let (budget, too_long) =
+        (options.budget.clone().expect("the caller saw one"), options.too_long);
+    let batches = start(options)?; // it names the source of an error
+    let lengths = datasets.iter().map(|dataset| {
+        TokenLengths::new(dataset.directory(), &budget, too_long).map_err(dlfs::Error::from)
+    });
+    let lengths = lengths.collect::<dlfs::Result<Vec<TokenLengths>>>()?;
     let mut observer = BudgetObserver::new(budget.tokens, budget.cost == Cost::Padded);
-    each_batch(&dataset, options, &lengths, |tokens| observer.see(tokens))?;
+    each_batch(batches, &lengths, |tokens| observer.see(tokens))?;
     plain.batch_size = observer.samples_of_batch();
     let mut in_sequence = 0;
-    each_batch(&dataset, plain, &lengths, |tokens| in_sequence += padded_of(tokens))?;
+    each_batch(start(plain)?, &lengths, |tokens| in_sequence += padded_of(tokens))?;
     let report = observer.finish(in_sequence);
     let mut out = Out::new();
     if args.json {
@@ -228,19 +241,38 @@ fn report_budget(
     Ok(Outcome::Done)
 }
 
-/// Visits the tokens of each batch of a run.
+/// The batches of a run over one data set, or several.
+enum Batches {
+    Single(Sampler, Vec<SampleId>),
+    Mixed(MixtureSampler),
+}
+
+impl Batches {
+    /// Replaces `samples` by source and id of each sample of the next batch; `false` after the last.
+    fn next(&mut self, samples: &mut Vec<(u32, SampleId)>) -> dlfs::Result<bool> {
+        match self {
+            Batches::Mixed(sampler) => Ok(sampler.next(samples)?.is_some()),
+            Batches::Single(sampler, ids) => {
+                let is_one = sampler.next(ids)?.is_some();
+                samples.clear();
+                samples.extend(ids.iter().map(|&id| (0, id)));
+                Ok(is_one)
+            }
+        }
+    }
+}
+
+/// Visits the tokens of each batch. `lengths`: those of each source.
 fn each_batch(
-    dataset: &Dataset,
-    options: LoaderOptions,
-    lengths: &TokenLengths,
+    mut batches: Batches,
+    lengths: &[TokenLengths],
     mut visit: impl FnMut(&[u32]),
-) -> Result<(), Failure> {
-    let mut sampler = Sampler::new(dataset, options)?;
-    let (mut ids, mut tokens) = (Vec::new(), Vec::new());
-    while sampler.next(&mut ids)?.is_some() {
+) -> dlfs::Result<()> {
+    let (mut samples, mut tokens) = (Vec::new(), Vec::new());
+    while batches.next(&mut samples)? {
         tokens.clear();
-        for &id in &ids {
-            tokens.push(lengths.of(id).map_err(dlfs::Error::from)?);
+        for &(source, id) in &samples {
+            tokens.push(lengths[source as usize].of(id)?);
         }
         visit(&tokens);
     }
