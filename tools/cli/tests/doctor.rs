@@ -119,7 +119,8 @@ fn a_target_that_is_not_there_is_named_with_what_to_do() {
     // A target that answers and has no such subsystem.
     let found = checks(&served.address.replace(":train", ":typo"), &[], 1);
     assert_eq!(found.order, ["reachable", "data"]);
-    assert_eq!(found.by_name["data"]["good"], false);
+    found.found("data", &["no such subsystem", "typo"]);
+    assert!(found.by_name["data"]["mend"].as_str().unwrap().contains("dlfs discover"));
     found.ran.complains_of(&["typo"]);
 }
 
@@ -143,7 +144,9 @@ fn data_on_this_machine_need_no_network() {
     let found = checks(&format!("{named}-typo"), &[], 1);
     assert_eq!(found.order, ["name"]);
     // Nothing is there, and nothing can be read.
-    assert_eq!(checks(&dir.arg("gone.dlfs"), &[], 1).order, ["data"]);
+    let found = checks(&dir.arg("gone.dlfs"), &[], 1);
+    assert_eq!(found.order, ["data"]);
+    found.found("data", &["gone.dlfs", "No such file"]);
     std::fs::write(dir.path("empty"), b"").unwrap();
     let found = checks(&dir.arg("empty"), &[], 1);
     assert_eq!(found.by_name["data"]["good"], false);

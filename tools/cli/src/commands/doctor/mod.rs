@@ -82,6 +82,14 @@ impl Finding {
     fn bad(check: &'static str, found: String, mend: impl Into<String>) -> Finding {
         Finding { mend: Some(mend.into()), good: false, ..Finding::good(check, found) }
     }
+
+    /// Why something cannot be examined, in one line, and what the error says to do.
+    fn of_error(check: &'static str, error: &dlfs::Error) -> Finding {
+        let report = error.report();
+        let (found, mend) =
+            report.split_once("\n  try: ").unwrap_or((&report, "check the address"));
+        Finding::bad(check, found.replace("\n  because: ", ": "), mend.replace("\n  ", " "))
+    }
 }
 
 pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
@@ -125,8 +133,7 @@ fn examine(
     let resolved = match resolve(image) {
         Ok(resolved) => resolved,
         Err(error) => {
-            let mend = "stderr says more; dlfs catalog ls lists the names of a catalogue";
-            return (vec![Finding::bad("name", error.to_string(), mend)], Some(error));
+            return (vec![Finding::of_error("name", &error)], Some(error));
         }
     };
     let addresses = &resolved.sites[0];
@@ -148,7 +155,7 @@ fn examine(
     match examine_data(image, addresses, connect, slice, route, &mut findings) {
         Ok(()) => (findings, None),
         Err(error) => {
-            findings.push(Finding::bad("data", error.to_string(), "stderr says more"));
+            findings.push(Finding::of_error("data", &error));
             (findings, Some(error))
         }
     }
