@@ -756,7 +756,7 @@ impl PollerThread {
             is_busy: self.pump.is_busy(),
             is_exhausted: self.memory.is_full(),
         };
-        self.clock.end(after, &self.shared.seen);
+        self.clock.end(after, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
         if let Some(trace) = &mut self.trace {
             let begun = after.in_flight.saturating_sub(before);
             trace.end(now, (begun, after.in_flight), moved, after.cause());

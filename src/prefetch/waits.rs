@@ -36,8 +36,10 @@ pub(super) struct AfterTurn {
 
 /// The poller's side.
 pub(super) struct TurnClock {
-    /// The begin of the last turn, if the consumer waited then.
+    /// The begin of the last turn, if the consumer waited in it.
     since: Option<Instant>,
+    /// The begin of this turn.
+    began: Option<Instant>,
     cause: Cause,
 }
 
@@ -66,7 +68,7 @@ impl AfterTurn {
 
 impl TurnClock {
     pub(super) fn new() -> TurnClock {
-        TurnClock { since: None, cause: Cause::Order }
+        TurnClock { since: None, began: None, cause: Cause::Order }
     }
 
     /// A turn begins at `now`; `waiting`: the consumer waits.
@@ -77,6 +79,7 @@ impl TurnClock {
             sum.store(sum.load(Ordering::Relaxed) + added, Ordering::Relaxed); // nobody else writes
         }
         self.since = waiting.then_some(now);
+        self.began = Some(now);
     }
 
     /// The batch that the consumer waited for was sent: its next wait begins anew.
@@ -84,8 +87,12 @@ impl TurnClock {
         self.since = None;
     }
 
-    /// The turn has ended.
-    pub(super) fn end(&mut self, after: AfterTurn, seen: &Seen) {
+    /// The turn has ended. If the consumer began to wait within it, all of the turn counts: it is only a share of what
+    /// the consumer measures, and a long turn is most of what it waited for.
+    pub(super) fn end(&mut self, after: AfterTurn, waiting: bool, seen: &Seen) {
+        if waiting {
+            self.since = self.since.or(self.began);
+        }
         let cause = after.cause();
         if cause != self.cause {
             self.cause = cause;
@@ -139,7 +146,7 @@ mod tests {
         let begin = Instant::now();
         for (at, waiting, after) in turns {
             clock.begin(begin + *at * MS, *waiting, seen);
-            clock.end(*after, seen);
+            clock.end(*after, *waiting, seen);
         }
     }
 
@@ -181,6 +188,22 @@ mod tests {
         clock.sent();
         divider.divide(MS, &seen, false, &mut stalls);
         assert_eq!((stalls.of(Cause::Network), stalls.total()), (7 * MS, 9 * MS));
+    }
+
+    #[test]
+    fn a_wait_that_begins_within_a_turn_has_that_turn_as_a_share() {
+        let (seen, mut clock, mut divider) = (Seen::new(), TurnClock::new(), Divider::default());
+        let planning = AfterTurn { planned_when_idle: true, ..reading() };
+        let begin = Instant::now();
+        clock.begin(begin, false, &seen);
+        clock.sent(); // the batch before
+        clock.end(planning, true, &seen);
+        clock.begin(begin + 9 * MS, true, &seen);
+        clock.end(reading(), true, &seen);
+        clock.begin(begin + 10 * MS, true, &seen);
+        let mut stalls = Stalls::default();
+        divider.divide(10 * MS, &seen, false, &mut stalls);
+        assert_eq!((stalls.of(Cause::Order), stalls.of(Cause::Network)), (9 * MS, MS));
     }
 
     #[test]
