@@ -6,6 +6,8 @@ mod flips;
 mod idle;
 #[path = "peers/keys.rs"]
 mod keys;
+#[path = "peers/reports.rs"]
+mod reports;
 #[path = "peers/slow.rs"]
 mod slow;
 #[path = "peers/spare.rs"]

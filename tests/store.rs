@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use dlfs::ErrorKind;
 use dlfs::dataset::{Dataset, Loader, OnError, Query, Watch};
+use dlfs::metrics::Place;
 use dlfs::order::{OrderKind, Shares, State};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::ReaderOptions;
+use dlfs::report::Report;
 use dlfs::store::{Staged, StoreOptions};
 use dlfs::target::Commands;
 use dlfs::tier::PAGE_BYTES;
@@ -284,6 +286,52 @@ fn a_dead_rank_s_samples_come_from_the_origin() {
     assert!(reads[..] == expected[..3]);
     let from_origin: u64 = ranks.iter().map(|rank| stats(rank).from_origin).sum();
     assert!(from_origin > 0, "the fourth rank's samples");
+    let bytes: u64 = ranks.iter().map(|rank| stats(rank).from_origin_bytes).sum();
+    assert!(bytes >= from_origin * 4_096, "{bytes} bytes of {from_origin} samples");
+}
+
+/// Ranks read their stores alone; what was brought into these from elsewhere is told beside it.
+#[test]
+fn a_report_tells_what_came_out_of_the_store_and_what_was_brought_into_it() {
+    let origin = Origin::new(21, 300, |random| random.below(9_000) as usize);
+    for (spec, place) in
+        [("ram:64M".to_owned(), Place::Memory), (origin.folder_spec(), Place::Drive)]
+    {
+        let round = place.name().to_owned();
+        let job = Job { spec, round, ..Job::new(&origin, 0.5, 2, 4) };
+        let ranks = job.start(&origin);
+        let reports: Vec<Report> = thread::scope(|scope| {
+            let reading = (0..).zip(&ranks).map(|(rank, dataset)| {
+                let (loader, samples) = (dataset.loader(job.run(rank)).unwrap(), &origin.samples);
+                scope.spawn(move || {
+                    read(samples, &loader);
+                    loader.report()
+                })
+            });
+            let reading: Vec<_> = reading.collect();
+            reading.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let mut received = 0;
+        for (report, rank) in reports.iter().zip(&ranks) {
+            let places = report.timeline.total().places;
+            assert_eq!(
+                (places.of(place), places.total()),
+                (report.reads.bytes, report.reads.bytes)
+            );
+            let (store, stats) = (report.store.unwrap(), stats(rank));
+            assert_eq!(store.staged_bytes, stats.staged_bytes);
+            assert_eq!(store.near_bytes, store.received_bytes, "both are on this node");
+            assert_eq!((store.from_origin_bytes, stats.from_origin), (0, 0));
+            assert!(store.held_bytes > 0, "{store:?}");
+            // Pages of the samples, of which neighbours may share one.
+            let (bytes, num) = (store.staged_bytes, stats.staged);
+            assert!(num > 0 && bytes > 0 && bytes <= num * 4 * PAGE_BYTES, "{stats:?}");
+            received += store.received_bytes;
+            let html = report.to_html();
+            assert!(html.contains("The store of this rank was brought"), "{html}");
+        }
+        assert!(received > 0, "half of each share moves");
+    }
 }
 
 #[test]

@@ -16,13 +16,15 @@ use std::time::{Duration, Instant};
 use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, CacheStats, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
+use dlfs::metrics::Place;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::{Completion, Io, IoOp, QueuePair};
+use dlfs::qpair::{Completion, Io, IoOp, PairScope, QueuePair};
 use dlfs::tier::{Index, Policy, Units};
 use dlfs::units::{Generation, Lba};
 
 use images::unique_uuid;
 use support::disk::SmallDisk;
+use support::faults::{Fault, Faulty, Rule};
 use support::fork::in_child;
 use support::origin::Origin;
 use support::random::Random;
@@ -140,6 +142,44 @@ fn small_samples_in_random_order_reserve_the_pages_that_they_touch_and_no_more()
         assert_eq!(origin_bytes(&cache), tier.held_bytes, "each page once: {stats:?}");
         data.read(&cache, samples.iter().map(|&sample| pages_of(sample)));
         assert_eq!(origin_bytes(&cache), tier.held_bytes, "{:?}", cache.stats());
+    }
+}
+
+/// The places count every byte of every read once, whoever fetched it.
+#[test]
+fn a_read_of_pages_that_another_read_is_fetching_counts_as_joined() {
+    let data = Small::new(21);
+    let folder = tempfile::tempdir().unwrap();
+    for (tier, place) in
+        [("ram:64M".to_owned(), Place::Memory), (file(folder.path(), "64M"), Place::Drive)]
+    {
+        let origin = Faulty::new(Arc::clone(&data.origin.device));
+        let identity = Identity { uuid: data.uuid, generation: Generation(1) };
+        let tiers = TierOptions { tiers: vec![tier.parse().unwrap()], ..TierOptions::default() };
+        let cache =
+            Cache::new(&[Arc::new(origin.clone())], Small::units(), identity, &tiers).unwrap();
+        let scope = PairScope::new();
+        let mut pair = cache.devices()[0].queue_pair_in(&scope).unwrap();
+        // Two reads of page 6, the second of which wants page 5 as well.
+        origin.add(Rule::any_read(2, Fault::Delay { polls: 5 }));
+        submit(&mut *pair, 6..7, 1);
+        submit(&mut *pair, 5..7, 2);
+        for done in poll_until_done(&mut *pair, 2) {
+            let pages = if done.tag == 1 { 6..7 } else { 5..7 };
+            let bytes = (pages.start * PAGE) as usize..(pages.end * PAGE) as usize;
+            assert!(done.result.is_ok() && done.buf[..] == data.origin.bytes[bytes], "{pages:?}");
+        }
+        let places = scope.places().read();
+        let stats = settle(&cache);
+        assert_eq!((stats.origin.joined, stats.origin.joined_bytes), (1, PAGE), "{stats:?}");
+        assert_eq!((stats.origin.bytes, places.of(Place::Ahead)), (2 * PAGE, PAGE), "{stats:?}");
+        assert_eq!(places.total(), PAGE, "the origin is the rest: {places:?}");
+        // Now there are copies of them, and of no others.
+        submit(&mut *pair, 4..7, 3);
+        poll_until_done(&mut *pair, 1);
+        let places = scope.places().read();
+        assert_eq!((places.of(place), places.total()), (2 * PAGE, 3 * PAGE), "{places:?}");
+        assert_eq!(settle(&cache).origin.bytes, 3 * PAGE);
     }
 }
 

@@ -97,7 +97,9 @@ impl Device for TieredDevice {
             let pair = media.device.queue_pair_in(scope)?;
             sources.push(Source::to(pair, shared.sources.limit(tier)));
         }
-        Ok(Box::new(TieredPair::new(shared, (self.number, self.copies_only), namespace, sources)))
+        let places = Arc::clone(scope.places());
+        let which = (self.number, self.copies_only);
+        Ok(Box::new(TieredPair::new(shared, which, namespace, sources, places)))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -17,6 +17,7 @@ use super::share::{Place, SharedTier};
 use super::takeover::{TierPath, take_over};
 use crate::buf::HugePages;
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics;
 use crate::process::NotInherited;
 use crate::qpair::blocking::Blocking;
 use crate::qpair::file::{FileNamespace, FileOptions};
@@ -65,6 +66,11 @@ impl Media {
             is_sparse: self.is_sparse(),
             has_own_files: self.own_files.is_some(),
         })
+    }
+
+    /// Where its bytes count as coming from.
+    pub(super) fn kind(&self) -> metrics::Place {
+        if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
     }
 
     /// Whether only pages that are written take room.

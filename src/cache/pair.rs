@@ -16,6 +16,7 @@ use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::sources::Source;
 use crate::buf::{IoBuf, Pool, SharedBuf};
+use crate::metrics::{Place, PlaceCounters};
 use crate::nvme::Status;
 use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
@@ -60,6 +61,8 @@ pub(super) struct TieredPair {
     copies_only: bool,
     namespace: Namespace,
     sources: Vec<Source>,
+    /// What did not come from the origin.
+    places: Arc<PlaceCounters>,
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
     scratch: Vec<Completion>,
@@ -82,6 +85,7 @@ impl TieredPair {
         (number, copies_only): (u16, bool),
         namespace: Namespace,
         sources: Vec<Source>,
+        places: Arc<PlaceCounters>,
     ) -> TieredPair {
         TieredPair {
             shared,
@@ -91,6 +95,7 @@ impl TieredPair {
             copies_only,
             namespace,
             sources,
+            places,
             pieces: Pieces::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
@@ -131,8 +136,8 @@ impl TieredPair {
             let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
             match source {
                 AHEAD => {
-                    if let Some(served) = self.ahead.serve(Waiting { piece, start, buf }) {
-                        self.served(served);
+                    if let Some(ready) = self.ahead.serve(Waiting { piece, start, buf }) {
+                        self.read_ahead(ready);
                     }
                 }
                 WAIT => {
@@ -253,12 +258,14 @@ impl TieredPair {
     }
 
     /// An ahead read has served a piece.
-    fn served(&mut self, Waiting { piece, buf, .. }: Waiting) {
+    fn read_ahead(&mut self, Waiting { piece, buf, .. }: Waiting) {
         self.shared.counters.ahead(buf.len());
-        self.end_piece(piece, buf, Ok(()));
+        self.end_piece(piece, buf, Ok(()), Place::Ahead);
     }
 
-    fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>) {
+    /// Ends a piece, which `place` has served; one that failed counts as the origin's.
+    fn end_piece(&mut self, piece: PieceId, buf: IoBuf, result: Result<(), IoError>, place: Place) {
+        self.places.add(place, buf.len());
         self.ready.extend(self.pieces.end(piece, buf, result));
     }
 
@@ -283,8 +290,8 @@ impl TieredPair {
         let start = self.ahead.start_of(id);
         self.pass_on(claims, start, &completion.buf);
         self.serve_waiting(start, &completion.buf);
-        for served in self.ahead.ended(id, Some(completion.buf)).1 {
-            self.served(served);
+        for ready in self.ahead.ended(id, Some(completion.buf)).1 {
+            self.read_ahead(ready);
         }
     }
 
@@ -456,7 +463,8 @@ impl TieredPair {
             let skip = (from - start) as usize;
             let len = buf.len();
             buf.copy_from_slice(&bytes[skip..skip + len]);
-            self.end_piece(piece, buf, Ok(()));
+            self.shared.counters.joined(len);
+            self.end_piece(piece, buf, Ok(()), Place::Ahead);
         }
     }
 
@@ -474,6 +482,7 @@ impl TieredPair {
         if gave_way && !self.is_copied(&range) {
             return self.read_origin_instead(id, buf);
         }
+        let mut place = Place::Origin;
         match (&result, source) {
             (Ok(()), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
@@ -481,7 +490,10 @@ impl TieredPair {
                 self.pass_on(claims, range.start, &buf);
                 self.serve_waiting(range.start, &buf);
             }
-            (Ok(()), tier) => self.shared.counters.hit(tier as u8 - 1, len, took),
+            (Ok(()), tier) => {
+                self.shared.counters.hit(tier as u8 - 1, len, took);
+                place = self.shared.media[tier - 1].kind();
+            }
             (Err(_), 0) => {
                 self.shared.demand.fetch_sub(1, Ordering::AcqRel);
                 claims.into_iter().for_each(|(unit, pages)| self.shared.release(unit, pages));
@@ -492,13 +504,13 @@ impl TieredPair {
                 return self.read_origin_instead(id, buf);
             }
         }
-        self.end_piece(id, buf, result);
+        self.end_piece(id, buf, result, place);
     }
 
     /// Reads a piece from the origin after another source has failed.
     fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
         if self.copies_only {
-            return self.end_piece(id, buf, Err(UNWRITTEN));
+            return self.end_piece(id, buf, Err(UNWRITTEN), Place::Origin);
         }
         let start = self.pieces.get_mut(id).start;
         let mut claims = Vec::new();

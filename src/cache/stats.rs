@@ -66,6 +66,8 @@ impl Measured for OriginStats {
             (&metrics::ORIGIN_READ_BYTES, self.bytes),
             (&metrics::ORIGIN_AHEAD_READS, self.ahead),
             (&metrics::ORIGIN_AHEAD_BYTES, self.ahead_bytes),
+            (&metrics::ORIGIN_JOINED_READS, self.joined),
+            (&metrics::ORIGIN_JOINED_BYTES, self.joined_bytes),
             (&metrics::ORIGIN_COPIER_READS, self.copier_reads),
             (&metrics::ORIGIN_COPIER_BYTES, self.copier_bytes),
         ] {
@@ -123,6 +125,10 @@ pub struct OriginStats {
     pub ahead: u64,
     /// Bytes of those.
     pub ahead_bytes: u64,
+    /// Reads, or pieces of reads, of pages that another read was fetching, and served by it.
+    pub joined: u64,
+    /// Bytes of those.
+    pub joined_bytes: u64,
     /// Reads by the copier itself.
     pub copier_reads: u64,
     /// Bytes of those reads.
@@ -137,6 +143,8 @@ pub(super) struct Counters {
     read_ns: AtomicU64,
     ahead: AtomicU64,
     ahead_bytes: AtomicU64,
+    joined: AtomicU64,
+    joined_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
     /// Outstanding work: units to fetch or verify, and writes.
@@ -161,7 +169,7 @@ impl Counters {
     pub(super) fn new(num_tiers: usize) -> Counters {
         let tiers = (0..num_tiers).map(|_| TierCounters::default()).collect();
         let (reads, bytes, read_ns, ahead, ahead_bytes) = Default::default();
-        let (copier_reads, copier_bytes, unsettled) = Default::default();
+        let (joined, joined_bytes, copier_reads, copier_bytes, unsettled) = Default::default();
         Counters {
             tiers,
             reads,
@@ -169,6 +177,8 @@ impl Counters {
             read_ns,
             ahead,
             ahead_bytes,
+            joined,
+            joined_bytes,
             copier_reads,
             copier_bytes,
             unsettled,
@@ -200,6 +210,11 @@ impl Counters {
     pub(super) fn ahead(&self, len: usize) {
         add(&self.ahead, 1);
         add(&self.ahead_bytes, len as u64);
+    }
+
+    pub(super) fn joined(&self, len: usize) {
+        add(&self.joined, 1);
+        add(&self.joined_bytes, len as u64);
     }
 
     pub(super) fn copier_read(&self, reads: u64, len: usize) {
@@ -262,6 +277,8 @@ impl Counters {
                 read_s: seconds(&self.read_ns),
                 ahead: load(&self.ahead),
                 ahead_bytes: load(&self.ahead_bytes),
+                joined: load(&self.joined),
+                joined_bytes: load(&self.joined_bytes),
                 copier_reads: load(&self.copier_reads),
                 copier_bytes: load(&self.copier_bytes),
             },

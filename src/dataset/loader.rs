@@ -18,7 +18,7 @@ use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
-use crate::report::{Cause, PlaceBytes};
+use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::units::{Epoch, deadline};
 
@@ -79,8 +79,6 @@ struct Running {
     past: LoaderStats,
     /// What happened since the first batch.
     record: Option<Record>,
-    /// What others had read through the tiers before this loader began.
-    read_before: Option<PlaceBytes>,
 }
 
 impl Loader {
@@ -134,15 +132,18 @@ impl Loader {
     }
 
     /// Starts another run over the same data set with the same options and from the same state, with a
-    /// window of its own.
+    /// window of its own, and a trace of its own if the options have one.
     ///
     /// # Errors
     /// `Interrupted`: this loader was closed.
     pub fn begin_another(&self) -> Result<Loader> {
         self.check_open()?;
+        // Events of two runs would be out of order.
+        let trace = self.options.trace.as_ref().map(|_| Arc::default());
+        let options = LoaderOptions { trace, ..self.options.clone() };
         let another = match self.over()? {
-            Over::Dataset(dataset) => Loader::new(dataset, self.options.clone())?,
-            Over::Mixture(mixture) => Loader::of_mixture(mixture, self.options.clone())?,
+            Over::Dataset(dataset) => Loader::new(dataset, options)?,
+            Over::Mixture(mixture) => Loader::of_mixture(mixture, options)?,
         };
         another.go_to(self.state())?;
         Ok(another)
@@ -360,9 +361,6 @@ impl Loader {
             }
             return Ok(taken);
         }
-        if running.read_before.is_none() {
-            running.read_before = self.over().ok().map(|over| over.place_bytes(0));
-        }
         let starting = match running.starting.take() {
             Some(starting) => starting,
             None => self.start(running.previous.take(), running.prepared.take())?,
@@ -379,9 +377,7 @@ impl Loader {
 
     /// Adds a batch that was delivered just now to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
-        let Running { loader: Some(loader), past, record, read_before, .. } = running else {
-            return;
-        };
+        let Running { loader: Some(loader), past, record, .. } = running else { return };
         let of_loader = loader.delivered();
         let sums = LoaderStats {
             samples: past.samples + of_loader.samples,
@@ -392,9 +388,7 @@ impl Loader {
         let record =
             record.get_or_insert_with(|| Record::new(asked, &self.options, loader.window_bytes()));
         record.delivered(asked, batch.epoch().0, &sums, || {
-            let bytes = past.read.bytes + loader.stats().read.bytes;
-            let read = self.over().map(|over| over.place_bytes(bytes)).unwrap_or_default();
-            read.since(&read_before.unwrap_or_default())
+            past.read.places.plus(&loader.stats().read.places)
         });
     }
 

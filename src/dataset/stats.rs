@@ -32,9 +32,10 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
 
 /// Adds to `total` what one reader counted between `before` and `after`.
 pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
-    let ReadStats { commands, bytes, repeated, corrupt, verified } = after;
+    let ReadStats { commands, bytes, places, repeated, corrupt, verified } = after;
     total.commands += commands - before.commands;
     total.bytes += bytes - before.bytes;
+    total.places = total.places.plus(&places.since(&before.places));
     total.repeated += repeated - before.repeated;
     total.corrupt += corrupt - before.corrupt;
     total.verified += verified - before.verified;

@@ -12,6 +12,7 @@
 
 mod histogram;
 mod openmetrics;
+mod place;
 mod recorder;
 mod table;
 
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 
 pub use histogram::{Histogram, Summary};
 pub use openmetrics::CONTENT_TYPE;
+pub use place::{Place, PlaceBytes, PlaceCounters};
 pub use recorder::Recorder;
 pub use table::*;
 

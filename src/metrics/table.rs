@@ -56,6 +56,7 @@ metrics! {
 
     READ_COMMANDS Counter "dlfs_read_commands" ["by"] "Read commands completed, including repeated ones.";
     READ_BYTES Counter "dlfs_read_bytes" ["by"] "Bytes that those commands requested.";
+    READ_PLACE_BYTES Counter "dlfs_read_place_bytes" ["by", "place"] "Those bytes, by the place that served them.";
     READ_REPEATS Counter "dlfs_read_repeats" ["by"]
         "Commands that repeated a read after an error or a wrong checksum.";
     READ_CHECKSUM_ERRORS Counter "dlfs_read_checksum_errors" ["by"]
@@ -126,6 +127,9 @@ metrics! {
     ORIGIN_AHEAD_READS Counter "dlfs_origin_ahead_reads" []
         "Reads, or pieces of reads, served from what was read ahead.";
     ORIGIN_AHEAD_BYTES Counter "dlfs_origin_ahead_bytes" [] "Bytes of those.";
+    ORIGIN_JOINED_READS Counter "dlfs_origin_joined_reads" []
+        "Reads, or pieces of reads, of pages that another read was fetching, and served by it.";
+    ORIGIN_JOINED_BYTES Counter "dlfs_origin_joined_bytes" [] "Bytes of those.";
     ORIGIN_COPIER_READS Counter "dlfs_origin_copier_reads" [] "Reads of the data set only to make copies.";
     ORIGIN_COPIER_BYTES Counter "dlfs_origin_copier_bytes" [] "Bytes of those reads.";
 
@@ -145,12 +149,14 @@ metrics! {
     STORE_FOUND Counter "dlfs_store_found" [] "Samples that lay there when it was opened, and were right.";
     STORE_STAGED Counter "dlfs_store_staged" []
         "Samples that were brought from the data set before an epoch began.";
+    STORE_STAGED_BYTES Counter "dlfs_store_staged_bytes" [] "Bytes of the pages of those samples.";
     STORE_RECEIVED Counter "dlfs_store_received" [] "Samples that came from the ranks that had them.";
     STORE_RECEIVED_BYTES Counter "dlfs_store_received_bytes" [] "Bytes of the pages of those samples.";
     STORE_NEAR_BYTES Counter "dlfs_store_near_bytes" []
         "Those of them that came from ranks on the same node.";
     STORE_FROM_ORIGIN Counter "dlfs_store_from_origin" []
         "Samples that came from the data set, because the rank that had them was late or dead.";
+    STORE_FROM_ORIGIN_BYTES Counter "dlfs_store_from_origin_bytes" [] "Bytes of the pages of those samples.";
     STORE_DELETED Counter "dlfs_store_deleted" [] "Samples that were deleted after their new ranks had them.";
     STORE_MISMATCHED Counter "dlfs_store_mismatched" []
         "Samples that a peer delivered with a wrong checksum; none was stored.";

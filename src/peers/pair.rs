@@ -13,7 +13,7 @@ use super::stats::Counters;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{Measured, Snapshot};
+use crate::metrics::{Measured, Place, PlaceCounters, Snapshot};
 use crate::nvme::RetryClass;
 use crate::qpair::pieces::{PieceId, Pieces};
 use crate::qpair::readiness::Registry;
@@ -66,6 +66,7 @@ impl Device for PeersDevice {
         Ok(Box::new(PeersPair {
             shared: Arc::clone(&self.shared),
             scope: scope_of_peers,
+            places: Arc::clone(scope.places()),
             number: self.number,
             namespace,
             cache,
@@ -200,6 +201,8 @@ struct Suspect {
 struct PeersPair {
     shared: Arc<Shared>,
     scope: Arc<PeerScope>,
+    /// What peers have served; the cache counts what it serves.
+    places: Arc<PlaceCounters>,
     number: u16,
     namespace: Namespace,
     cache: Box<dyn QueuePair>,
@@ -454,6 +457,7 @@ impl PeersPair {
                     let began = self.pieces.get_mut(id).info.began;
                     let took = now.saturating_duration_since(began);
                     self.shared.counters.read_from(node, buf.len(), took);
+                    self.places.add(Place::Peer, buf.len());
                     self.ready.extend(self.pieces.end(id, buf, Ok(())));
                 }
                 Err(IoError::Status(status)) => {

@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::metrics::PlaceCounters;
 use crate::process::Forked;
 
 /// Lets the queue pairs of one polling thread share connections. See the module page.
@@ -23,6 +24,7 @@ use crate::process::Forked;
 /// nothing with its parent: the scope is empty there.
 pub struct PairScope {
     slots: Forked<Mutex<HashMap<Key, Arc<Slot>>>>,
+    places: Arc<PlaceCounters>,
 }
 
 /// The type of the shared value, and the address of its owner.
@@ -50,7 +52,13 @@ impl Default for State {
 impl PairScope {
     /// Creates an empty scope.
     pub fn new() -> PairScope {
-        PairScope { slots: Forked::new(Mutex::default()) }
+        PairScope { slots: Forked::new(Mutex::default()), places: Arc::default() }
+    }
+
+    /// What its queue pairs read from other places than the origin. A queue pair that has such places adds each read
+    /// that it completes, once.
+    pub fn places(&self) -> &Arc<PlaceCounters> {
+        &self.places
     }
 
     /// The `T` of `owner` in this scope: the existing one, or the one that `open` creates. `T` must keep

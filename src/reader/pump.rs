@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::buf::{IoBuf, Pool, SharedBuf};
 use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::{self, Recorder, Snapshot};
+use crate::metrics::{self, Place, PlaceBytes, PlaceCounters, Recorder, Snapshot};
 use crate::qpair::group::{PollGroup, Waker};
 use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
 use crate::units::Lba;
@@ -29,6 +29,9 @@ pub struct ReadStats {
     pub commands: u64,
     /// Bytes that those commands requested.
     pub bytes: u64,
+    /// Those bytes by the place that served them. Once all reads have ended, they add up to `bytes`.
+    #[serde(rename = "bytes_by_place")]
+    pub places: PlaceBytes,
     /// Commands that repeated a transfer, or a piece of one, after an error or a wrong checksum.
     pub repeated: u64,
     /// Those of them that had arrived with a wrong checksum.
@@ -48,6 +51,9 @@ impl ReadStats {
             (&metrics::READ_VERIFIED, self.verified),
         ] {
             snapshot.count(metric, &[by], value);
+        }
+        for (place, bytes) in self.places.each() {
+            snapshot.count(&metrics::READ_PLACE_BYTES, &[by, place.name()], bytes);
         }
     }
 }
@@ -106,6 +112,8 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
+    /// What the queue pairs of each scope read from other places than the origin.
+    places: Vec<Arc<PlaceCounters>>,
     /// Times from the submission of commands to their completion.
     latency: Arc<Recorder>,
     /// The images; one, unless [`Pump::divide`] was called.
@@ -187,6 +195,7 @@ impl Pump {
             finished: VecDeque::new(),
             free_states: Vec::new(),
             stats: ReadStats::default(),
+            places: scopes.iter().map(|scope| Arc::clone(scope.places())).collect(),
             latency: Arc::default(),
             images: vec![PumpImage::default()],
             image: 0,
@@ -336,6 +345,7 @@ impl Pump {
             moved = true;
             self.complete(completion);
         }
+        self.count_places();
         moved
     }
 
@@ -416,6 +426,16 @@ impl Pump {
             submitted += taken;
         }
         submitted
+    }
+
+    /// What no other place has served came from the origin. Other places may have served pieces of reads that have
+    /// not ended, so the rest may be less than what the origin has served already; it is never more.
+    fn count_places(&mut self) {
+        let sum = |sum: PlaceBytes, of: &Arc<PlaceCounters>| sum.plus(&of.read());
+        let mut places = self.places.iter().fold(PlaceBytes::default(), sum);
+        let rest = self.stats.bytes.saturating_sub(places.total());
+        places.add(Place::Origin, rest.max(self.stats.places.of(Place::Origin)));
+        self.stats.places = places;
     }
 
     fn complete(&mut self, completion: Completion) {

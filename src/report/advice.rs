@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::cause::Cause;
 use super::run::Report;
 use super::text::{bytes, count, duration, percent, percent_of, rate, share};
-use super::timeline::Place;
+use crate::metrics::Place;
 
 /// How many sentences there are.
 const SENTENCES: usize = 3;

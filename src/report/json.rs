@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::advice;
-use super::run::{Facts, Reads, Report, TierUse};
+use super::run::{Facts, Reads, Report, StoreUse, TierUse};
 use super::timeline::{Counts, Epoch};
 use crate::metrics::Histogram;
 
@@ -16,6 +16,8 @@ struct Data<'a> {
     reads: &'a Reads,
     facts: &'a Facts,
     tiers: &'a [TierUse],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<StoreUse>,
     epochs: &'a [Epoch],
     epochs_left_out: u64,
     buckets: Vec<Bucket<'a>>,
@@ -59,6 +61,7 @@ pub(super) fn of(report: &Report) -> String {
         reads: &report.reads,
         facts: &report.facts,
         tiers: &report.tiers,
+        store: report.store,
         epochs: timeline.epochs(),
         epochs_left_out: timeline.epochs_left_out(),
         buckets: buckets.collect(),

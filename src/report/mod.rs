@@ -19,9 +19,10 @@ mod text;
 mod timeline;
 mod trace;
 
+pub use crate::metrics::{Place, PlaceBytes};
 pub use cause::{Cause, Stalls};
-pub use run::{Facts, Reads, Report, TierUse};
-pub use timeline::{Counts, Delivered, Epoch, Place, PlaceBytes, Timeline};
+pub use run::{Facts, Reads, Report, StoreUse, TierUse};
+pub use timeline::{Counts, Delivered, Epoch, Timeline};
 pub use trace::to_json as trace_to_json;
 pub use trace::{Event, Events, What};
 

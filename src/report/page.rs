@@ -6,10 +6,10 @@ use super::advice::of as advice_of;
 use super::cause::Cause;
 use super::chart::{Column, Layer, bar, columns, framed, nice, stacked};
 use super::json;
-use super::run::Report;
+use super::run::{Report, StoreUse};
 use super::text::{bytes, count, duration, escaped, percent, rate, share};
-use super::timeline::{Counts, Place};
-use crate::metrics::Histogram;
+use super::timeline::Counts;
+use crate::metrics::{Histogram, Place};
 
 /// The page.
 pub(super) fn of(report: &Report) -> String {
@@ -175,6 +175,7 @@ fn places(report: &Report, columns: &[Column]) -> String {
     if !report.tiers.is_empty() {
         body += &tiers(report);
     }
+    body += &report.store.map_or_else(String::new, store);
     section("Bytes read, by place", &body)
 }
 
@@ -191,6 +192,24 @@ fn tiers(report: &Report) -> String {
     let rows: String = report.tiers.iter().map(row).collect();
     format!(
         "<div class=\"scroll\"><table><tr><th>Tier</th><th>served</th><th>used</th><th>of</th></tr>{rows}</table></div>"
+    )
+}
+
+fn store(store: StoreUse) -> String {
+    let StoreUse { held_bytes, staged_bytes, received_bytes, near_bytes, from_origin_bytes } =
+        store;
+    let rows = [
+        ("from the data set, before epochs", staged_bytes),
+        ("from other ranks", received_bytes),
+        ("of them on this node", near_bytes),
+        ("from the data set, because a rank was late or dead", from_origin_bytes),
+        ("held now", held_bytes),
+    ];
+    let row = |(what, of): (&str, u64)| format!("<tr><td>{what}</td><td>{}</td></tr>", bytes(of));
+    format!(
+        "<div class=\"scroll\"><table><tr><th>The store of this rank was brought</th><th>bytes</th></tr>{}</table>\
+         </div>",
+        rows.map(row).concat()
     )
 }
 
@@ -372,9 +391,9 @@ fn meaning(cause: Cause) -> &'static str {
 fn place_of(place: Place) -> &'static str {
     match place {
         Place::Origin => "origin",
-        Place::Ahead => "read ahead for a tier",
-        Place::Memory => "tier in memory",
-        Place::Drive => "tier on a drive",
+        Place::Ahead => "read together with others",
+        Place::Memory => "memory of this node",
+        Place::Drive => "drives of this node",
         Place::Peer => "other nodes",
     }
 }
@@ -386,8 +405,9 @@ const LABEL_EVERY: usize = 3;
 mod tests {
     use super::super::Stalls;
     use super::super::run::{Facts, Reads, TierUse};
-    use super::super::timeline::{Delivered, PlaceBytes, Timeline};
+    use super::super::timeline::{Delivered, Timeline};
     use super::*;
+    use crate::metrics::PlaceBytes;
 
     /// A run of so many batches in so many epochs, with each cause and place.
     fn report(batches: u64, epochs: u64) -> Report {
@@ -415,6 +435,7 @@ mod tests {
             facts: Facts { data_bytes: bytes / 3, window_bytes: 256 << 20, ..Facts::default() },
             reads: Reads { commands: batches, bytes, ..Reads::default() },
             tiers: Vec::new(),
+            store: None,
             latency: None,
             timeline,
         }

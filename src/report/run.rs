@@ -18,6 +18,8 @@ pub struct Report {
     pub reads: Reads,
     /// The tiers, fastest first.
     pub tiers: Vec<TierUse>,
+    /// The store of the rank, if it has one.
+    pub store: Option<StoreUse>,
     /// The time of read commands from submission to completion; `None` if nobody has measured it.
     pub latency: Option<Histogram>,
     /// The run in the course of time.
@@ -56,6 +58,21 @@ pub struct Reads {
     pub copied_bytes: u64,
     /// Samples in kept memory that somebody had overwritten.
     pub rewritten: u64,
+}
+
+/// The store of a rank, and what was brought into it since it was opened. Reads of the rank come from the store alone.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct StoreUse {
+    /// Bytes of the pages that it has now.
+    pub held_bytes: u64,
+    /// Bytes that were brought from the data set before an epoch.
+    pub staged_bytes: u64,
+    /// Bytes that came from other ranks.
+    pub received_bytes: u64,
+    /// Those of them that came from ranks on the same node.
+    pub near_bytes: u64,
+    /// Bytes that came from the data set, because the rank that had them was late or dead.
+    pub from_origin_bytes: u64,
 }
 
 /// A tier, and what it has done.

@@ -7,86 +7,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 
 use super::cause::Stalls;
-use crate::metrics::Histogram;
-
-/// Where bytes came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// The data set itself: a target, a drive, files or an object store.
-    Origin,
-    /// What had been read ahead for a tier.
-    Ahead,
-    /// Tiers in memory.
-    Memory,
-    /// Tiers on drives.
-    Drive,
-    /// Tiers of other nodes.
-    Peer,
-}
-
-impl Place {
-    /// The number of places.
-    pub const COUNT: usize = 5;
-
-    /// All of them.
-    pub const ALL: [Place; Place::COUNT] =
-        [Place::Origin, Place::Ahead, Place::Memory, Place::Drive, Place::Peer];
-
-    /// The name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Place::Origin => "origin",
-            Place::Ahead => "ahead",
-            Place::Memory => "memory",
-            Place::Drive => "drive",
-            Place::Peer => "peer",
-        }
-    }
-}
-
-/// Bytes by place.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PlaceBytes([u64; Place::COUNT]);
-
-impl PlaceBytes {
-    /// Adds bytes that came from `place`.
-    pub fn add(&mut self, place: Place, bytes: u64) {
-        self.0[place as usize] += bytes;
-    }
-
-    /// The bytes that came from `place`.
-    pub fn of(&self, place: Place) -> u64 {
-        self.0[place as usize]
-    }
-
-    /// What was added since `earlier`, an earlier value of the same sums.
-    #[must_use]
-    pub fn since(mut self, earlier: &PlaceBytes) -> PlaceBytes {
-        for (sum, before) in self.0.iter_mut().zip(&earlier.0) {
-            *sum = sum.saturating_sub(*before);
-        }
-        self
-    }
-
-    /// The bytes of all places.
-    pub fn total(&self) -> u64 {
-        self.0.iter().sum()
-    }
-}
-
-/// A map from the name of each place to bytes.
-impl Serialize for PlaceBytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(Place::COUNT))?;
-        for place in Place::ALL {
-            map.serialize_entry(place.name(), &self.of(place))?;
-        }
-        map.end()
-    }
-}
+use crate::metrics::{Histogram, Place, PlaceBytes};
 
 /// What happened in some part of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -124,8 +48,6 @@ impl Counts {
     }
 
     pub(super) fn plus(&self, other: &Counts) -> Counts {
-        let mut places = self.places;
-        Place::ALL.into_iter().for_each(|place| places.add(place, other.places.of(place)));
         Counts {
             batches: self.batches + other.batches,
             samples: self.samples + other.samples,
@@ -133,7 +55,7 @@ impl Counts {
             consumer: self.consumer + other.consumer,
             stalls: self.stalls.plus(&other.stalls),
             handing: self.handing + other.handing,
-            places,
+            places: self.places.plus(&other.places),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::cause::{Cause, Stalls};
-use super::timeline::{Place, Timeline};
+use super::timeline::Timeline;
+use crate::metrics::Place;
 
 /// Something that took time, on one of the two threads.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +151,8 @@ impl Writer {
                 self.slice(thread, "sleep", (begin, len), &args);
             }
             What::InFlight { fetches } => {
-                self.counter("fetches in flight", begin, &format!("\"fetches\":{fetches}"));
+                let args = format!("\"fetches\":{fetches}");
+                self.counter(thread, "fetches in flight", begin, &args);
             }
         }
     }
@@ -159,26 +161,28 @@ impl Writer {
         for (begin, len, counts) in timeline.buckets() {
             let seconds = len.as_secs_f64().max(1e-9);
             let rate = counts.samples as f64 / seconds;
-            self.counter("samples/s", begin, &format!("\"samples\":{rate:.0}"));
+            self.counter(CONSUMER, "samples/s", begin, &format!("\"samples\":{rate:.0}"));
             let places = Place::ALL.map(|place| {
                 let megabytes = counts.places.of(place) as f64 / seconds / 1e6;
                 format!("\"{}\":{megabytes:.3}", place.name())
             });
-            self.counter("MB/s read, by place", begin, &places.join(","));
+            self.counter(CONSUMER, "MB/s read, by place", begin, &places.join(","));
         }
     }
 
     fn slice(&mut self, thread: u32, name: &str, (begin, len): (Duration, Duration), args: &str) {
         self.line(format_args!(
-            "{{\"ph\":\"X\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\"dur\":{},\"args\":{{{args}}}}}",
+            "{{\"ph\":\"X\",\"cat\":\"dlfs\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\"dur\":{},\
+             \"args\":{{{args}}}}}",
             Micros(begin),
             Micros(len)
         ));
     }
 
-    fn counter(&mut self, name: &str, at: Duration, args: &str) {
+    fn counter(&mut self, thread: u32, name: &str, at: Duration, args: &str) {
         self.line(format_args!(
-            "{{\"ph\":\"C\",\"name\":\"{name}\",\"pid\":1,\"ts\":{},\"args\":{{{args}}}}}",
+            "{{\"ph\":\"C\",\"cat\":\"dlfs\",\"name\":\"{name}\",\"pid\":1,\"tid\":{thread},\"ts\":{},\
+             \"args\":{{{args}}}}}",
             Micros(at)
         ));
     }

@@ -16,6 +16,7 @@ use super::progress::PROGRESS_BYTES;
 use super::stats::add;
 use crate::buf::{Pool, SharedBuf};
 use crate::error::Result;
+use crate::metrics::PlaceCounters;
 use crate::nvme::Status;
 use crate::qpair::readiness::Registry;
 use crate::qpair::{
@@ -63,6 +64,7 @@ impl Device for StoreDevice {
             for_peers: self.for_peers,
             namespace: self.namespace.clone(),
             media: self.shared.media.device().queue_pair_in(scope)?,
+            places: Arc::clone(scope.places()),
             pending: VecDeque::new(),
             waiting: VecDeque::new(),
             taken: Slab::new(),
@@ -90,6 +92,8 @@ struct StorePair {
     for_peers: bool,
     namespace: Namespace,
     media: Box<dyn QueuePair>,
+    /// What the store has served.
+    places: Arc<PlaceCounters>,
     /// For the media, at its addresses.
     pending: VecDeque<Io>,
     /// Reads of pages that have not arrived.
@@ -140,6 +144,7 @@ impl StorePair {
         if deletions != self.shared.media.deletions() && result.is_ok() {
             return self.take(Io { op: IoOp::Read, slba, buf, tag });
         }
+        self.places.add(self.shared.media.kind(), buf.len());
         self.ready.push_back(Completion { tag, buf, result });
     }
 

@@ -316,6 +316,7 @@ impl Exchange {
         let shared = Arc::clone(&self.parts.shared);
         self.read_origin(ids, &mut |exchange, run, buf| {
             add(&shared.counters.from_origin, run.samples.len() as u64);
+            add(&shared.counters.from_origin_bytes, run.len() as u64);
             exchange.put(run, buf)
         })
     }
@@ -557,6 +558,7 @@ impl Exchange {
             };
             if outcome.is_ok() {
                 add(&shared.counters.staged, run.samples.len() as u64);
+                add(&shared.counters.staged_bytes, run.len() as u64);
                 shared.board.add_staged(run.samples.len() as u64);
                 staged.done += run.samples.len() as u64;
                 staged.bytes += run.len() as u64;

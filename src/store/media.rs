@@ -10,6 +10,7 @@ use crate::buf::SharedWords;
 use crate::cache::{TierKind, TierSpec};
 use crate::directory::{Directory, ViewMark};
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::Place;
 use crate::process::NotInherited;
 use crate::qpair::file::{FileNamespace, FileOptions};
 use crate::qpair::mem::MemNamespace;
@@ -106,6 +107,14 @@ impl Media {
         match &self.backing {
             Backing::File(file) => Arc::clone(file) as Arc<dyn Device>,
             Backing::Memory(memory) => Arc::clone(memory) as Arc<dyn Device>,
+        }
+    }
+
+    /// Where its bytes count as coming from.
+    pub(super) fn kind(&self) -> Place {
+        match self.backing {
+            Backing::File(_) => Place::Drive,
+            Backing::Memory(_) => Place::Memory,
         }
     }
 

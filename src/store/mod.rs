@@ -255,7 +255,7 @@ impl Store {
         taken: u64,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<Ticket> {
-        if self.shared.home.get().is_none() {
+        if !self.is_home() {
             let ticket = self.shared.board.begin(reader, epoch, taken);
             self.shared.board.ask();
             return Ok(ticket);
@@ -305,6 +305,11 @@ impl Store {
     /// Why the exchange cannot go on: reads of samples that have not arrived fail.
     pub fn failure(&self) -> Option<Error> {
         self.shared.failure()
+    }
+
+    /// Whether this process stores and exchanges, and so counts; forked children only read.
+    pub fn is_home(&self) -> bool {
+        self.shared.home.get().is_some()
     }
 
     /// Counters so far.

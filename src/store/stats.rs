@@ -19,6 +19,8 @@ pub struct StoreStats {
     pub found: u64,
     /// Samples that were brought from the origin before an epoch began.
     pub staged: u64,
+    /// Bytes of the pages of those samples.
+    pub staged_bytes: u64,
     /// Samples that came from the ranks that had them.
     pub received: u64,
     /// Bytes of the pages of those samples.
@@ -27,6 +29,8 @@ pub struct StoreStats {
     pub near_bytes: u64,
     /// Samples that came from the origin, because the rank that had them was late or dead.
     pub from_origin: u64,
+    /// Bytes of the pages of those samples.
+    pub from_origin_bytes: u64,
     /// Samples that were deleted after their new ranks had them.
     pub deleted: u64,
     /// Samples that a peer delivered with another checksum. None of them was stored.
@@ -44,10 +48,12 @@ impl Measured for StoreStats {
             (&metrics::STORE_PEAK_BYTES, self.peak_bytes),
             (&metrics::STORE_FOUND, self.found),
             (&metrics::STORE_STAGED, self.staged),
+            (&metrics::STORE_STAGED_BYTES, self.staged_bytes),
             (&metrics::STORE_RECEIVED, self.received),
             (&metrics::STORE_RECEIVED_BYTES, self.received_bytes),
             (&metrics::STORE_NEAR_BYTES, self.near_bytes),
             (&metrics::STORE_FROM_ORIGIN, self.from_origin),
+            (&metrics::STORE_FROM_ORIGIN_BYTES, self.from_origin_bytes),
             (&metrics::STORE_DELETED, self.deleted),
             (&metrics::STORE_MISMATCHED, self.mismatched),
             (&metrics::STORE_STEPS, self.steps),
@@ -62,10 +68,12 @@ impl Measured for StoreStats {
 pub(super) struct Counters {
     pub(super) found: AtomicU64,
     pub(super) staged: AtomicU64,
+    pub(super) staged_bytes: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) near_bytes: AtomicU64,
     pub(super) from_origin: AtomicU64,
+    pub(super) from_origin_bytes: AtomicU64,
     pub(super) deleted: AtomicU64,
     pub(super) mismatched: AtomicU64,
     pub(super) steps: AtomicU64,
@@ -81,10 +89,12 @@ impl Counters {
             peak_bytes: peak * PAGE_BYTES,
             found: of(&self.found),
             staged: of(&self.staged),
+            staged_bytes: of(&self.staged_bytes),
             received: of(&self.received),
             received_bytes: of(&self.received_bytes),
             near_bytes: of(&self.near_bytes),
             from_origin: of(&self.from_origin),
+            from_origin_bytes: of(&self.from_origin_bytes),
             deleted: of(&self.deleted),
             mismatched: of(&self.mismatched),
             steps: of(&self.steps),

@@ -80,6 +80,7 @@ pub struct Faulty {
 struct Rules {
     rules: Vec<Rule>,
     shuffle: Option<u64>,
+    together: bool,
     struck: u32,
     starts: u32,
     most_outstanding: usize,
@@ -99,6 +100,11 @@ impl Faulty {
     /// From now on, new queue pairs complete in random order.
     pub fn shuffle_completions(&self, seed: u64) {
         self.rules.lock().unwrap().shuffle = Some(seed);
+    }
+
+    /// From now on, a queue pair completes its I/Os all at once, when the last of them is done.
+    pub fn complete_together(&self) {
+        self.rules.lock().unwrap().together = true;
     }
 
     /// How many I/Os a rule has been applied to.
@@ -256,6 +262,10 @@ impl QueuePair for FaultyPair {
         }
         if let Some(random) = &mut self.shuffle {
             random.shuffle(self.ready.make_contiguous());
+        }
+        let is_early = self.inner.outstanding() + self.held.len() > 0;
+        if is_early && self.rules.lock().unwrap().together {
+            return 0;
         }
         let count = max.min(self.ready.len());
         done.extend(self.ready.drain(..count));

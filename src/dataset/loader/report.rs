@@ -1,14 +1,13 @@
-//! Where the bytes of a loader came from, and the report of its run.
+//! The report of a loader's run.
 
 use parking_lot::Mutex;
 
-use crate::cache::{CacheStats, TierStats};
+use crate::cache::TierStats;
 use crate::dataset::Dataset;
-use crate::peers::PeerStats;
 use crate::prefetch::{LoaderOptions, LoaderStats};
-use crate::report::{Facts, Place, PlaceBytes, Reads, Report, TierUse};
+use crate::report::{Facts, Reads, Report, StoreUse, TierUse};
 
-use super::{Loader, Over, Running};
+use super::{Loader, Over};
 
 impl Loader {
     /// What this loader has delivered, what its consumer waited for, and what to try next. Of an empty run before the
@@ -19,12 +18,8 @@ impl Loader {
         let stats = running.stats();
         let mut timeline = Default::default();
         let mut window_bytes = self.options.window_bytes;
-        let Running { record, read_before, .. } = &mut *running;
-        if let Some(record) = record {
-            if let Some(over) = &over {
-                let read = over.place_bytes(stats.read.bytes);
-                record.timeline.places(read.since(&read_before.unwrap_or_default()));
-            }
+        if let Some(record) = &mut running.record {
+            record.timeline.places(stats.read.places);
             timeline = record.timeline.clone();
             window_bytes = record.window_bytes;
         }
@@ -36,9 +31,22 @@ impl Loader {
             facts: facts(&self.options, datasets, window_bytes),
             reads: reads(&stats),
             tiers: datasets.iter().flat_map(tiers).collect(),
+            store: self.store_use(),
             latency: Some(stats.latency),
             timeline,
         }
+    }
+
+    /// What the rank's store holds and was brought, if the loader reads from one of this process.
+    fn store_use(&self) -> Option<StoreUse> {
+        let stats = self.store.as_ref()?.own_stats()?;
+        Some(StoreUse {
+            held_bytes: stats.held_bytes,
+            staged_bytes: stats.staged_bytes,
+            received_bytes: stats.received_bytes,
+            near_bytes: stats.near_bytes,
+            from_origin_bytes: stats.from_origin_bytes,
+        })
     }
 
     /// The newest events of the run in Chrome's trace format; `None` unless its options have a
@@ -56,35 +64,6 @@ impl Over {
             Over::Mixture(mixture) => mixture.datasets(),
         }
     }
-
-    /// Bytes by the place that they came from, of a loader that has read `bytes`. Without tiers all are of the origin;
-    /// tiers count for all loaders that read through them.
-    pub(super) fn place_bytes(&self, bytes: u64) -> PlaceBytes {
-        let mut places = PlaceBytes::default();
-        let images = || self.datasets().iter().map(Dataset::image);
-        if images().all(|image| image.tiers().is_none()) {
-            places.add(Place::Origin, bytes);
-            return places;
-        }
-        for image in images() {
-            image.tiers().iter().for_each(|cache| add_tiers(&mut places, &cache.stats()));
-            image.peers().iter().for_each(|peers| add_peers(&mut places, &peers.stats()));
-        }
-        places
-    }
-}
-
-fn add_tiers(places: &mut PlaceBytes, stats: &CacheStats) {
-    for tier in &stats.tiers {
-        let place = if tier.name.starts_with("ram:") { Place::Memory } else { Place::Drive };
-        places.add(place, tier.hit_bytes);
-    }
-    places.add(Place::Origin, stats.origin.bytes);
-    places.add(Place::Ahead, stats.origin.ahead_bytes);
-}
-
-fn add_peers(places: &mut PlaceBytes, stats: &PeerStats) {
-    places.add(Place::Peer, stats.nodes.iter().map(|node| node.bytes).sum());
 }
 
 /// The addresses as their user wrote them.

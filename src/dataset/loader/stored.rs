@@ -41,6 +41,11 @@ impl Stored {
         Some(Place { store, reader: self.reader, ticket: Arc::clone(&self.ticket) })
     }
 
+    /// Counters of the store, if this process is the one that counts.
+    pub(super) fn own_stats(&self) -> Option<StoreStats> {
+        self.store.upgrade().filter(|store| store.is_home()).map(|store| store.stats())
+    }
+
     pub(super) fn stats(&self) -> Option<StoreStats> {
         self.store.upgrade().map(|store| store.stats())
     }

@@ -87,10 +87,12 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &StoreStats) -> PyResult<Boun
     dict.set_item("peak_bytes", stats.peak_bytes)?;
     dict.set_item("found", stats.found)?;
     dict.set_item("staged", stats.staged)?;
+    dict.set_item("staged_bytes", stats.staged_bytes)?;
     dict.set_item("received", stats.received)?;
     dict.set_item("received_bytes", stats.received_bytes)?;
     dict.set_item("near_bytes", stats.near_bytes)?;
     dict.set_item("from_origin", stats.from_origin)?;
+    dict.set_item("from_origin_bytes", stats.from_origin_bytes)?;
     dict.set_item("deleted", stats.deleted)?;
     dict.set_item("mismatched", stats.mismatched)?;
     dict.set_item("steps", stats.steps)?;

@@ -400,10 +400,8 @@ impl<'a> Known<'a> {
         TierRow {
             address: self.address.to_owned(),
             tier: ORIGIN.to_owned(),
-            bytes_per_second: plus(
-                rate("dlfs_origin_read_bytes_total"),
-                rate("dlfs_origin_ahead_bytes_total"),
-            ),
+            // What was read ahead is among the bytes of the origin, and so is what reads of the same pages shared.
+            bytes_per_second: rate("dlfs_origin_read_bytes_total"),
             read_mean_seconds: ratio(
                 rate("dlfs_origin_read_seconds_total"),
                 rate("dlfs_origin_reads_total"),
