@@ -16,17 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// system. The old file is unchanged then.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let place = resolve(path)?;
-    let old = match fs::metadata(&place) {
-        Ok(metadata) if metadata.is_file() => Some(metadata.permissions()),
-        Ok(_) => {
-            let text = "this would be replaced by a file, and it is something else";
-            return Err(Error::new(ErrorKind::InvalidArgument, text)
-                .path(path)
-                .hint("name a regular file, or one that is not there yet"));
-        }
-        Err(error) if error.kind() == IoErrorKind::NotFound => None,
-        Err(error) => return Err(cannot_write(path, error)),
-    };
+    let old = permissions_of(path, &place)?;
     let (mut file, draft) = create_draft(&place).map_err(|error| cannot_write(path, error))?;
     let written = file
         .write_all(bytes)
@@ -38,6 +28,32 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
         let _ = fs::remove_file(&draft); // the error to report is that of the write
         cannot_write(path, error)
     })
+}
+
+/// Checks that [`replace_file`] may write there, by making a file beside `path` and removing it.
+///
+/// # Errors
+/// As [`replace_file`].
+pub(crate) fn check_replaceable(path: &Path) -> Result<()> {
+    let place = resolve(path)?;
+    permissions_of(path, &place)?;
+    let made = create_draft(&place).and_then(|(_, draft)| fs::remove_file(draft));
+    made.map_err(|error| cannot_write(path, error))
+}
+
+/// Those of the file at `place`, which `path` names; `None` if there is none yet.
+fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> {
+    match fs::metadata(place) {
+        Ok(metadata) if metadata.is_file() => Ok(Some(metadata.permissions())),
+        Ok(_) => {
+            let text = "this would be replaced by a file, and it is something else";
+            Err(Error::new(ErrorKind::InvalidArgument, text)
+                .path(path)
+                .hint("name a regular file, or one that is not there yet"))
+        }
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(cannot_write(path, error)),
+    }
 }
 
 /// Follows symbolic links, also to a file that does not exist yet.

@@ -1,22 +1,22 @@
 //! `--report` and `--trace`: what a run waited for, as a page and as events.
 
-use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 
 use dlfs::Error;
-use dlfs::dataset::Loader;
+use dlfs::dataset::{Loader, check_page, save_page};
 use dlfs::prefetch::Trace;
 
-use crate::exit::{about_file, complain};
+use crate::exit::complain;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// Write a page (HTML, one file) to FILE that says what the run waited for, and what to try next
     ///
-    /// It is written at the end, also after Ctrl-C or an error.
+    /// It is written at the end, also after Ctrl-C or an error, and replaces an older page in one step. Each rank
+    /// needs a file of its own.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Write the newest events of the run to FILE in Chrome's trace format, for https://ui.perfetto.dev
@@ -36,7 +36,7 @@ pub(crate) struct RunFiles {
 impl ReportArgs {
     /// The files that the run will write. One that cannot be written is reported before the work starts.
     pub(crate) fn files(&self) -> Result<RunFiles, Error> {
-        self.report.iter().chain(&self.trace).try_for_each(|path| check_writable(path))?;
+        self.report.iter().chain(&self.trace).try_for_each(|path| check_page(path))?;
         let trace = self.trace.clone().map(|path| (path, Arc::new(Trace::new())));
         Ok(RunFiles { report: self.report.clone(), trace })
     }
@@ -49,31 +49,28 @@ impl RunFiles {
     }
 
     /// Writes what `loader` has done so far.
+    ///
+    /// # Errors
+    /// That of the first file that cannot be written; the other one is written nevertheless.
     pub(crate) fn write(&self, loader: &Loader) -> Result<(), Error> {
-        if let Some(path) = &self.report {
-            write(path, &loader.report().to_html())?;
-        }
-        match (&self.trace, loader.trace_json()) {
-            (Some((path, _)), Some(events)) => write(path, &events),
-            _ => Ok(()),
+        let page = self.report.as_ref().map(|path| save_page(path, &loader.report().to_html()));
+        let events = self.trace.as_ref().zip(loader.trace_json());
+        let events = events.map(|((path, _), events)| save_page(path, &events));
+        match (page.unwrap_or(Ok(())), events.unwrap_or(Ok(()))) {
+            (Err(page), Err(events)) => {
+                complain(&events.report());
+                Err(page)
+            }
+            (page, events) => page.and(events),
         }
     }
 
     /// Writes the events alone, for a process that ends while its loader waits.
     pub(crate) fn write_events(&self) {
         if let Some((path, trace)) = &self.trace
-            && let Err(error) = write(path, &trace.to_json(None))
+            && let Err(error) = save_page(path, &trace.to_json(None))
         {
             complain(&error.report());
         }
     }
-}
-
-fn check_writable(path: &Path) -> Result<(), Error> {
-    let opened = OpenOptions::new().create(true).append(true).open(path);
-    opened.map(drop).map_err(|error| about_file("cannot make", path, error))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Error> {
-    fs::write(path, text).map_err(|error| about_file("cannot write", path, error))
 }

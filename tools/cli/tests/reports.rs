@@ -1,14 +1,20 @@
 //! `dlfs read --report` and `--trace`: the page in a real browser, and the events of the file.
 
 mod common;
+#[allow(dead_code, unreachable_pub)] // shared with the library's tests
+#[path = "../../../tests/support/disk.rs"]
+mod disk;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{TestDir, dlfs, end_of, finish, run, signal};
+use disk::SmallDisk;
 use serde_json::Value;
 
 /// Runs three epochs of 300 samples over an image whose name could be a tag, and returns the page and the events.
@@ -66,7 +72,10 @@ fn the_page_says_what_was_read_and_its_parts_add_up() {
     assert!((parts - number(&data["seconds"])).abs() < 1e-6, "{data}");
     assert!(number(&total["stalls_s"]["start"]) > 0.0, "it was opened: {total}");
     let places: f64 = total["read_bytes"].as_object().unwrap().values().map(number).sum();
-    assert!(places > 0.0, "{total}");
+    assert!(
+        places > 0.0 && places == number(&data["reads"]["bytes"]),
+        "each byte read has a place: {data}"
+    );
     let advice = data["advice"].as_array().unwrap();
     assert_eq!(advice.len(), 3);
     for sentence in advice {
@@ -76,28 +85,43 @@ fn the_page_says_what_was_read_and_its_parts_add_up() {
     assert!(data["tiers"][0]["name"].as_str().unwrap().starts_with("ram:"), "{}", data["tiers"]);
 }
 
-/// The slices of each thread by their begins, which must nest; the values of all counters.
+/// Checks a trace against the rules of Chrome's trace event format for its phases: metadata (M), complete events (X)
+/// and counters (C). Complete events of a thread nest, and each track goes forward in time. Returns how often each name
+/// occurs.
 fn check_trace(text: &str) -> BTreeMap<String, usize> {
     let trace: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(trace["displayTimeUnit"], "ms");
     assert!(trace["otherData"]["dropped_events"].is_string(), "{}", trace["otherData"]);
-    let events = trace["traceEvents"].as_array().unwrap();
     let mut names: BTreeMap<String, usize> = BTreeMap::new();
     let mut threads: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
     let mut counters: BTreeMap<&str, f64> = BTreeMap::new();
-    let mut named = Vec::new();
-    for event in events {
-        let name = event["name"].as_str().unwrap();
+    let (mut named, mut processes) = (Vec::new(), 0);
+    for event in trace["traceEvents"].as_array().unwrap() {
+        let name = event["name"].as_str().filter(|name| !name.is_empty()).unwrap();
         *names.entry(name.to_owned()).or_default() += 1;
         assert_eq!(event["pid"], 1, "{event}");
-        let ts = event["ts"].as_f64();
+        let thread = event["tid"].as_u64().unwrap_or_else(|| panic!("no thread: {event}"));
+        let args = event["args"].as_object().unwrap();
+        // Microseconds since the begin of the run; metadata have no time.
+        let time = |key: &str| {
+            let time = event[key].as_f64().filter(|time| time.is_finite() && *time >= 0.0);
+            time.unwrap_or_else(|| panic!("no {key}: {event}"))
+        };
         match event["ph"].as_str().unwrap() {
-            "M" => named.push(event["tid"].as_u64().unwrap()),
+            "M" => {
+                assert!(args["name"].as_str().is_some_and(|name| !name.is_empty()), "{event}");
+                match name {
+                    "process_name" => processes += 1,
+                    "thread_name" => named.push(thread),
+                    other => panic!("metadata of no meaning: {other}"),
+                }
+            }
             "X" => {
-                let (begin, len) = (ts.unwrap(), event["dur"].as_f64().unwrap());
-                assert!(begin >= 0.0 && len >= 0.0, "{event}");
-                let open = threads.entry(event["tid"].as_u64().unwrap()).or_default();
+                assert!(event["cat"].is_string(), "{event}");
+                let (begin, len) = (time("ts"), time("dur"));
+                let open = threads.entry(thread).or_default();
                 let last = open.last().copied().unwrap_or((0.0, 0.0));
-                assert!(begin >= last.0 || open.is_empty(), "goes back: {event}");
+                assert!(begin >= last.0, "goes back: {event}");
                 // Slices that have ended before this one begins; what remains open contains it.
                 open.retain(|(_, end)| *end > begin + ROUNDING);
                 assert!(open.iter().all(|(_, end)| begin + len <= *end + ROUNDING), "{event}");
@@ -105,14 +129,16 @@ fn check_trace(text: &str) -> BTreeMap<String, usize> {
             }
             "C" => {
                 let last = counters.entry(name).or_default();
-                assert!(ts.unwrap() >= *last, "goes back: {event}");
-                *last = ts.unwrap();
-                let values = event["args"].as_object().unwrap().values();
-                assert!(values.into_iter().all(|value| value.as_f64() >= Some(0.0)), "{event}");
+                assert!(time("ts") >= *last, "goes back: {event}");
+                *last = time("ts");
+                assert!(!args.is_empty(), "{event}");
+                let mut values = args.values();
+                assert!(values.all(|value| value.as_f64() >= Some(0.0)), "{event}");
             }
             other => panic!("{other} in {event}"),
         }
     }
+    assert_eq!(processes, 1, "one process, with one name");
     assert!(threads.keys().all(|thread| named.contains(thread)), "{named:?}");
     names
 }
@@ -166,6 +192,77 @@ fn a_file_that_cannot_be_written_is_reported_before_anything_is_read() {
         ran.complains_of(&["page.html"]);
         assert!(ran.text().is_empty(), "{}", ran.text());
     }
+}
+
+/// Both files are on a disk that is full when the second run ends.
+#[test]
+fn a_full_disk_is_an_error_that_names_the_files_and_leaves_what_was_there() {
+    let Some(disk) = SmallDisk::new(1 << 20) else { return };
+    let dir = TestDir::with_image();
+    let at = |name: &str| disk.path().join(name);
+    let (page, events) = (at("page.html"), at("events.json"));
+    let image = dir.arg("train.dlfs");
+    let args = ["read", &image, "--report", page.to_str().unwrap(), "--trace"];
+    let args = [&args[..], &[events.to_str().unwrap()]].concat();
+    run(&args).code(0);
+    let before = (fs::read(&page).unwrap(), fs::read(&events).unwrap());
+    check_trace(std::str::from_utf8(&before.1).unwrap());
+    fill_up(&at("filler"));
+    let ran = run(&args).code(1);
+    ran.complains_of(&["page.html", "events.json", "No space left on device"]);
+    assert!(ran.text().contains("300 samples"), "the run itself is told: {}", ran.text());
+    assert!((fs::read(&page).unwrap(), fs::read(&events).unwrap()) == before, "they were replaced");
+    let mut names: Vec<_> =
+        fs::read_dir(disk.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["events.json", "filler", "page.html"], "no draft stays");
+}
+
+fn fill_up(path: &Path) {
+    let mut file = fs::File::create(path).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+}
+
+/// `/dev/full` has no room, needs no root, and is no file that could be replaced.
+#[test]
+fn what_ended_the_run_is_its_exit_code_and_a_page_without_room_is_told_beside_it() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let with_page = ["read", &image, "--report", "/dev/full", "--json"];
+    let ran = run(&with_page).code(1);
+    ran.complains_of(&["/dev/full", "No space left on device"]);
+    assert_eq!(ran.json()["samples"], 300, "the run was complete");
+    damage(&dir);
+    let ran = run(&with_page).code(3);
+    ran.complains_of(&["/dev/full", "No space left on device", "checksum"]);
+    assert!(fs::metadata("/dev/full").unwrap().file_type().is_char_device());
+    // Without a page the same.
+    run(&with_page[..2]).code(3);
+}
+
+/// Flips a byte of each copy of the longest sample's bytes.
+fn damage(dir: &TestDir) {
+    let files = dir.files("source");
+    let longest = files.iter().map(|(_, bytes)| bytes).max_by_key(|bytes| bytes.len()).unwrap();
+    let mut image = fs::read(dir.path("train.dlfs")).unwrap();
+    let found = image.windows(longest.len()).position(|bytes| bytes == &longest[..]).unwrap();
+    image[found + longest.len() / 2] ^= 1;
+    fs::write(dir.path("train.dlfs"), image).unwrap();
+}
+
+#[test]
+fn a_run_that_does_not_begin_writes_no_page_and_keeps_an_older_one() {
+    let dir = TestDir::with_image();
+    let (html, absent) = (dir.arg("page.html"), dir.arg("absent.dlfs"));
+    run(&["read", &absent, "--report", &html]).code(1);
+    assert!(!Path::new(&html).exists(), "an empty page");
+    fs::write(&html, "an older page").unwrap();
+    run(&["read", &absent, "--report", &html]).code(1);
+    assert_eq!(fs::read_to_string(&html).unwrap(), "an older page");
+    // One that begins and fails has a page.
+    damage(&dir);
+    run(&["read", &dir.arg("train.dlfs"), "--report", &html]).code(3);
+    assert!(data_of(&fs::read_to_string(&html).unwrap())["total"]["samples"].is_u64());
 }
 
 /// A frame of each width with the page, and a script that says what the browser has made of it.

@@ -229,15 +229,17 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
     joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
     keeper.save()?; // also after an error, so that the run can resume there
-    files.write(&loader)?;
-    let end = end?;
-    if end == End::Complete {
+    let written = files.write(&loader);
+    if end.as_ref().is_ok_and(|end| *end == End::Complete) {
         check_complete(report.samples, total)?;
+    } else if let Err(error) = &written {
+        complain(&error.report()); // the command ends with what ended the run
     }
+    let end = end?;
     let read = WhatWasRead { dataset: &dataset, mixture: mixture.as_ref(), sources: &sources };
     print_report(&args, &read, &report, &counted)?;
     match end {
-        End::Complete => Ok(Outcome::Done),
+        End::Complete => Ok(written.map(|()| Outcome::Done)?),
         End::Stopped => Ok(keeper.stopped()),
     }
 }

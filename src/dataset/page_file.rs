@@ -1,0 +1,38 @@
+//! Writes a report or a trace to a file that may hold an older one.
+
+use std::fs;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::replace_file::{check_replaceable, replace_file};
+
+/// Makes `text`, a report or a trace, the content of the file at `path`.
+///
+/// A regular file is replaced in one step: after an error, such as a full disk, it has its old content, or is not
+/// there if it was not. Anything else, such as a pipe, is written to.
+///
+/// # Errors
+/// Those of the file system; they name the file.
+pub fn save_page(path: &Path, text: &str) -> Result<()> {
+    if !is_other(path) {
+        return replace_file(path, text.as_bytes());
+    }
+    fs::write(path, text).map_err(|error| {
+        let kind = Error::from(std::io::Error::from(error.kind())).kind();
+        Error::new(kind, "cannot write the file").path(path).source(error)
+    })
+}
+
+/// Checks that [`save_page`] may write to `path`, as far as can be told without writing.
+///
+/// # Errors
+/// As [`save_page`].
+pub fn check_page(path: &Path) -> Result<()> {
+    // A named pipe would wait for its reader.
+    if is_other(path) { Ok(()) } else { check_replaceable(path) }
+}
+
+/// Whether there is something that no file may replace.
+fn is_other(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
