@@ -335,6 +335,12 @@ pub const LOADING: &[SharedOption] = &[
         "Connect to peers inside TLS with the job's key",
     ),
     row(
+        "trace",
+        ["", "trace", "trace"], // the command takes a file
+        Off,
+        "Keep the newest events of the run",
+    ),
+    row(
         "store",
         ["store", "store", "store"],
         Open,

@@ -5,11 +5,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::process::Forked;
 use crate::report::{Cause, Event, Events, Timeline, What, trace_to_json};
 
-/// The newest events of a run. Threads take an uncontended lock for each of their turns.
+/// The newest events of a run. Threads take an uncontended lock for each of their turns. A forked child has events of
+/// its own, since it may inherit a lock that a thread of its parent holds.
 #[derive(Debug, Default)]
-pub struct Trace {
+pub struct Trace(Forked<Run>);
+
+#[derive(Debug, Default)]
+struct Run {
     /// When the run began: the first call for a batch.
     began: OnceLock<Instant>,
     consumer: Mutex<Events>,
@@ -24,25 +29,30 @@ impl Trace {
 
     /// The events so far in Chrome's trace format, which <https://ui.perfetto.dev> shows, with rates from `timeline`.
     pub fn to_json(&self, timeline: Option<&Timeline>) -> String {
-        let (consumer, poller) = (self.consumer.lock().clone(), self.poller.lock().clone());
+        let run = self.run();
+        let (consumer, poller) = (run.consumer.lock().clone(), run.poller.lock().clone());
         trace_to_json(&consumer, &poller, timeline)
+    }
+
+    fn run(&self) -> &Run {
+        self.0.get_or_init(Run::default)
     }
 
     /// When the run began; `now` if this is the first call.
     pub(crate) fn began(&self, now: Instant) -> Instant {
-        *self.began.get_or_init(|| now)
+        *self.run().began.get_or_init(|| now)
     }
 
     /// Adds a call of the consumer.
     pub(crate) fn consumer(&self, event: Event) {
-        self.consumer.lock().push(event);
+        self.run().consumer.lock().push(event);
     }
 
     fn poller(&self, begin: Instant, end: Instant, what: What) {
-        let run = self.began(begin);
+        let began = self.began(begin);
         let (begin, len) =
-            (begin.saturating_duration_since(run), end.saturating_duration_since(begin));
-        let mut events = self.poller.lock();
+            (begin.saturating_duration_since(began), end.saturating_duration_since(begin));
+        let mut events = self.run().poller.lock();
         if let Some(last) = events.last_mut()
             && goes_on(last.what, what)
         {

@@ -16,6 +16,7 @@
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_metrics                                 all counters of the process, as OpenMetrics
 //   dlfs_sequence_report                         why a loop waited, as an HTML page
+//   dlfs_sequence_trace                          its newest events, for Perfetto
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
 //   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
@@ -751,6 +752,8 @@ typedef struct {
     // key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get it where
     // they meet. NULL: whoever claims the name of a rank's host may read its tiers.
     const char *job_key;
+    // 1: Keep the newest events of the run, for dlfs_sequence_trace.
+    uint64_t trace;
 } dlfs_sequence_options;
 
 // Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
@@ -1321,6 +1324,19 @@ int dlfs_metrics(char *text,
 // and by place, and what to try next. The text is longer after the next batch: ask again where
 // DLFS_E_TOO_SMALL comes.
 int dlfs_sequence_report(const dlfs_seq *seq, char *html, size_t len, size_t *needed);
+
+// Copies the newest events of a sequence and a NUL to `json`, which has `len` bytes; `needed` as for
+// dlfs_name. Any thread.
+//
+// Chrome's trace format, which https://ui.perfetto.dev shows: calls for batches and what they
+// waited for, bursts of reads, sleeps, and rates; what `dlfs read --trace` writes. The text is
+// longer after the next batch: ask again where DLFS_E_TOO_SMALL comes.
+//
+// DLFS_E_NOT_FOUND: `trace` of its options is 0.
+int dlfs_sequence_trace(const dlfs_seq *seq,
+                        char *json,
+                        size_t len,
+                        size_t *needed);
 
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::auth::Derivation;
@@ -360,6 +361,8 @@ pub struct SequenceOptions {
     /// key file with mode 0600, the key itself, or "rendezvous": rank 0 draws one, and the others get it where
     /// they meet. NULL: whoever claims the name of a rank's host may read its tiers.
     pub job_key: *const c_char,
+    /// 1: Keep the newest events of the run, for dlfs_sequence_trace.
+    pub trace: u64,
 }
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -369,6 +372,7 @@ unsafe impl Struct for SequenceOptions {
         std::mem::offset_of!(SequenceOptions, peers),
         std::mem::offset_of!(SequenceOptions, store),
         std::mem::offset_of!(SequenceOptions, batch_tokens),
+        std::mem::offset_of!(SequenceOptions, trace),
     ];
 }
 
@@ -594,6 +598,8 @@ impl SequenceOptions {
         };
         options.copy_threads = flag(self.one_piece, "one_piece")?.then_some(1);
         options.busy_poll = flag(self.busy_poll, "busy_poll")?;
+        let trace = u32::try_from(self.trace).unwrap_or(u32::MAX);
+        options.trace = flag(trace, "trace")?.then(Arc::default);
         options.batching = match self.batching {
             DLFS_BATCHING_AUTO => None,
             DLFS_BATCHING_CHUNK => Some(Batching::Chunk),

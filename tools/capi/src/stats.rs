@@ -191,6 +191,34 @@ pub unsafe extern "C" fn dlfs_sequence_report(
     })
 }
 
+/// Copies the newest events of a sequence and a NUL to `json`, which has `len` bytes; `needed` as for
+/// dlfs_name. Any thread.
+///
+/// Chrome's trace format, which https://ui.perfetto.dev shows: calls for batches and what they
+/// waited for, bursts of reads, sleeps, and rates; what `dlfs read --trace` writes. The text is
+/// longer after the next batch: ask again where DLFS_E_TOO_SMALL comes.
+///
+/// DLFS_E_NOT_FOUND: `trace` of its options is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_sequence_trace(
+    seq: *const Seq,
+    json: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let none = || {
+            let text = "the sequence keeps no events: set trace in its options";
+            Failure::new(DLFS_E_NOT_FOUND, text)
+        };
+        let events = sequence_of(seq)?.loader.trace_json().ok_or_else(none)?;
+        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(events.as_bytes(), json, len, needed)? };
+        Ok(DLFS_OK)
+    })
+}
+
 /// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {

@@ -22,7 +22,7 @@ use crate::metrics;
 use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options};
 use crate::peers::{Join, KEYWORDS};
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::shapes;
 use crate::store;
 use crate::watch::detached;
@@ -124,6 +124,7 @@ impl Loader {
         let mut options = self.newest().loader.options().clone();
         options.rank += worker.saturating_mul(options.world_size);
         options.world_size = options.world_size.saturating_mul(workers);
+        options.trace = options.trace.map(|_| Arc::default());
         let made = dataset.loader(options).map_err(|error| raise(py, &error))?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made)),
@@ -226,9 +227,10 @@ impl Loader {
     /// that calls have waited; stalls_s: a dict of them by cause (start, order, window, network,
     /// checksum, copy; see docs/metrics.md). blocked_s: seconds that the loader itself has slept because batches
     /// waited for their consumer. copied_bytes: bytes copied to make batches contiguous. rewritten: samples in kept
-    /// memory that were overwritten and had to be read again. latency: how long commands took, a dict of count,
-    /// mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes: the window's memory now. The same
-    /// keys are under "loader" in what `dlfs read --json` prints.
+    /// memory that were overwritten and had to be read again. bytes_by_place: the bytes read (bytes) as a dict by the
+    /// place that served them: origin, ahead (another read brought them for a tier), memory, drive, peer. latency: how
+    /// long commands took, a dict of count, mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes:
+    /// the window's memory now. The same keys are under "loader" in what `dlfs read --json` prints.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         shapes::dict(py, &self.runs().stats())
     }
@@ -245,6 +247,24 @@ impl Loader {
         Ok(report)
     }
 
+    /// The newest events of the run, of the newest iterator and in this process, in Chrome's trace format: JSON that
+    /// https://ui.perfetto.dev shows. They are calls for batches and what these waited for, bursts of reads, sleeps of
+    /// the thread that reads, and rates; what `dlfs read --trace` writes.
+    ///
+    /// Raises InvalidArgument (a ValueError) unless the loader was made with trace=True.
+    fn trace_json(&self, py: Python<'_>) -> PyResult<String> {
+        let run = self.newest();
+        py.detach(|| run.loader.trace_json()).ok_or_else(|| {
+            let text = "the loader keeps no events: make it with trace=True";
+            raise_invalid(py, text.into())
+        })
+    }
+
+    /// Writes what trace_json returns to `path`. A file there is replaced in one step.
+    fn save_trace(&self, py: Python<'_>, path: std::path::PathBuf) -> PyResult<()> {
+        report::save(py, &path, &self.trace_json(py)?)
+    }
+
     /// The counters so far by their names in docs/metrics.md, as `dlfs.metrics.values` has them for the process.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut snapshot = Snapshot::of(&self.runs().stats());
@@ -255,10 +275,10 @@ impl Loader {
     }
 
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
-    /// pages now, and at most. found: samples that lay there before. staged: brought from the data set before an
-    /// epoch. received, received_bytes: from other ranks. near_bytes: from those on the same node. from_origin:
-    /// from the data set, because a rank was late or dead. deleted: left, and were read by their new rank.
-    /// mismatched: damaged at a peer. steps of exchanges. waits: reads that waited for a sample.
+    /// pages now, and at most. found: samples that lay there before. staged, staged_bytes: brought from the data set
+    /// before an epoch. received, received_bytes: from other ranks. near_bytes: from those on the same node.
+    /// from_origin, from_origin_bytes: from the data set, because a rank was late or dead. deleted: left, and were read
+    /// by their new rank. mismatched: damaged at a peer. steps of exchanges. waits: reads that waited for a sample.
     fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = self.newest().loader.store_stats();
         stats.map(|stats| store::to_dict(py, &stats)).transpose()

@@ -1,6 +1,7 @@
 //! Parses options from Python keywords.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::ErrorKind;
@@ -204,6 +205,7 @@ fn set_loader_option(
         "deadline" => options.deadline = seconds(key, value)?,
         "queue_pairs" => options.queue_pairs = queue_pairs(key, value)?,
         "busy_poll" => options.busy_poll = value.extract()?,
+        "trace" => options.trace = value.extract::<bool>()?.then(Arc::default),
         key if peers::KEYWORDS.contains(&key) => {} // handled by the data set
         key if store::KEYWORDS.contains(&key) => {} // handled by the loader
         _ => return Ok(false),

@@ -1,7 +1,8 @@
 //! `Report`: what a loader has waited for, as a page, as data, and as events.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use dlfs::dataset::save_page;
 use pyo3::prelude::*;
 
 use crate::error::raise;
@@ -32,10 +33,10 @@ impl Report {
         self.advice.clone()
     }
 
-    /// Writes the page to `path`.
+    /// Writes the page to `path`. A file there is replaced in one step: after an error, such as a full disk, it is as
+    /// it was.
     pub(crate) fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let written = py.detach(|| std::fs::write(&path, &self.html));
-        written.map_err(|error| raise(py, &dlfs::Error::from(error).path(path)))
+        save(py, &path, &self.html)
     }
 
     fn __str__(&self) -> &str {
@@ -53,6 +54,11 @@ impl Report {
             "<iframe srcdoc=\"{page}\" style=\"width:100%;height:900px;border:0\" sandbox></iframe>"
         )
     }
+}
+
+/// Writes a page, or the events of a run, to `path`.
+pub(crate) fn save(py: Python<'_>, path: &Path, text: &str) -> PyResult<()> {
+    py.detach(|| save_page(path, text)).map_err(|error| raise(py, &error))
 }
 
 impl Report {

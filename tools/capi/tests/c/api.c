@@ -200,6 +200,7 @@ static void of_sequences(dlfs_fs *fs) {
             dlfs_sequence_options options = sequence_options();
             options.order = order;
             options.one_piece = one_piece;
+            options.trace = one_piece;
             dlfs_seq *seq;
             options.batching = DLFS_BATCHING_CHUNK;
             if (!chunked) FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "whole chunks");
@@ -235,6 +236,13 @@ static void of_sequences(dlfs_fs *fs) {
             FAILS(DLFS_E_TOO_SMALL, dlfs_sequence_report(seq, NULL, 0, &needed), "there is room for 0");
             CHECK(dlfs_sequence_report(seq, page, sizeof page, &needed) == 0 && needed == strlen(page) + 1);
             CHECK(strstr(page, "<!doctype html>") == page && strstr(page, "What to try next"));
+            if (!options.trace) {
+                FAILS(DLFS_E_NOT_FOUND, dlfs_sequence_trace(seq, page, sizeof page, &needed), "set trace");
+            } else {
+                FAILS(DLFS_E_TOO_SMALL, dlfs_sequence_trace(seq, NULL, 0, &needed), "there is room for 0");
+                CHECK(dlfs_sequence_trace(seq, page, sizeof page, &needed) == 0 && needed == strlen(page) + 1);
+                CHECK(strstr(page, "\"traceEvents\"") && strstr(page, "\"name\":\"next batch\""));
+            }
             CHECK(dlfs_set_epoch(seq, 1) == 0 && drain(seq, ids) == NUM);
             CHECK(dlfs_sequence_close(seq) == 0);
             FAILS(DLFS_E_HANDLE, dlfs_sequence_close(seq), "closed before");

@@ -89,6 +89,7 @@ static void with(void *handle, int kinds, const char *folder) {
         NONE(dlfs_state_set(handle, "{}"));
         NONE(dlfs_sequence_stats(handle, &stats));
         NONE(dlfs_sequence_report(handle, NULL, 0, NULL));
+        NONE(dlfs_sequence_trace(handle, NULL, 0, NULL));
         NONE(dlfs_sequence_close(handle));
     }
     if (kinds & BATCH) {

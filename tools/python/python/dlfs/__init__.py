@@ -376,6 +376,7 @@ class Loader(_Loader):
     deadline         the longest that the next batch may take, in seconds
     queue_pairs      queue pairs per namespace; those of one subsystem share them
     busy_poll        spin instead of sleeping in the thread that reads ahead
+    trace            keep the newest events of the run, up to 65,536 of each thread, for trace_json and save_trace
     peers            where the ranks find each other, in order to share the tiers of all nodes of the job:
                      "auto": what the launcher has, which is the store of torch.distributed if it is
                      initialised, MPI, or a port of rank 0 beside MASTER_PORT; a folder that all nodes see; a
@@ -450,6 +451,7 @@ class Loader(_Loader):
         deadline: float = 60.0,
         queue_pairs: int = 1,
         busy_poll: bool = False,
+        trace: bool = False,
         peers: Any = None,
         round: str | None = None,
         peer_mode: str = "read-through",
@@ -518,6 +520,7 @@ class Loader(_Loader):
             deadline=deadline,
             queue_pairs=queue_pairs,
             busy_poll=busy_poll,
+            trace=trace,
             peers=peers,
             round=round,
             peer_mode=peer_mode,
