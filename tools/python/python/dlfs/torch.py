@@ -57,6 +57,7 @@ from . import Dataset as _Dataset
 from . import _data_place, _numbers, _peerless, _warn_of_launcher
 from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
+from ._errors import Error as _Error
 from ._ranks import changed, data_place, in_group, place_of, warn_unequal
 from ._sampler import BatchSampler, Sampler
 
@@ -361,6 +362,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     with the next epoch; workers that torch's DataLoader restarts for each epoch begin with the same one each time,
     and a warning says so at the second. Only workers know what they have read: dlfs.torch.DataLoader counts what
     it hands out, StatefulDataLoader asks them, and state_dict here raises Unsupported.
+
+    So do report, trace_json and save_trace, since each worker has waits of its own. With `reports`, the path of a folder,
+    each process that reads writes its report there at the end of each epoch, as rank-R.html or rank-R-worker-W.html, and
+    with trace=True its events as .json beside it. Within a worker, for example in the transform,
+    torch.utils.data.get_worker_info().dataset is this object, whose methods then answer for that worker.
     """
 
     def __init__(
@@ -401,6 +407,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         deadline: float = 60.0,
         queue_pairs: int = 1,
         busy_poll: bool = False,
+        trace: bool = False,
+        reports: Address | None = None,
         peers: Any = None,
         round: str | None = None,
         peer_mode: str = "read-through",
@@ -414,6 +422,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         restart_shares: bool = False,
     ) -> None:
         self.dataset, self.transform = dataset, transform
+        self._reports = None if reports is None else os.fspath(reports)
+        if self._reports is not None:
+            os.makedirs(self._reports, exist_ok=True)  # raises errors here, not in a worker
         options = changed(
             seed=(seed, 0),
             epochs=(epochs, None),
@@ -442,6 +453,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             deadline=(deadline, 60.0),
             queue_pairs=(queue_pairs, 1),
             busy_poll=(busy_poll, False),
+            trace=(trace, False),
             store=(store, None),
             blocking_exchange=(blocking_exchange, False),
             restart_shares=(restart_shares, False),
@@ -644,8 +656,41 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._loader.stats()
 
     def report(self, path: Address | None = None) -> Report:
-        """Why this process waited, as Loader.report; worker processes have reports of their own."""
-        return self._loader.report(path)
+        """Why this process waited, as Loader.report. Raises Unsupported if worker processes read instead."""
+        return self._own("a report").report(path)
+
+    def trace_json(self) -> str:
+        """The newest events of this process, as Loader.trace_json. Raises Unsupported if worker processes read
+        instead."""
+        return self._own("a trace").trace_json()
+
+    def save_trace(self, path: Address) -> None:
+        """Writes what trace_json returns to `path`."""
+        self._own("a trace").save_trace(path)
+
+    def _own(self, what: str) -> Loader:
+        """The loader of this process, unless worker processes have read."""
+        if torch.utils.data.get_worker_info() is None and int(self._shared[_BEGUN]):
+            raise Unsupported(
+                f"worker processes read, and each has {what} of its own: give IterableDataset a folder for them "
+                "(reports=), or ask in a worker, where torch.utils.data.get_worker_info().dataset has it; or read "
+                "without workers (num_workers=0)"
+            )
+        return self._loader
+
+    def _epoch_has_ended(self) -> None:
+        """Writes the report of this process, if there is a place for it."""
+        if self._reports is None:
+            return
+        info = torch.utils.data.get_worker_info()
+        worker = "" if info is None else f"-worker-{info.id}"
+        path = os.path.join(self._reports, f"rank-{self._place[0]}{worker}")
+        try:
+            self._loader.report(f"{path}.html")
+            if self._options.get("trace"):
+                self._loader.save_trace(f"{path}.json")
+        except (OSError, _Error) as error:  # a full disk is no reason to end a training
+            warnings.warn(f"no report of this epoch: {error}", stacklevel=2)
 
     def num_batches(self, workers: int = 0) -> int:
         """The number of batches of an epoch on this rank with this many worker processes. Of batches by tokens: of the
@@ -860,6 +905,7 @@ class _Batches(Iterator[Any]):
         batch = next(self._batches, None)
         if batch is None or batch.ends_epoch:
             self._ended, self._batches = True, None
+            self._data._epoch_has_ended()
         if batch is None:
             raise StopIteration
         return self._data._item(batch)
