@@ -331,8 +331,8 @@ fn an_image_of_a_future_version_is_refused_as_such_and_unknown_features_as_they_
     let optional = with(&|block| block[60] = 1).unwrap();
     assert_eq!(optional.optional_features, 1 << 32);
     assert_eq!(Superblock { optional_features: 0, ..optional }, superblock);
-    let read_only = with(&|block| block[128] = 4).unwrap();
-    let refused = Err(FormatError::FeaturesToWrite { unknown: 4 });
+    let read_only = with(&|block| block[128] = 8).unwrap();
+    let refused = Err(FormatError::FeaturesToWrite { unknown: 8 });
     assert_eq!((read_only.check_writable(), superblock.check_writable()), (refused, Ok(())));
 
     let mut snapshot = directory.to_snapshot().unwrap();

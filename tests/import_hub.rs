@@ -81,6 +81,24 @@ fn files_are_listed_by_page_and_read_where_the_hub_redirects_to() {
 }
 
 #[test]
+fn the_report_says_which_splits_are_taken() {
+    let mut files = repository("one");
+    files.retain(|path, _| path.starts_with("data/"));
+    let line = b"{\"text\": \"a test\"}\n";
+    files.insert("data/test-00000-of-00001.jsonl".to_owned(), line.to_vec());
+    let hub = Hub::new(vec![files], None, 0);
+    let (report, _) = import("hf://datasets/own/set", hub.options("")).unwrap();
+    let mut told: Vec<(&str, u64)> =
+        report.file_counts.iter().map(|count| (&*count.what, count.files)).collect();
+    told.sort_unstable();
+    let [(test, 1), (train, 4)] = told[..] else { panic!("{told:?}") };
+    assert!(test.ends_with("split test") && train.ends_with("split train"), "{told:?}");
+    let braces = "hf://datasets/own/set/data/train-{00000..00001}-of-00004.jsonl";
+    let (report, _) = import(braces, hub.options("")).unwrap();
+    assert!(report.file_counts.iter().all(|count| count.what.ends_with("split train")));
+}
+
+#[test]
 fn a_hub_that_is_busy_is_asked_again() {
     let files = repository("one");
     let hub = Hub::new(vec![files.clone()], None, 2);

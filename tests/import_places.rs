@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archives::{member, record};
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, import_onto};
 use dlfs::places::PlaceOptions;
@@ -84,10 +85,16 @@ fn a_folder_of_objects_makes_the_chunks_of_a_local_folder() {
     let report = import(&["s3://bucket/set"], &remote, &options).unwrap();
     assert_eq!((report.kind, report.samples), (SourceKind::Folder, 303));
     assert_eq!(contents(&remote).unwrap(), files);
-    // All but the journal, which holds the fingerprint of the source.
+    // All from the first chunk to the last one; what follows says where the objects were.
+    let ends = [&local, &remote].map(|devices| {
+        let image = Image::from_devices(devices.clone(), &OpenOptions::default()).unwrap();
+        let directory = image.directory();
+        let ends = (0..directory.num_chunks()).map(|chunk| directory.chunk(chunk));
+        ends.map(|chunk| chunk.offset_bytes + chunk.len_bytes).max().unwrap() as usize
+    });
+    assert_eq!(ends[0], ends[1]);
     let (local, remote) = (bytes_of(&local), bytes_of(&remote));
-    let differing = local.chunks(4096).zip(remote.chunks(4096)).filter(|(a, b)| a != b).count();
-    assert!(differing <= 2, "{differing} blocks differ");
+    assert!(local[9 * 4096..ends[0]] == remote[9 * 4096..ends[0]], "the chunks differ");
 }
 
 #[test]
@@ -355,10 +362,75 @@ fn shards_of_rows_are_found_among_what_describes_them_and_refused_among_other_ob
     store.put("pictures/z.parquet", "PAR1");
     let told = refusal("s3://bucket/pictures").report();
     assert!(told.contains("s3://bucket/pictures/a.jpg"), "{told}");
-    let names = "{\"file_name\": \"a.jpg\"}\n{\"file_name\": \"b.jpg\"}\n";
-    store.put("named/metadata.jsonl", names);
-    let told = refusal("s3://bucket/named/metadata.jsonl").report();
-    assert!(told.contains("may not name files"), "{told}");
+}
+
+#[test]
+fn lines_in_a_store_name_objects_beside_them_whatever_the_store_does() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("deep")).unwrap();
+    let store = ObjectStore::with_faults(|request| {
+        let mut state = request.number;
+        match mix(&mut state) % 16 {
+            0 => Fault::Status(503, None),
+            1 => Fault::Cut,
+            _ => Fault::None,
+        }
+    });
+    let mut lines = String::new();
+    for number in 0..150 {
+        let name = format!("deep/{number}.jpg");
+        let bytes = object_store::bytes_of(number, (number as usize * 97) % 5000);
+        fs::write(folder.path().join(&name), &bytes).unwrap();
+        store.put(&format!("named/{name}"), bytes);
+        lines += &format!("{{\"file_name\": \"{name}\", \"text\": \"number {number}\"}}\n");
+    }
+    // What is bad locally is bad in a store, in its order.
+    lines += "{\"file_name\": \"absent.jpg\", \"text\": \"\"}\n{\"file_name\": 7, \"text\": \"\"}\nno line\n";
+    lines += "{\"file_name\": \"../deep/1.jpg\", \"text\": \"\"}\n{\"file_name\": \"deep/0.jpg\", \"text\": \"\"}\n";
+    fs::write(folder.path().join("metadata.jsonl"), &lines).unwrap();
+    store.put("named/metadata.jsonl", lines);
+    let local = folder.path().join("metadata.jsonl");
+    let skip = ImportOptions { on_error: OnError::Skip, ..options(Onto::Empty) };
+    let (expected, samples) = imported(&[local.to_str().unwrap()], &skip);
+    assert_eq!((expected.samples, expected.bad.len()), (150, 5));
+    // Also where there is room for few objects at once.
+    for window_bytes in [256 << 20, 10_000] {
+        let places = PlaceOptions { window_bytes, ..store.options() };
+        let skip = ImportOptions { places, ..skip.clone() };
+        let (report, found) = imported(&["s3://bucket/named/metadata.jsonl"], &skip);
+        assert!(found == samples, "other samples than those of the local files");
+        let bad = |report: &ImportReport| {
+            report.bad.iter().map(|bad| bad.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(bad(&report), bad(&expected));
+    }
+}
+
+#[test]
+fn a_store_that_goes_away_while_lines_name_objects_ends_the_import() {
+    let mut ended = 0;
+    for answered in (0..60).step_by(6) {
+        let store = ObjectStore::with_faults(move |request| match request.number < answered {
+            true => Fault::None,
+            false => Fault::Status(503, None),
+        });
+        let mut lines = String::new();
+        for number in 0..10 {
+            store.put(&format!("x/{number}"), "bytes");
+            lines += &format!("{{\"file_name\": \"{number}\"}}\n");
+        }
+        store.put("x/lines.jsonl", lines);
+        let places = PlaceOptions { patience: Duration::from_millis(30), ..store.options() };
+        let skip = ImportOptions { places, on_error: OnError::Skip, ..options(Onto::Empty) };
+        match import(&["s3://bucket/x/lines.jsonl"], &memory(), &skip) {
+            Ok(report) => assert_eq!((report.samples, report.bad.len()), (10, 0), "{answered}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{answered}: {error:?}");
+                ended += 1;
+            }
+        }
+    }
+    assert!((3..10).contains(&ended), "{ended}");
 }
 
 #[test]

@@ -323,7 +323,7 @@ fn columns_that_are_not_there_are_refused_and_others_can_be_chosen() {
 #[test]
 fn the_class_of_a_row_that_is_left_out_gets_no_number() {
     let dir = tempfile::tempdir().unwrap();
-    let lines = dir.path().join("a.jsonl");
+    let (lines, more) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
     let rows = "{\"id\": \"a\", \"kind\": \"cat\", \"x\": \"1\"}\n\
                 {\"id\": \"a\", \"kind\": \"twice\", \"x\": \"1\"}\n\
                 {\"id\": \"b\", \"kind\": \"empty\"}\n\
@@ -347,6 +347,16 @@ fn the_class_of_a_row_that_is_left_out_gets_no_number() {
     assert_eq!(labels, [("a", Some(0)), ("b", Some(1)), ("c", Some(0))]);
     let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
     assert_eq!(image.directory().classes(), [&b"cat"[..], b"dog"]);
+    // Nor does that of a row whose name the image has.
+    let rows = "{\"id\": \"a\", \"kind\": \"taken\", \"x\": \"1\"}\n\
+                {\"id\": \"d\", \"kind\": \"eel\", \"x\": \"4\"}\n";
+    fs::write(&more, rows).unwrap();
+    let append = ImportOptions { onto: Onto::Append, ..skip };
+    let report = import_onto(&[more], &disks.devices(), &append, &mut ()).unwrap();
+    assert_eq!((report.samples, report.bad.len()), (1, 1), "{:?}", report.bad);
+    let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
+    assert_eq!(image.directory().classes(), [&b"cat"[..], b"dog", b"eel"]);
+    assert_eq!(samples(&disks)["d"].1, Some(2));
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use archives::{archive, member, record};
 use dlfs::import::sources::sample_stream::SampleStream as _;
@@ -399,15 +398,6 @@ fn archives_one_behind_the_other_are_read_to_the_true_end() {
     }
 }
 
-/// Some hundred holes, which need map blocks after the header in GNU's old sparse format.
-fn make_sparse(path: &Path) {
-    let file = File::create(path).unwrap();
-    for hole in 0..120 {
-        file.write_all_at(b"data", hole * 65536).unwrap();
-    }
-    file.set_len(120 * 65536).unwrap();
-}
-
 #[cfg(feature = "formats")]
 #[test]
 fn archives_of_xz_and_bzip2_are_read_as_they_come_and_when_they_are_broken() {
@@ -452,39 +442,6 @@ fn piped(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     std::io::Seek::rewind(&mut file).unwrap();
     let output = Command::new(program).arg("-c").stdin(Stdio::from(file)).output().ok()?;
     output.status.success().then_some(output.stdout)
-}
-
-#[test]
-fn a_sparse_member_is_named_with_its_archive_and_what_follows_it_is_there() {
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["before", "behind"] {
-        fs::write(dir.path().join(name), name).unwrap();
-    }
-    make_sparse(&dir.path().join("holes"));
-    for format in [
-        &["--format=gnu"][..],
-        &["--format=posix", "--sparse-version=0.0"],
-        &["--format=posix", "--sparse-version=0.1"],
-        &["--format=posix", "--sparse-version=1.0"],
-    ] {
-        let path = dir.path().join("a.tar");
-        let mut tar = Command::new("tar");
-        tar.arg("-C").arg(dir.path()).arg("--sparse").args(format).arg("-cf").arg(&path);
-        let made = tar.args(["before", "holes", "behind"]).status();
-        assert!(made.expect("the tests need tar").success());
-        let source = open(&[&path]).unwrap();
-        assert_eq!(names(&source), ["before", "behind"], "{format:?}");
-        assert_eq!(payloads(&source), [&b"before"[..], b"behind"]);
-        let [bad] = &source.index().bad[..] else { panic!("{format:?}: {:?}", source.index().bad) };
-        assert_eq!((&bad.name[..], bad.within.as_deref()), (&b"holes"[..], Some(&*path)));
-        assert!(bad.to_string().contains("sparse"), "{bad}");
-        let mut stream = StreamSource::new(vec![path.clone()], SourceKind::Tar, None).unwrap();
-        let mut samples = 0;
-        while stream.next_sample().unwrap().is_some() {
-            samples += 1;
-        }
-        assert_eq!((samples, &stream.bad()[0]), (2, bad));
-    }
 }
 
 /// Classes and labels of an archive of these files.

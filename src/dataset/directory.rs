@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::buf::SharedBuf;
 use crate::directory::{Bytes, Directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::superblock::SnapshotLocation;
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FormatError, Superblock};
 use crate::qpair::Device;
@@ -52,18 +54,43 @@ pub(super) fn read_names(
         let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
         // A later generation may lie here by now, with the same tree and names: their checksums decide.
         let head = SnapshotHead::parse(&head).map_err(damaged)?;
-        let mut read = |range: Range<u64>| {
-            let from = range.start.min(location.len_bytes);
-            let skip = from % ALIGN_BYTES as u64;
-            let len = range.end.min(location.len_bytes).saturating_sub(from - skip);
-            let bytes = reader.read(location.offset_bytes + from - skip, len)?;
-            Ok::<_, Error>(bytes.slice(skip as usize..))
-        };
+        let mut read = |range| read_part(&mut reader, &location, range);
         if !directory.has_tree() {
             directory.attach_tree(read(head.tree_range())?).map_err(damaged)?;
         }
-        directory.attach_names(read(head.core_len()..location.len_bytes)?).map_err(damaged)
+        directory.attach_names(read(head.names_range())?).map_err(damaged)
     })
+}
+
+/// Reads the origins of a directory that was opened without them.
+pub(super) fn read_origins(
+    directory: &Directory,
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
+    let location = superblock.snapshot;
+    let device = &devices[usize::from(location.namespace)];
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    twice_if_damaged(|| {
+        let mut reader = RangeReader::new(device)?;
+        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        let head = SnapshotHead::parse(&head).map_err(damaged)?;
+        let origins = read_part(&mut reader, &location, head.origins_range())?;
+        directory.attach_origins(origins).map_err(damaged)
+    })
+}
+
+/// Reads a part of a snapshot, which may begin anywhere.
+fn read_part(
+    reader: &mut RangeReader,
+    location: &SnapshotLocation,
+    range: Range<u64>,
+) -> Result<SharedBuf> {
+    let from = range.start.min(location.len_bytes);
+    let skip = from % ALIGN_BYTES as u64;
+    let len = range.end.min(location.len_bytes).saturating_sub(from - skip);
+    Ok(reader.read(location.offset_bytes + from - skip, len)?.slice(skip as usize..))
 }
 
 /// Reads a second time if the data is corrupt: it may have been damaged in transit.

@@ -12,6 +12,7 @@ use crate::cache::Cache;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::format::origins::{Origin, visit_origins};
 use crate::format::superblock_copies::BadCopy;
 use crate::peers::Peers;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
@@ -21,7 +22,7 @@ use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
 use crate::store::Store;
 use crate::units::SampleId;
 
-use super::directory::read_names;
+use super::directory::{read_names, read_origins};
 use super::shared_snapshot::SharedSnapshot;
 
 /// An open image: one generation of a data set, and its namespaces.
@@ -103,6 +104,28 @@ impl Image {
             ErrorKind::Corrupt => self.stale().unwrap_or(error),
             _ => error,
         })
+    }
+
+    /// Calls `visit` with each object of a store that the image was imported from, also those whose samples were
+    /// deleted. Reads them from the image at the first call.
+    ///
+    /// # Errors
+    /// Those of reading, as [`load_names`](Self::load_names).
+    pub fn origins(&self, visit: &mut dyn FnMut(Origin)) -> Result<()> {
+        let directory = &self.directory;
+        if directory.origins().is_err() {
+            read_origins(directory, &self.superblocks[0], &self.devices).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::Corrupt => self.stale().unwrap_or(error),
+                    _ => error,
+                }
+            })?;
+        }
+        visit_origins(directory.origins()?, |origin| {
+            visit(origin);
+            Ok(())
+        })?;
+        Ok(())
     }
 
     /// `Stale` if the image has a newer generation than the open one, as far as that can be read.

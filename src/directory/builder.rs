@@ -64,6 +64,7 @@ pub struct DirectoryBuilder {
     /// Whether a chunk has determined the fields.
     knows_fields: bool,
     classes: Vec<Vec<u8>>,
+    origins: Vec<u8>,
     deleted: Vec<(u64, u64)>,
     freed: Vec<CellRange>,
 }
@@ -111,6 +112,7 @@ impl DirectoryBuilder {
             field_types: FieldTypes::default(),
             knows_fields: false,
             classes: Vec::new(),
+            origins: Vec::new(),
             deleted: Vec::new(),
             freed: Vec::new(),
         }
@@ -134,6 +136,7 @@ impl DirectoryBuilder {
             field_types: base.field_types().clone(),
             knows_fields: base.num_chunks() > 0,
             classes: base.classes().to_vec(),
+            origins: base.origins()?.to_vec(),
             base: Some(base.clone()),
             ..DirectoryBuilder::new(base.layout)
         })
@@ -319,6 +322,11 @@ impl DirectoryBuilder {
         self.classes = classes;
     }
 
+    /// Adds the objects that were imported: groups of [`crate::format::origins`].
+    pub fn add_origins(&mut self, groups: &[u8]) {
+        self.origins.extend_from_slice(groups);
+    }
+
     /// Sets the cells that this generation frees: see [`crate::format::space::freed`].
     pub fn set_freed(&mut self, freed: Vec<CellRange>) {
         self.freed = freed;
@@ -403,6 +411,7 @@ impl DirectoryBuilder {
             typed,
             learned: None,
             names: Arc::new(names.into()),
+            origins: Arc::new(Bytes::from(self.origins).into()),
             lookup_on_media: Vec::new(),
             head_crc32c: None,
             view: None,

@@ -12,7 +12,7 @@
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
-use crate::format::superblock::{FIELD_TYPES, SnapshotLocation, TYPED_COLUMNS};
+use crate::format::superblock::{FIELD_TYPES, ORIGINS, SnapshotLocation, TYPED_COLUMNS};
 use crate::format::superblock_set::{CommitStep, commit_steps};
 use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock};
 
@@ -64,7 +64,8 @@ impl Commit {
         grow(&mut ends, record_range.namespace, record_end);
         let of = |is_there, feature| if is_there { feature } else { 0 };
         let features_to_write = of(!directory.columns().is_empty(), TYPED_COLUMNS)
-            | of(!directory.field_types().is_empty(), FIELD_TYPES);
+            | of(!directory.field_types().is_empty(), FIELD_TYPES)
+            | of(directory.has_origins(), ORIGINS);
         let superblock = |(namespace, used_len_bytes)| Superblock {
             layout,
             namespace,

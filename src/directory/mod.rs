@@ -102,7 +102,9 @@ pub struct Directory {
     learned: Option<Arc<Learned>>,
     /// Shared by all generations and views of it that have the same names.
     names: Arc<OnceLock<Names>>,
-    /// The sections of tree and names in the snapshot, if it was decoded from one.
+    /// The objects that the image was imported from, as the names are shared.
+    origins: Arc<OnceLock<Bytes>>,
+    /// The sections of tree, names and origins in the snapshot, if it was decoded from one.
     lookup_on_media: Vec<crate::format::snapshot::Section>,
     /// The CRC32C at the end of the snapshot's head, if it was read from one.
     head_crc32c: Option<u32>,
@@ -478,6 +480,31 @@ impl Directory {
             classes: self.metadata.classes.clone(),
             deleted: self.deleted_ranges(),
             freed: self.metadata.freed.clone(),
+            origins: self.origins.get().map(|origins| origins.to_vec()).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the image says which objects of stores it was imported from.
+    pub fn has_origins(&self) -> bool {
+        match self.origins.get() {
+            Some(origins) => !origins.is_empty(),
+            None => self
+                .lookup_on_media
+                .iter()
+                .any(|section| section.kind == crate::format::snapshot::kind::ORIGINS),
+        }
+    }
+
+    /// The objects of stores that the image was imported from: groups of [`crate::format::origins`]; none for an image
+    /// from elsewhere.
+    ///
+    /// # Errors
+    /// `NotLoaded`: they are still on media; see [`attach_origins`](Self::attach_origins).
+    pub fn origins(&self) -> Result<&[u8], FormatError> {
+        match self.origins.get() {
+            Some(origins) => Ok(origins),
+            None if self.has_origins() => Err(FormatError::NotLoaded { what: "origins" }),
+            None => Ok(&[]),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, enough, equal};
 use crate::format::geometry::check_layout;
+use crate::format::origins::visit_origins;
 use crate::format::record::{
     put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
 };
@@ -43,8 +44,12 @@ impl Directory {
         let directory = Directory::decode(&source)?;
         directory.attach_tree_of(&source)?;
         if whole {
-            let names = bytes.slice(head.core_len() as usize..head.len_bytes as usize);
-            directory.attach_names(names.expect("the whole snapshot is there"))?;
+            let rest = |range: Range<u64>| {
+                let slice = bytes.slice(range.start as usize..range.end as usize);
+                slice.expect("the whole snapshot is there")
+            };
+            directory.attach_names(rest(head.names_range()))?;
+            directory.attach_origins(rest(head.origins_range()))?;
         }
         Ok(directory)
     }
@@ -117,6 +122,7 @@ impl Directory {
             labels,
             typed,
             names: Arc::default(),
+            origins: Arc::default(),
             lookup_on_media: head.sections.iter().filter(is_lookup).copied().collect(),
             head_crc32c: source.bytes.first_chunk().map(head_crc32c),
             view: None,
@@ -162,8 +168,27 @@ impl Directory {
         }
     }
 
-    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot from
-    /// [`SnapshotHead::core_len`] to the end. Does nothing if they are loaded.
+    /// Attaches the origins of a directory that was opened without them: the bytes of its snapshot in
+    /// [`SnapshotHead::origins_range`]. Does nothing if they are loaded, or if there are none.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
+        let (head, bytes) = (self.lookup_head(), bytes.into());
+        let Some(section) = head.section(kind::ORIGINS).filter(|_| self.origins.get().is_none())
+        else {
+            return Ok(());
+        };
+        let source = Source { head: &head, bytes: &bytes, base: section.offset, gap: 0..0 };
+        let origins = source.bytes_of(section)?;
+        visit_origins(&origins, |_| Ok(()))?;
+        // Another thread may have attached the same bytes first.
+        let _ = self.origins.set(origins);
+        Ok(())
+    }
+
+    /// Attaches the names of a directory that was opened without them: the bytes of its snapshot in
+    /// [`SnapshotHead::names_range`]. Does nothing if they are loaded.
     ///
     /// # Errors
     /// What is wrong with them.
@@ -218,6 +243,11 @@ impl Directory {
         if let Some(order) = &names.order {
             let width = id_width(self.num_samples()) as u64;
             sections.push((kind::NAME_ORDER, width, order.clone()));
+        }
+        if !self.origins()?.is_empty()
+            && let Some(origins) = self.origins.get()
+        {
+            sections.push((kind::ORIGINS, 0, origins.clone()));
         }
         Ok(SnapshotWriter::new(self, sections))
     }
@@ -462,6 +492,7 @@ fn section_name(kind: u16) -> &'static str {
         kind::LABELS => "snapshot, labels",
         kind::NAME_BLOCKS => "snapshot, name blocks",
         kind::NAMES => "snapshot, names",
+        kind::ORIGINS => "snapshot, origins",
         _ => "snapshot, order of names",
     }
 }

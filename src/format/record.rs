@@ -11,6 +11,7 @@
 //! ```text
 //! chunks | parts: count, (first, count, seed, window, started)* | fields: count, string*
 //! | classes: count, string* | deleted: ranges, (gap, length)* | freed: ranges, (namespace, cell, cells)*
+//! | origins, if there are any: string
 //! ```
 
 use zerocopy::IntoBytes;
@@ -20,6 +21,7 @@ use crate::format::chunk::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, padded, ta
 use crate::format::cursor::{Cursor, put_number, put_string};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
+use crate::format::origins::visit_origins;
 use crate::format::{CellRange, FormatError, ImageLayout, Part};
 use crate::units::{Generation, Slot};
 
@@ -47,6 +49,8 @@ pub struct GenerationRecord {
     pub deleted: Vec<(u64, u64)>,
     /// Cells that the previous generation reads and this one does not.
     pub freed: Vec<CellRange>,
+    /// The objects that it was imported from: groups of [`crate::format::origins`].
+    pub origins: Vec<u8>,
 }
 
 impl GenerationRecord {
@@ -91,7 +95,7 @@ impl GenerationRecord {
         let mut table = Cursor::new("generation record", table_of(&head, bytes)?);
         let num_chunks = table.number()?;
         let (parts, started_ns) = read_parts(&mut table)?;
-        let record = GenerationRecord {
+        let mut record = GenerationRecord {
             layout: head.layout,
             generation: head.id.generation,
             time_ns: head.time_ns,
@@ -102,7 +106,12 @@ impl GenerationRecord {
             classes: read_strings(&mut table)?,
             deleted: read_deleted(&mut table)?,
             freed: read_cell_ranges(&mut table, &head.layout)?,
+            origins: Vec::new(),
         };
+        if table.len() > 0 {
+            record.origins = table.string()?.to_vec();
+            visit_origins(&record.origins, |_| Ok(()))?;
+        }
         equal("bytes behind a generation record", 0, table.len() as u64)?;
         Ok((head, record))
     }
@@ -120,6 +129,9 @@ impl GenerationRecord {
             at = first + len;
         }
         put_cell_ranges(out, &self.freed);
+        if !self.origins.is_empty() {
+            put_string(out, &self.origins);
+        }
     }
 }
 
@@ -201,7 +213,7 @@ const RECORD_SEQUENCE: u64 = u64::MAX;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Pack, Uuid};
+    use crate::format::{OriginsBuilder, Pack, Uuid};
 
     fn record() -> GenerationRecord {
         GenerationRecord {
@@ -218,7 +230,25 @@ mod tests {
             classes: vec![b"cat".to_vec(), b"".to_vec()],
             deleted: vec![(0, 1), (5, 3), (1000, 1)],
             freed: vec![CellRange { namespace: 1, cell: 4, cells: 2 }],
+            origins: origins(),
         }
+    }
+
+    fn origins() -> Vec<u8> {
+        let (mut group, mut bytes) = (OriginsBuilder::default(), Vec::new());
+        group.push("s3://bucket/key", 5, Some("tag"));
+        group.encode(Generation(3), &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_record_without_origins_is_as_it_was_before_there_were_any() {
+        let record = GenerationRecord { origins: Vec::new(), ..record() };
+        let bytes = record.encode(1, 17);
+        assert_eq!(GenerationRecord::parse(&bytes).unwrap().1, record);
+        let len = |bytes: &[u8]| ChunkHead::parse(bytes).unwrap().header_len as usize;
+        let with = self::record().encode(1, 17);
+        assert_eq!(len(&with) - len(&bytes), 1 + origins().len());
     }
 
     #[test]

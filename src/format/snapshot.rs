@@ -116,6 +116,9 @@ pub mod kind {
     pub const NAMES: u16 = 12;
     /// Ids in the order of names; absent where that is the order of ids. `param` is bytes an id.
     pub const NAME_ORDER: u16 = 13;
+    /// The objects that the image was imported from: groups of [`crate::format::origins`]. Absent when it was imported
+    /// from none. Earlier releases ignore it. It lies behind the names, since nothing but a listing of it needs it.
+    pub const ORIGINS: u16 = 15;
 }
 
 /// The location of one section.
@@ -169,7 +172,11 @@ impl SnapshotHead {
         for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
             *raw = RawSection {
                 kind: section.kind.into(),
-                flags: if section.kind == kind::TYPED { 0 } else { FLAG_REQUIRED }.into(),
+                flags: match section.kind {
+                    kind::TYPED | kind::ORIGINS => 0,
+                    _ => FLAG_REQUIRED,
+                }
+                .into(),
                 crc: section.crc32c.into(),
                 offset: section.offset.into(),
                 len: section.len.into(),
@@ -241,6 +248,18 @@ impl SnapshotHead {
         names.map_or(self.len_bytes, |section| section.offset)
     }
 
+    /// Where the names lie, with what belongs to them.
+    pub fn names_range(&self) -> Range<u64> {
+        let start = self.core_len();
+        start..self.origins_range().start.max(start)
+    }
+
+    /// Where the origins lie, to the end of the snapshot; empty if there are none.
+    pub fn origins_range(&self) -> Range<u64> {
+        let origins = self.section(kind::ORIGINS);
+        origins.map_or(self.len_bytes, |section| section.offset)..self.len_bytes
+    }
+
     /// Where the lookup tree lies, from its first section to the end of its last; empty if there is none.
     pub fn tree_range(&self) -> Range<u64> {
         let is_tree = |section: &&Section| matches!(section.kind, kind::TREE_KEYS | kind::TREE_IDS);
@@ -306,7 +325,7 @@ impl RawSnapshotHead {
             at_most("kind of the section before", last_kind, u64::from(kind))?;
             end = offset + len;
             last_kind = u64::from(kind) + 1;
-            if kind > kind::NAME_ORDER {
+            if kind > kind::NAME_ORDER && kind != kind::ORIGINS {
                 equal(
                     "flags of an unknown section",
                     0,

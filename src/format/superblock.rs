@@ -105,7 +105,7 @@ pub struct Superblock {
     pub num_samples: u64,
     /// Live samples.
     pub num_live: u64,
-    /// Features without which the image may be read but not written: [`TYPED_COLUMNS`], [`FIELD_TYPES`].
+    /// Features without which the image may be read but not written: [`TYPED_COLUMNS`], [`FIELD_TYPES`], [`ORIGINS`].
     pub features_to_write: u64,
 }
 
@@ -187,7 +187,7 @@ impl Superblock {
     /// # Errors
     /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
     pub fn check_writable(&self) -> Result<(), FormatError> {
-        match self.features_to_write & !(TYPED_COLUMNS | FIELD_TYPES) {
+        match self.features_to_write & !(TYPED_COLUMNS | FIELD_TYPES | ORIGINS) {
             0 => Ok(()),
             unknown => Err(FormatError::FeaturesToWrite { unknown }),
         }
@@ -259,6 +259,10 @@ pub const TYPED_COLUMNS: u64 = 1;
 /// Feature to write: chunks have the [types of fields](crate::format::field_type), which a release that does not
 /// know them would leave out of the chunks that it writes.
 pub const FIELD_TYPES: u64 = 2;
+
+/// Bit of `features_to_write`: the image says which objects it was imported from. Who does not know it would forget
+/// them.
+pub const ORIGINS: u64 = 4;
 
 /// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
 /// both, and lies within the smallest cell.

@@ -9,8 +9,8 @@ use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::columns::ColumnSpec;
 use crate::format::{
-    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit, Part, RecordSums,
-    SampleMeta, Space,
+    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit, OriginsBuilder,
+    Part, RecordSums, SampleMeta, Space,
 };
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -24,19 +24,19 @@ use crate::{Error, ErrorKind, Result};
 
 /// Chunks that are written as they fill.
 pub(super) struct ChunkStream<'a> {
-    state: &'a ImportState,
+    pub(super) state: &'a ImportState,
     lease: &'a Lease,
-    part: Part,
+    pub(super) part: Part,
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
     columns: Vec<ColumnSpec>,
-    writes: WriteBehind<()>,
-    space: Space,
+    pub(super) writes: WriteBehind<()>,
+    pub(super) space: Space,
     collected: Collected,
     open: Option<ChunkBuilder>,
-    sequence: u64,
-    found: u64,
-    media: MediaUse,
+    pub(super) sequence: u64,
+    pub(super) found: u64,
+    pub(super) media: MediaUse,
     record: Vec<u8>,
 }
 
@@ -142,6 +142,15 @@ impl<'a> ChunkStream<'a> {
         }
     }
 
+    /// The objects that are imported.
+    pub(super) fn add_origins(&mut self, origins: &OriginsBuilder) {
+        if let Collected::Directory(builder) = &mut self.collected {
+            let mut group = Vec::new();
+            origins.encode(self.state.journal.generation, &mut group);
+            builder.add_origins(&group);
+        }
+    }
+
     /// Begins a part, which must begin at the next slot.
     ///
     /// # Errors
@@ -154,11 +163,15 @@ impl<'a> ChunkStream<'a> {
 
     /// The slot of the next sample.
     pub(super) fn next_slot(&self) -> Slot {
-        let next = match &self.collected {
+        self.open.as_ref().map_or(self.closed_slot(), ChunkBuilder::next_slot)
+    }
+
+    /// The slot behind the last chunk that is complete.
+    pub(super) fn closed_slot(&self) -> Slot {
+        match &self.collected {
             Collected::Directory(builder) => builder.next_slot(),
             Collected::Part(sum) => Slot(sum.samples),
-        };
-        self.open.as_ref().map_or(next, ChunkBuilder::next_slot)
+        }
     }
 
     /// Adds the sample of the next slot.
@@ -238,7 +251,7 @@ impl<'a> ChunkStream<'a> {
         self.close()
     }
 
-    fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
+    pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
         match &mut self.collected {
             Collected::Directory(builder) => builder.add_chunk(header)?,
             Collected::Part(sum) => sum.add(header.head()),
@@ -247,7 +260,7 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Allocates cells for the next chunk, on a namespace that is long enough.
-    fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
+    pub(super) fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
         let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
@@ -311,7 +324,7 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Waits for all writes in flight.
-    fn drain(&mut self) -> Result<()> {
+    pub(super) fn drain(&mut self) -> Result<()> {
         self.take_ended()?;
         while !self.writes.is_idle() {
             self.writes.wait();

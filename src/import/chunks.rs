@@ -178,7 +178,10 @@ impl<'a, T> ChunkWriter<'a, T> {
             return Ok(None);
         }
         let sound = match chunk.oversize {
-            true => self.oversize_is_sound(&header, chunk, start)?,
+            true => {
+                let (channel, namespace) = (self.writes.channel(), chunk.cells.namespace);
+                oversize_is_sound(channel, &header, namespace, start)?
+            }
             false => ordinary_is_sound(&header, &bytes),
         };
         Ok(sound.then_some(header))
@@ -217,30 +220,6 @@ impl<'a, T> ChunkWriter<'a, T> {
                     && !sample.purged
                     && self.job.rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
             })
-    }
-
-    fn oversize_is_sound(
-        &mut self,
-        header: &ChunkHeader,
-        chunk: &ChunkLayout,
-        start: u64,
-    ) -> Result<bool> {
-        let Some(sample) = header.samples().next() else { return Ok(false) };
-        let (mut sums, mut at) = (RecordSums::default(), 0);
-        let len = u64::from(sample.len_bytes);
-        let end = header.head().len_bytes() - sample.offset_bytes;
-        while at < end {
-            let piece = (end - at).min(PIECE_BYTES as u64) as usize;
-            let offset = start + sample.offset_bytes + at;
-            let bytes = self.writes.channel().read(chunk.cells.namespace, offset, piece)?;
-            let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
-            sums.push(&bytes[..payload]);
-            if bytes[payload..].iter().any(|&byte| byte != 0) {
-                return Ok(false);
-            }
-            at += piece as u64;
-        }
-        Ok(is_right(&sample, &sums))
     }
 
     /// Reads a row's record: the length table if there are several fields, then their payloads.
@@ -392,8 +371,32 @@ impl<'a, T> BlockStream<'a, T> {
     }
 }
 
+/// Whether the sample of a chunk that begins at `start` matches its checksums, and all padding is zero.
+pub(super) fn oversize_is_sound(
+    channel: &mut Channel,
+    header: &ChunkHeader,
+    namespace: u16,
+    start: u64,
+) -> Result<bool> {
+    let Some(sample) = header.samples().next() else { return Ok(false) };
+    let (mut sums, mut at) = (RecordSums::default(), 0);
+    let len = u64::from(sample.len_bytes);
+    let end = header.head().len_bytes() - sample.offset_bytes;
+    while at < end {
+        let piece = (end - at).min(PIECE_BYTES as u64) as usize;
+        let bytes = channel.read(namespace, start + sample.offset_bytes + at, piece)?;
+        let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
+        sums.push(&bytes[..payload]);
+        if bytes[payload..].iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += piece as u64;
+    }
+    Ok(is_right(&sample, &sums))
+}
+
 /// Whether every sample of a chunk matches its checksum and all padding is zero.
-fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
+pub(super) fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
     let mut at = header.head().header_len as usize;
     let is_zero = |range: std::ops::Range<usize>| {
         bytes.get(range).is_some_and(|gap| gap.iter().all(|&byte| byte == 0))

@@ -137,9 +137,7 @@ fn open_objects(
 ) -> Result<OpenSource> {
     match objects::look(sources, options.from, &options.places, indexing)? {
         FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
-        FoundObjects::Samples(kind, index, roots) => {
-            unless_bad(Source::of_objects(kind, *index, roots)?, options)
-        }
+        FoundObjects::Samples(found) => unless_bad(Source::of_objects(*found)?, options),
     }
 }
 
@@ -374,6 +372,9 @@ impl Import<'_> {
             return Ok(Err(outcome.bad));
         }
         builder.set_classes(classes);
+        let mut origins = Vec::new();
+        self.source.origins().encode(journal.generation, &mut origins);
+        builder.add_origins(&origins);
         if let Some(current) = current {
             let kept: Vec<CellRange> = builder.cell_ranges().collect();
             builder.set_freed(freed_by_next(&current.directory, &current.superblocks[0], kept));

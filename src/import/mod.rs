@@ -20,6 +20,7 @@
 //! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: read
 //! `writer/mod.rs`, then `chunk_stream.rs`, which also writes what `streamed.rs` reads.
 
+mod checkpoint;
 mod chunk_stream;
 mod chunks;
 mod columns;
@@ -41,10 +42,12 @@ mod part_sum;
 mod pass;
 mod pieces;
 mod plan;
+mod points;
 mod prepare;
 mod purge;
 mod read_back;
 mod rebuild;
+mod restore;
 mod retry;
 mod scan;
 mod snapshot;

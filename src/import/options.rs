@@ -154,6 +154,12 @@ pub trait Progress {
     }
 }
 
+/// The error of an import that was asked to stop.
+pub(super) fn stopped() -> Error {
+    let message = "the import was stopped";
+    Error::new(ErrorKind::Interrupted, message).hint("resume with dlfs import --resume")
+}
+
 /// No progress reports.
 impl Progress for () {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}

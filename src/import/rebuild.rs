@@ -389,6 +389,7 @@ fn assemble(
         let deletions_known = record.is_some();
         if let Some(record) = record {
             builder.set_classes(record.classes);
+            builder.add_origins(&record.origins);
             builder.delete(&record.deleted);
             builder.set_freed(record.freed);
         }

@@ -1,7 +1,8 @@
 //! Imports a stream: it is read once, in its own order, and written as it arrives.
 //!
 //! An indexed import lays out every chunk before it begins; this one does so as it reads. It is resumed by
-//! reading the stream again: a chunk that is on the media with the expected bytes is not written again.
+//! reading the stream again: a chunk that is on the media with the expected bytes is not written again. Of shards in
+//! a store, what is on the media is not read again either: see `points.rs` and `restore.rs`.
 
 use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
@@ -9,16 +10,20 @@ use crate::format::{SampleMeta, fields};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::field_types::{FieldSpec, Typing, is_named, typed_fields};
-use crate::import::formats;
+use crate::import::formats::{self, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
+    stopped,
 };
+use crate::import::points::Points;
 use crate::import::prepare::{self, ImportState, write_journals};
+use crate::import::restore::Restored;
 use crate::import::retry::with_retry;
 use crate::import::sources::file_counts::set_piped_bytes;
-use crate::import::sources::sample_stream::{SampleStream, StreamSample};
+use crate::import::sources::objects::push_origin;
+use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
@@ -45,7 +50,10 @@ pub(super) fn run(
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
-    let mut source = open(found.files, found.objects, kind, image, options)?;
+    let origins = SharedOrigins::default();
+    let points = Points::of(&found, columns.as_ref(), &state, options);
+    let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
+    let mut source = open(found.files, found.objects, kind, image, options, &origins)?;
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
@@ -53,7 +61,15 @@ pub(super) fn run(
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
     let mut import = StreamImport::new(&state, columns.as_ref(), lease, options, progress)?;
-    while let Some(mut sample) = source.next_sample()? {
+    import.points = points;
+    if let Some((files, objects)) = again
+        && let Some((place, restored)) = import.restore(&objects)?
+    {
+        source = go_on(files, objects, kind, options, place, restored)?;
+    }
+    loop {
+        import.note(&*source)?;
+        let Some(mut sample) = source.next_sample()? else { break };
         if !import.only_names_matter && options.on_error == OnError::Stop {
             import.only_names_matter = !source.bad().is_empty();
         }
@@ -78,6 +94,7 @@ pub(super) fn run(
     if !source.classes().is_empty() {
         import.chunks.set_classes(source.classes().to_vec());
     }
+    import.chunks.add_origins(&origins.lock());
     import.finish(kind, bad, file_counts)
 }
 
@@ -88,24 +105,63 @@ fn open<'a>(
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
+    origins: &SharedOrigins,
 ) -> Result<Box<dyn SampleStream + 'a>> {
+    for (client, objects) in &objects {
+        objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
+    }
     let source: Box<dyn SampleStream> = match kind {
-        rows if rows.is_rows() => formats::open(files, objects, kind, image, &options.rows)?,
+        rows if rows.is_rows() => {
+            formats::open(files, objects, kind, image, &options.rows, origins)?
+        }
         SourceKind::TfRecord => Box::new(RecordStream::new(Inputs::new(files, objects))),
         _ => {
             let fields = image.map(|image| image.fields().to_vec());
             Box::new(StreamSource::of_inputs(Inputs::new(files, objects), kind, fields)?)
         }
     };
-    Ok(match options.placement {
+    Ok(placed(source, options, 0))
+}
+
+/// The samples of shards in a store behind those that are there.
+fn go_on(
+    files: Vec<FoundFile>,
+    objects: Vec<(Client, Vec<Object>)>,
+    kind: SourceKind,
+    options: &ImportOptions,
+    place: StreamPlace,
+    restored: Restored,
+) -> Result<Box<dyn SampleStream>> {
+    let StreamPlace { input, offset, record, windows } = place;
+    let inputs = Inputs::from(files, objects, input, offset)?;
+    let source: Box<dyn SampleStream> = match kind {
+        SourceKind::TfRecord => Box::new(RecordStream::new(inputs).after(offset, record)),
+        _ => {
+            let source = StreamSource::of_inputs(inputs, kind, Some(restored.fields))?;
+            Box::new(source.after(offset, restored.names))
+        }
+    };
+    Ok(placed(source, options, windows))
+}
+
+/// The samples in the order of placement, behind so many windows.
+fn placed<'a>(
+    source: Box<dyn SampleStream + 'a>,
+    options: &ImportOptions,
+    windows: u64,
+) -> Box<dyn SampleStream + 'a> {
+    match options.placement {
         PlacementOrder::Source => source,
-        PlacementOrder::Shuffled => Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES)),
-    })
+        PlacementOrder::Shuffled => {
+            Box::new(Shuffled::new(source, options.seed, WINDOW_BYTES).after(windows))
+        }
+    }
 }
 
 /// A stream that is being imported.
 struct StreamImport<'a> {
     state: &'a ImportState,
+    lease: &'a Lease,
     options: &'a ImportOptions,
     file: Option<&'a ColumnFile>,
     /// The columns from fields, known with the first sample.
@@ -118,6 +174,8 @@ struct StreamImport<'a> {
     example: Option<Vec<u8>>,
     progress: &'a mut dyn Progress,
     chunks: ChunkStream<'a>,
+    /// Where it may go on if it is interrupted, if it can.
+    points: Option<Points>,
     samples: u64,
     sample_bytes: u64,
     bad: Vec<BadEntry>,
@@ -137,6 +195,7 @@ impl<'a> StreamImport<'a> {
         let current = state.current.as_ref().map(|current| &*current.directory);
         Ok(StreamImport {
             state,
+            lease,
             options,
             file: columns,
             field_columns: None,
@@ -145,12 +204,42 @@ impl<'a> StreamImport<'a> {
             example: None,
             progress,
             chunks: ChunkStream::new(state, lease, columns_with(columns, current))?,
+            points: None,
             samples: 0,
             sample_bytes: 0,
             bad: Vec::new(),
             only_names_matter: false,
             stop: options.on_error == OnError::Stop,
         })
+    }
+
+    /// Takes over what is on the media up to the last point of an interrupted import; returns where the source goes on.
+    fn restore(
+        &mut self,
+        objects: &[(Client, Vec<Object>)],
+    ) -> Result<Option<(StreamPlace, Restored)>> {
+        let Some(points) = &mut self.points else { return Ok(None) };
+        for point in points.saved(&self.state.media, objects)? {
+            if let Some(restored) = self.chunks.restore(point.samples, self.progress)? {
+                (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
+                points.begin_at(point, self.sample_bytes);
+                self.progress.advance(self.samples, self.sample_bytes);
+                return Ok(Some((point.place, restored)));
+            }
+            let current = self.state.current.as_ref().map(|current| &*current.directory);
+            self.chunks = ChunkStream::new(self.state, self.lease, columns_with(None, current))?;
+        }
+        Ok(None)
+    }
+
+    /// Notes where the source is, and writes the last such place behind which all chunks are written.
+    fn note(&mut self, source: &dyn SampleStream) -> Result<()> {
+        let Some(points) = &mut self.points else { return Ok(()) };
+        points.write(&mut self.chunks)?;
+        if self.bad.is_empty() && !self.only_names_matter {
+            points.note(self.samples, self.sample_bytes, source);
+        }
+        Ok(())
     }
 
     fn take(&mut self, sample: &mut StreamSample, source: &dyn SampleStream) -> Result<()> {
@@ -204,9 +293,7 @@ impl<'a> StreamImport<'a> {
         self.sample_bytes += u64::from(len);
         self.progress.advance(1, u64::from(len));
         if self.progress.stop() {
-            let message = "the import was stopped";
-            return Err(Error::new(ErrorKind::Interrupted, message)
-                .hint("resume with dlfs import --resume"));
+            return Err(stopped());
         }
         Ok(())
     }

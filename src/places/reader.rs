@@ -36,6 +36,13 @@ impl Reader {
         Reader::with_window(client, objects, window_bytes)
     }
 
+    /// Reads `objects` in this order, the first of them from byte `begin` on, which is at most its length.
+    pub fn from(client: Client, objects: Vec<Object>, begin: u64) -> Reader {
+        let mut reader = Reader::new(client, objects);
+        reader.ranges.begin_at(begin);
+        reader
+    }
+
     /// Reads `objects` in this order, and holds at most so many bytes of them: one range at least.
     pub fn with_window(client: Client, objects: Vec<Object>, window_bytes: u64) -> Reader {
         let range_bytes = client.options().range_bytes;

@@ -100,6 +100,11 @@ impl Reader {
     }
 
     /// Reads objects.
+    pub fn from(client: Client, _: Vec<Object>, _: u64) -> Reader {
+        match client.0 {}
+    }
+
+    /// Reads objects.
     pub fn with_window(client: Client, _: Vec<Object>, _: u64) -> Reader {
         match client.0 {}
     }

@@ -143,6 +143,11 @@ impl ObjectStore {
         self.state.objects.lock().unwrap().insert(key.to_owned(), stored);
     }
 
+    /// The tag of an object.
+    pub fn etag(&self, key: &str) -> String {
+        self.state.objects.lock().unwrap()[key].etag.clone()
+    }
+
     /// The bytes of an object.
     pub fn bytes(&self, key: &str) -> Vec<u8> {
         self.state.objects.lock().unwrap()[key].bytes.clone()

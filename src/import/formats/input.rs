@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::SharedOrigins;
 use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
 use crate::places::{Client, Object, Reader};
 use crate::threads::map_at_once;
@@ -30,6 +31,8 @@ pub(super) struct InStore {
     pub(super) client: Client,
     pub(super) object: Object,
     pub(super) failure: Failure,
+    /// Takes what else is found beside it.
+    pub(super) origins: SharedOrigins,
 }
 
 impl Input {
@@ -46,7 +49,7 @@ impl Input {
     /// # Errors
     /// As [`read`](Self::read).
     pub(super) fn read_ahead(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
-        let Some(InStore { client, object, failure }) = &self.object else {
+        let Some(InStore { client, object, failure, .. }) = &self.object else {
             let file = File::open(&self.path).map_err(|error| self.named(error))?;
             return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
         };
@@ -111,14 +114,15 @@ impl Input {
 
     /// The file beside this one that is called `name`; `None`: there is no such local file.
     fn find(&self, name: &str) -> Result<Option<Input>> {
-        let Some(InStore { client, object, failure }) = &self.object else {
+        let Some(InStore { client, object, failure, origins }) = &self.object else {
             let path = row_indexes::beside(&self.path, name).filter(|path| path.exists());
             return Ok(path.map(|path| Input { path, object: None }));
         };
         let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
         let object = client.head(&key.to_string_lossy())?;
         let path = client.place().with_key(&*object.key).to_string().into();
-        let object = InStore { client: client.clone(), object, failure: failure.clone() };
+        let (client, failure, origins) = (client.clone(), failure.clone(), origins.clone());
+        let object = InStore { client, object, failure, origins };
         Ok(Some(Input { path, object: Some(object) }))
     }
 
@@ -158,4 +162,4 @@ pub(super) fn failed(failure: &Failure, error: io::Error) -> io::Error {
 
 const BUFFER_BYTES: usize = 1 << 20;
 /// The name of the threads that look up what an index names.
-const LOOKING_UP: &str = "dlfs-open";
+pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -3,6 +3,7 @@
 //! The first lines tell which columns there are, and their types. Text is a column of bytes; numbers are `i64`, or
 //! `f64` where one of them has a fraction; lists of numbers are arrays; what is nested otherwise is its JSON.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,14 +15,18 @@ use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
 use super::column::{CellKind, Cells, Column};
-use super::input::Input;
+use super::input::{InStore, Input, LOOKING_UP};
 use super::rows::{RowError, RowReader};
 use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::beneath::Root;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::objects::{self, push_origin};
+use crate::import::sources::row_indexes;
 use crate::import::sources::sample_stream::FieldBytes;
+use crate::places::{self, Pending};
+use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
 
 type Lines = BufReader<Box<dyn Read + Send>>;
@@ -41,8 +46,37 @@ struct Files {
     key: String,
     /// The number of their column.
     column: usize,
-    /// The folder that they lie in.
-    folder: Root,
+    from: From,
+}
+
+/// Where files are.
+enum From {
+    /// In this folder.
+    Folder(Root),
+    /// Beside the lines in a store.
+    Store(Box<Ahead>),
+}
+
+/// Lines that were read ahead, since the objects that they name take a while to come.
+struct Ahead {
+    lines_are: InStore,
+    lines: VecDeque<std::result::Result<Line, BadReason>>,
+    /// What ended the lines, after those that were read ahead.
+    end: Option<std::result::Result<(), RowError>>,
+    /// Bytes of the objects that were asked for.
+    asked_bytes: u64,
+}
+
+/// A line, and the object that it names.
+struct Line {
+    object: Object,
+    file: Option<Asked>,
+}
+
+/// An object that a line names; not asked for while there is no room.
+struct Asked {
+    object: places::Object,
+    pending: Option<Pending>,
 }
 
 impl JsonLines {
@@ -77,6 +111,68 @@ impl JsonLines {
                 Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
             }
         }
+    }
+
+    /// The next line as an object. `None`: there is none.
+    fn next_object(&mut self) -> std::result::Result<Option<Object>, RowError> {
+        if !self.next_line()? {
+            return Ok(None);
+        }
+        let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
+        Ok(Some(serde_json::from_slice(&self.line).map_err(broken)?))
+    }
+
+    /// The next line, and the file that it names. `None`: there is none.
+    fn next_with_file(
+        &mut self,
+        files: Option<&mut Files>,
+    ) -> std::result::Result<Option<(Object, Option<FieldBytes>)>, RowError> {
+        let Some(files) = files else {
+            return Ok(self.next_object()?.map(|object| (object, None)));
+        };
+        if let From::Folder(folder) = &files.from {
+            let Some(object) = self.next_object()? else { return Ok(None) };
+            let name = files.name_in(&object)?;
+            let file = name.map(|name| read_file(folder, name.as_bytes())).transpose()?;
+            return Ok(Some((object, file)));
+        }
+        self.read_ahead(files)?;
+        let From::Store(ahead) = &mut files.from else { return Ok(None) };
+        let Some(line) = ahead.lines.pop_front() else {
+            return match ahead.end.replace(Ok(())) {
+                Some(Err(error)) => Err(error),
+                _ => Ok(None),
+            };
+        };
+        let Line { object, file } = line?;
+        let file = file.map(|asked| ahead.read(asked)).transpose()?;
+        Ok(Some((object, file)))
+    }
+
+    /// Reads more lines, where files are in a store and few are left.
+    fn read_ahead(&mut self, files: &mut Files) -> std::result::Result<(), RowError> {
+        let has_enough = |files: &Files| match &files.from {
+            From::Store(ahead) => ahead.end.is_some() || ahead.lines.len() > LINES_AHEAD / 2,
+            From::Folder(_) => true,
+        };
+        if has_enough(files) {
+            return Ok(());
+        }
+        let (mut lines, mut end) = (Vec::new(), None);
+        while lines.len() < LINES_AHEAD / 2 && end.is_none() {
+            match self.next_object() {
+                Ok(Some(object)) => {
+                    let name = files.name_in(&object).map(|name| name.map(str::to_owned));
+                    lines.push(name.map(|name| (object, name)));
+                }
+                Ok(None) => end = Some(Ok(())),
+                Err(RowError::Row(reason)) => lines.push(Err(reason)),
+                Err(error) => end = Some(Err(error)),
+            }
+        }
+        let From::Store(ahead) = &mut files.from else { return Ok(()) };
+        ahead.end = end;
+        ahead.look_up(lines)
     }
 
     fn cell(
@@ -117,28 +213,120 @@ impl Files {
             let text = format!("the lines have no key {key} that could name files");
             Error::new(ErrorKind::InvalidArgument, text).path(path)
         })?;
-        if input.object.is_some() {
-            let text = "lines in a store may not name files: they would be asked for one by one";
-            let hint = "copy the lines here, and the files beside them";
-            return Err(Error::new(ErrorKind::Unsupported, text).path(path).hint(hint));
-        }
         let is_taken = columns.iter().any(|column| column.name == FILE);
         columns[column] = Column::bytes(if is_taken { &key } else { FILE });
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        Ok(Files { key, column, folder: Root::open(folder.unwrap_or(Path::new(".")))? })
+        let from = match &input.object {
+            Some(lines) => From::Store(Box::new(Ahead::new(lines.clone()))),
+            None => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                From::Folder(Root::open(folder.unwrap_or(Path::new(".")))?)
+            }
+        };
+        Ok(Files { key, column, from })
     }
 
-    fn read(&self, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
-        let file = File::from(self.folder.open_file(name)?);
-        let unreadable =
-            |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
-        let len = file.metadata().map_err(unreadable)?.len();
-        if len > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(len));
+    /// What the line `object` names; `None`: it has not the key.
+    fn name_in<'a>(&self, object: &'a Object) -> std::result::Result<Option<&'a str>, BadReason> {
+        match object.0.iter().find(|(key, _)| *key == self.key) {
+            None => Ok(None),
+            Some((_, Value::String(name))) => Ok(Some(name)),
+            Some(_) => {
+                let what = "names no file".to_owned();
+                Err(BadReason::Field { field: self.key.clone(), what })
+            }
         }
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
+    }
+}
+
+fn read_file(folder: &Root, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
+    let file = File::from(folder.open_file(name)?);
+    let unreadable =
+        |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));
+    let len = file.metadata().map_err(unreadable)?.len();
+    if len > MAX_SAMPLE_BYTES {
+        return Err(BadReason::TooLarge(len));
+    }
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
+    Ok(bytes.into())
+}
+
+impl Ahead {
+    fn new(lines_are: InStore) -> Ahead {
+        Ahead { lines_are, lines: VecDeque::new(), end: None, asked_bytes: 0 }
+    }
+
+    /// Looks up what some lines name, many at once, and asks for it.
+    fn look_up(
+        &mut self,
+        lines: Vec<std::result::Result<(Object, Option<String>), BadReason>>,
+    ) -> std::result::Result<(), RowError> {
+        let InStore { client, object: of, .. } = &self.lines_are;
+        let found = map_at_once(LOOKING_UP, &lines, |line| {
+            let Ok((_, Some(name))) = line else { return Ok(None) };
+            let Some(key) = row_indexes::beside(Path::new(&of.key), name) else {
+                return Ok(Some(Err(BadReason::LeavesSource)));
+            };
+            match client.head(&key.to_string_lossy()) {
+                Ok(object) if object.len_bytes > MAX_SAMPLE_BYTES => {
+                    Ok(Some(Err(BadReason::TooLarge(object.len_bytes))))
+                }
+                Ok(object) => Ok(Some(Ok(object))),
+                Err(error) => objects::reason(error).map(|reason| Some(Err(reason))),
+            }
+        });
+        let found = found.map_err(|error| self.failed(error))?;
+        for (line, found) in lines.into_iter().zip(found) {
+            let line = line.and_then(|(object, _)| {
+                let file = found.transpose()?.map(|object| Asked { object, pending: None });
+                Ok(Line { object, file })
+            });
+            self.lines.push_back(line);
+        }
+        self.ask();
+        Ok(())
+    }
+
+    /// Asks for the objects of the next lines, as far as there is room.
+    fn ask(&mut self) {
+        let client = &self.lines_are.client;
+        let asked = self.lines.iter_mut().flatten().filter_map(|line| line.file.as_mut());
+        for Asked { object, pending } in asked.filter(|asked| asked.pending.is_none()) {
+            if self.asked_bytes > 0 && self.asked_bytes + object.len_bytes > client.window_bytes() {
+                break;
+            }
+            self.asked_bytes += object.len_bytes;
+            *pending = Some(client.fetch(object, 0..object.len_bytes));
+        }
+    }
+
+    /// The bytes of the next line's object.
+    fn read(&mut self, asked: Asked) -> std::result::Result<FieldBytes, RowError> {
+        let Asked { object, pending } = asked;
+        let InStore { client, origins, .. } = &self.lines_are;
+        let pending = match pending {
+            Some(pending) => {
+                self.asked_bytes -= object.len_bytes;
+                pending
+            }
+            None => client.fetch(&object, 0..object.len_bytes),
+        };
+        let mut bytes = vec![0; object.len_bytes as usize]; // within the limit of a sample
+        match pending.read_into(&mut bytes) {
+            Ok(()) => push_origin(&mut origins.lock(), client, &object),
+            Err(error) => {
+                let reason = objects::reason(error).map_err(|error| self.failed(error))?;
+                return Err(reason.into());
+            }
+        }
+        self.ask();
         Ok(bytes.into())
+    }
+
+    /// Notes a failure of the store, which ends the import.
+    fn failed(&self, error: Error) -> RowError {
+        self.lines_are.failure.lock().get_or_insert(error);
+        RowError::File(BadReason::Decoder("the store failed".to_owned()))
     }
 }
 
@@ -153,22 +341,18 @@ impl RowReader for JsonLines {
 
     fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
         self.name.clear();
-        if !self.next_line()? {
-            return Ok(false);
-        }
-        let object: Object = serde_json::from_slice(&self.line)
-            .map_err(|error| BadReason::Decoder(format!("the line is no JSON object: {error}")))?;
+        let mut files = self.files.take();
+        let line = self.next_with_file(files.as_mut());
+        self.files = files;
+        let Some((object, file)) = line? else { return Ok(false) };
         cells.clear();
         cells.resize(self.columns.len(), None);
-        let mut path = None;
         for (key, value) in object.0 {
             if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
-                let Value::String(name) = value else {
-                    let what = "names no file".to_owned();
-                    return Err(BadReason::Field { field: key, what }.into());
-                };
-                cells[files.column] = Some(files.read(name.as_bytes())?);
-                path = Some(name);
+                if let Value::String(name) = value {
+                    self.name.extend_from_slice(name.as_bytes());
+                }
+                cells[files.column].clone_from(&file);
                 continue;
             }
             let at = self.columns.iter().position(|column| column.name == key);
@@ -178,7 +362,6 @@ impl RowReader for JsonLines {
             })?;
             cells[at] = self.cell(&self.columns[at], &value)?;
         }
-        self.name.extend_from_slice(path.unwrap_or_default().as_bytes());
         Ok(true)
     }
 }
@@ -364,3 +547,5 @@ const SURVEYED_LINES: usize = 1024;
 const SURVEYED_BYTES: usize = 16 << 20;
 const MAX_LINE_BYTES: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 20;
+/// Lines whose objects are asked for at once.
+const LINES_AHEAD: usize = 128;

@@ -32,19 +32,26 @@ mod rows;
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use self::input::{Failure, InStore, Input};
 use self::items::{ItemFormat, ItemRows};
 use self::json_lines::JsonLines;
 use self::rows::{RowReader, RowSource};
 use crate::Result;
 use crate::directory::Directory;
+use crate::format::OriginsBuilder;
 use crate::import::options::RowOptions;
+use crate::import::sources::objects::push_origin;
 use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
 use crate::places::{Client, Object};
 
+/// The objects that are imported, of which more are found while rows are read.
+pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
+
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses.
+/// addresses, and `origins` has them already.
 ///
 /// # Errors
 /// The first file does not open, or has not the columns that `options` ask for.
@@ -54,6 +61,7 @@ pub fn open<'a>(
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a RowOptions,
+    origins: &SharedOrigins,
 ) -> Result<Box<dyn SampleStream + 'a>> {
     let failure = Failure::default();
     let each = |(client, objects): (Client, Vec<Object>)| {
@@ -63,18 +71,32 @@ pub fn open<'a>(
     let mut rows = Vec::new();
     for FoundFile { path, name } in files {
         let object = objects.next();
-        let object =
-            object.map(|(client, object)| InStore { client, object, failure: failure.clone() });
+        let object = object.map(|(client, object)| InStore {
+            client,
+            object,
+            failure: failure.clone(),
+            origins: origins.clone(),
+        });
         let file = Given { input: Input { path, object }, name };
         match kind {
-            SourceKind::Mds => rows.extend(mds::shards(&file)?),
-            SourceKind::LitData => rows.extend(litdata::shards(&file)?),
+            SourceKind::Mds => rows.extend(noted(mds::shards(&file)?, origins)),
+            SourceKind::LitData => rows.extend(noted(litdata::shards(&file)?, origins)),
             SourceKind::Parquet => rows.push(RowFile::new(file, How::Parquet)),
             SourceKind::Arrow => rows.push(RowFile::new(file, How::Arrow)),
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
     }
     Ok(Box::new(RowSource::new(rows, kind, image, options)?))
+}
+
+/// `shards`, which an index names; `origins` gets those that are objects.
+fn noted(shards: Vec<RowFile>, origins: &SharedOrigins) -> Vec<RowFile> {
+    for InStore { client, object, .. } in
+        shards.iter().filter_map(|shard| shard.input.object.as_ref())
+    {
+        push_origin(&mut origins.lock(), client, object);
+    }
+    shards
 }
 
 /// A file that the user named, or that lies in a folder that he named.

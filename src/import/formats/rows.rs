@@ -53,6 +53,8 @@ impl From<BadReason> for RowError {
 pub(super) struct RowSource<'a> {
     files: std::vec::IntoIter<RowFile>,
     options: &'a RowOptions,
+    /// What the rows are appended to.
+    image: Option<&'a Directory>,
     open: Option<OpenFile>,
     /// The columns of the first file, which all have.
     columns: Vec<Column>,
@@ -107,6 +109,7 @@ impl<'a> RowSource<'a> {
         Ok(RowSource {
             files,
             options,
+            image,
             open: Some(open),
             types: chosen.types(&columns),
             columns,
@@ -207,6 +210,10 @@ impl<'a> RowSource<'a> {
         }
         if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(sample.len_bytes() as u64));
+        }
+        let taken = self.image.map(|image| image.lookup(name));
+        if matches!(taken, Some(Ok(Some(_)))) {
+            return Err(BadReason::NameTaken);
         }
         // Last, so that the class of a row that is left out gets no number, and its name is free.
         let label = label.and_then(|label| self.classes.label(&label).transpose()).transpose()?;

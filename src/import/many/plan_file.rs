@@ -339,5 +339,5 @@ const WHAT: &str = "plan of an import";
 const MAGIC: [u8; 8] = *b"DLFSPLAN";
 /// The plan of parts that programs write begins with this.
 pub(super) const WRITTEN_MAGIC: [u8; 8] = *b"DLFSWPLN";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const ID_BYTES: usize = 16;

@@ -96,6 +96,11 @@ impl FileCounts {
     }
 
     /// All counts.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them.
     pub fn into_counts(self) -> Vec<FileCount> {
         self.0
     }

@@ -9,10 +9,12 @@ use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::file_counts::FileCount;
+use super::sparse::SparseMap;
 use crate::format::builder::MAX_FIELD_NAMES_BYTES;
 use crate::format::columns::ColumnTable;
 
@@ -43,6 +45,8 @@ pub struct Index {
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
     columns: Option<ColumnTable>,
+    /// The sparse members of archives; their payloads have a number here in the place of an offset.
+    sparse: Vec<Arc<SparseMap>>,
 }
 
 /// The bytes of a field of every row, equally many.
@@ -71,7 +75,8 @@ pub struct Payload {
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
-    /// Byte offset in the container; for a file of a folder, its stamp.
+    /// Byte offset in the container; for a file of a folder, its stamp; for a sparse member of an archive, what
+    /// [`Index::push_sparse`] returns.
     pub offset_or_stamp: u64,
     /// Index of its container.
     pub container: u32,
@@ -328,6 +333,23 @@ impl Index {
         values.bytes.get(start..start + values.width)
     }
 
+    /// Adds the map of a sparse member; returns what its payload has as its offset. `None` beyond the limit.
+    pub fn push_sparse(&mut self, map: Arc<SparseMap>) -> Option<u64> {
+        let number = self.sparse.len() as u64;
+        self.sparse.push(map);
+        (number < SPARSE >> 32).then_some(SPARSE | number << 32)
+    }
+
+    /// The map of a payload that is sparse, and where in the file it begins.
+    pub fn sparse(&self, payload: &Payload) -> Option<(&SparseMap, u64)> {
+        let place = payload.offset_or_stamp;
+        if self.sparse.is_empty() || place & SPARSE == 0 {
+            return None;
+        }
+        let map = self.sparse.get(((place & !SPARSE) >> 32) as usize)?;
+        Some((map, place & u64::from(u32::MAX)))
+    }
+
     /// Sets the values of typed columns, a row for each row.
     pub(super) fn set_columns(&mut self, columns: ColumnTable) {
         self.columns = Some(columns);
@@ -391,6 +413,7 @@ impl Index {
             classes: self.classes.clone(),
             bad: self.bad.clone(),
             file_counts: self.file_counts.clone(),
+            sparse: self.sparse.clone(),
             ..Index::default()
         };
         let mut columns = self.columns.as_ref().map(ColumnTable::without_rows);
@@ -565,6 +588,10 @@ impl Names {
 
 /// The label column's value for a row without a label: ImageFolder's classes count from 0.
 pub const NO_LABEL: i64 = -1;
+
+/// Marks the place of a sparse payload: no offset in a file is so large. The number of its map follows in 31 bits, and
+/// in 32 where in the file the payload begins, which is 0 unless its front is left out.
+const SPARSE: u64 = 1 << 63;
 
 /// Maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 4096;

@@ -1,17 +1,30 @@
 //! The streams of an import, one after the other: pipes, compressed files, or objects of stores.
 
-use std::io::Read;
+use std::io::{self, Read};
 
 use super::FoundFile;
+use super::compression::Compression;
 use super::objects::ObjectStreams;
 use super::spool::{decompressed, open_stream};
-use crate::Result;
 use crate::places::{Client, Object};
+use crate::{Error, ErrorKind, Result};
 
 /// Streams, in order.
 pub(in crate::import) struct Inputs {
     files: std::vec::IntoIter<FoundFile>,
     objects: Option<ObjectStreams>,
+    /// How many were given.
+    begun: u64,
+    /// How the first one is read, if not from its beginning.
+    first: Option<First>,
+}
+
+/// How an input is read from a place within it.
+enum First {
+    /// It is asked for from there on, and not compressed.
+    Part,
+    /// So many bytes are left out, after decompression.
+    Without(u64),
 }
 
 impl Inputs {
@@ -21,7 +34,55 @@ impl Inputs {
         objects: Vec<(Client, Vec<Object>)>,
     ) -> Inputs {
         let objects = (!objects.is_empty()).then(|| ObjectStreams::new(objects));
-        Inputs { files: files.into_iter(), objects }
+        Inputs { files: files.into_iter(), objects, begun: 0, first: None }
+    }
+
+    /// Objects from byte `offset` of the one with this number on.
+    ///
+    /// # Errors
+    /// Those of the store. `BadSource`: the object is shorter.
+    pub(in crate::import) fn from(
+        files: Vec<FoundFile>,
+        objects: Vec<(Client, Vec<Object>)>,
+        number: u64,
+        offset: u64,
+    ) -> Result<Inputs> {
+        let (mut left, mut rest) = (usize::try_from(number).unwrap_or(usize::MAX), Vec::new());
+        for (client, objects) in objects {
+            let skipped = left.min(objects.len());
+            left -= skipped;
+            if skipped < objects.len() {
+                rest.push((client, objects[skipped..].to_vec()));
+            }
+        }
+        let mut first = None;
+        let mut begin = 0;
+        if let Some((client, object)) = rest.first().map(|(client, all)| (client, &all[0]))
+            && offset > 0
+        {
+            let mut head = vec![0; object.len_bytes.min(HEAD_BYTES) as usize];
+            client.fetch(object, 0..head.len() as u64).read_into(&mut head)?;
+            first = Some(match Compression::of(&head) {
+                Some(_) => First::Without(offset),
+                None if offset > object.len_bytes => {
+                    let text = "it is shorter than what was read of it";
+                    let address = client.place().with_key(&*object.key).to_string();
+                    return Err(Error::new(ErrorKind::BadSource, text).target(address));
+                }
+                None => {
+                    begin = offset;
+                    First::Part
+                }
+            });
+        }
+        let files: Vec<FoundFile> = files.into_iter().skip(number as usize).collect();
+        let objects = Some(ObjectStreams::from(rest, begin));
+        Ok(Inputs { files: files.into_iter(), objects, begun: number, first })
+    }
+
+    /// How many objects were given, or left out at the beginning; `None`: they are files.
+    pub(super) fn begun_objects(&self) -> Option<u64> {
+        self.objects.as_ref().map(|_| self.begun)
     }
 
     /// The next stream, decompressed; `None` after the last.
@@ -33,11 +94,22 @@ impl Inputs {
         let stream = match &mut self.objects {
             None => open_stream(&file.path)?,
             Some(objects) => {
-                let opened = decompressed(objects.next(), &file.path);
+                let (raw, first) = (objects.next(), self.first.take());
+                let opened = match first {
+                    Some(First::Part) => Ok(raw),
+                    Some(First::Without(bytes)) => {
+                        decompressed(raw, &file.path).and_then(|mut stream| {
+                            io::copy(&mut stream.by_ref().take(bytes), &mut io::sink())?;
+                            Ok(stream)
+                        })
+                    }
+                    None => decompressed(raw, &file.path),
+                };
                 objects.check()?;
                 opened?
             }
         };
+        self.begun += 1;
         Ok(Some((file, stream)))
     }
 
@@ -49,3 +121,6 @@ impl Inputs {
         self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
     }
 }
+
+/// Enough to tell a compression.
+const HEAD_BYTES: u64 = 6;

@@ -33,6 +33,7 @@ pub mod row_indexes;
 pub mod sample_stream;
 pub mod shard;
 pub(in crate::import) mod shuffled;
+pub mod sparse;
 pub mod spool;
 pub mod stream;
 pub mod tar;
@@ -40,6 +41,8 @@ pub mod tar_members;
 pub mod tfrecord;
 pub mod tree;
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -59,11 +62,12 @@ pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub use self::indexing::{Indexing, Step};
 pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
-use self::objects::{ObjectReads, ObjectRoot};
+use self::objects::{ObjectReads, ObjectRoot, ObjectSamples};
 pub(in crate::import) use self::record_stream::RecordStream;
 use self::shard::OpenShards;
 use crate::checksum::{crc32c, crc32c_append};
 use crate::format::columns::ColumnTable;
+use crate::format::{Origin, OriginsBuilder};
 use crate::{Error, ErrorKind, Result};
 
 /// An indexed source; any number of threads can read it.
@@ -72,6 +76,8 @@ pub struct Source {
     kind: SourceKind,
     index: Index,
     store: Store,
+    /// The objects that were found, if they are such.
+    origins: OriginsBuilder,
 }
 
 #[derive(Debug)]
@@ -169,21 +175,40 @@ impl Source {
         index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
         drop_impossible_rows(&mut index, kind);
-        Source { kind, index, store }.unless_empty()
+        Source { kind, index, store, origins: OriginsBuilder::default() }.unless_empty()
     }
 
     /// Objects of stores as samples.
     ///
     /// # Errors
     /// `BadSource`: there is none.
-    pub(in crate::import) fn of_objects(
-        kind: SourceKind,
-        mut index: Index,
-        roots: Vec<ObjectRoot>,
-    ) -> Result<Source> {
+    pub(in crate::import) fn of_objects(found: ObjectSamples) -> Result<Source> {
+        let ObjectSamples { kind, mut index, roots, origins } = found;
         drop_impossible_rows(&mut index, kind);
-        let source = Source { kind, index, store: Store::Objects(roots) };
+        let source = Source { kind, index, store: Store::Objects(roots), origins };
         source.unless_empty()
+    }
+
+    /// The objects that are its samples now.
+    pub(in crate::import) fn origins(&self) -> Cow<'_, OriginsBuilder> {
+        let Store::Objects(roots) = &self.store else { return Cow::Borrowed(&self.origins) };
+        if self.origins.len() == self.index.len() {
+            return Cow::Borrowed(&self.origins);
+        }
+        // Some were left out.
+        let kept: HashSet<String> = (0..self.index.len())
+            .filter_map(|row| {
+                let payload = self.index.payloads(row).next()?;
+                Some(roots[payload.container as usize].address_of(self.index.name(row)))
+            })
+            .collect();
+        let mut origins = OriginsBuilder::default();
+        self.origins.for_each(|Origin { address, len_bytes, etag, .. }| {
+            if kept.contains(&address) {
+                origins.push(&address, len_bytes, etag.as_deref());
+            }
+        });
+        Cow::Owned(origins)
     }
 
     fn unless_empty(self) -> Result<Source> {
@@ -214,7 +239,7 @@ impl Source {
             }
             _ => Store::Shards(containers.map(|_| None).collect()),
         };
-        Ok(Source { kind, index, store })
+        Ok(Source { kind, index, store, origins: OriginsBuilder::default() })
     }
 
     /// Its index, with paths that lead to the containers from every working directory.
@@ -271,10 +296,8 @@ impl Source {
             }
             let places: Vec<(usize, Payload)> = self.index.places(row).collect();
             for (place, payload) in places {
-                let container = &self.index.containers[payload.container as usize];
-                let mut read = |into: &mut [u8]| {
-                    open.read(payload.container, container, payload.offset_or_stamp, into)
-                };
+                let index = &self.index;
+                let mut read = |into: &mut [u8]| read_member(index, &mut open, &payload, 0, into);
                 let len = payload.len_bytes.into();
                 let found = take(payload.field, &mut Front::new(len, &mut read, &mut buffer));
                 match found {
@@ -431,7 +454,9 @@ impl SourceReader<'_> {
         }
         if is_checked {
             let mut stored = [0; tfrecord::CRC_BYTES];
-            self.read_shard(payload, tfrecord::crc_offset(payload), &mut stored)?;
+            let container = &self.source.index.containers[payload.container as usize];
+            let offset = tfrecord::crc_offset(payload);
+            self.open.read(payload.container, container, offset, &mut stored)?;
             tfrecord::check_crc(crc, stored)?;
         }
         Ok(())
@@ -453,21 +478,11 @@ impl SourceReader<'_> {
                 let root = &roots[payload.container as usize];
                 read_file(root, self.source.index.name(row), payload.offset_or_stamp, at, into)
             }
-            Store::Shards(_) => self.read_shard(payload, payload.offset_or_stamp + at, into),
+            Store::Shards(_) => read_member(&self.source.index, &mut self.open, payload, at, into),
             Store::Objects(roots) => {
                 self.objects.read(roots, &self.source.index, row, payload, at, into)
             }
         }
-    }
-
-    fn read_shard(
-        &mut self,
-        payload: &Payload,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<(), BadReason> {
-        let container = &self.source.index.containers[payload.container as usize];
-        self.open.read(payload.container, container, offset, into)
     }
 }
 
@@ -528,6 +543,27 @@ fn read_file(
     let stat =
         rustix::fs::fstat(&file).map_err(|errno| BadReason::Unreadable(errno.raw_os_error()))?;
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
+}
+
+/// Fills `into` from byte `at` of a payload in a shard.
+fn read_member(
+    index: &Index,
+    open: &mut OpenShards,
+    payload: &Payload,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), BadReason> {
+    let (number, container) = (payload.container, &index.containers[payload.container as usize]);
+    match index.sparse(payload) {
+        None => open.read(number, container, payload.offset_or_stamp + at, into),
+        Some((map, start)) => {
+            let stored = |offset: u64, into: &mut [u8]| open.read(number, container, offset, into);
+            match map.read(start + at, into, stored)? {
+                true => Ok(()),
+                false => Err(BadReason::Changed),
+            }
+        }
+    }
 }
 
 fn unreadable(error: &io::Error) -> BadReason {

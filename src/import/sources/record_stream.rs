@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
-use super::sample_stream::{FieldBytes, SampleStream, StreamSample};
+use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::{FoundFile, Inputs, tfrecord};
 use crate::Result;
@@ -12,6 +12,8 @@ use crate::checksum::crc32c;
 /// The records of streams, one after the other; each is named after its stream and its number there.
 pub(in crate::import) struct RecordStream {
     inputs: Inputs,
+    /// Byte and number of the record that the first input is read from.
+    begin_at: (u64, u64),
     open: Option<Open>,
     piped_bytes: u64,
     bad: Vec<BadEntry>,
@@ -29,7 +31,13 @@ struct Open {
 impl RecordStream {
     /// The records of `inputs`.
     pub(in crate::import) fn new(inputs: Inputs) -> RecordStream {
-        RecordStream { inputs, open: None, piped_bytes: 0, bad: Vec::new(), spare: None }
+        let (begin_at, bad) = ((0, 0), Vec::new());
+        RecordStream { inputs, begin_at, open: None, piped_bytes: 0, bad, spare: None }
+    }
+
+    /// Goes on at byte `offset` of the first input, with record `number` there.
+    pub(in crate::import) fn after(self, offset: u64, number: u64) -> RecordStream {
+        RecordStream { begin_at: (offset, number), ..self }
     }
 
     fn end(&mut self) {
@@ -66,7 +74,8 @@ impl SampleStream for RecordStream {
                 Some(open) => open,
                 closed => {
                     let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
-                    closed.insert(Open { file, stream, number: 0, offset: 0 })
+                    let (offset, number) = std::mem::take(&mut self.begin_at);
+                    closed.insert(Open { file, stream, number, offset })
                 }
             };
             let mut name = open.file.name.clone();
@@ -88,6 +97,15 @@ impl SampleStream for RecordStream {
                 }
             }
         }
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        let begun = self.inputs.begun_objects().filter(|_| self.bad.is_empty())?;
+        let (input, offset, record) = match &self.open {
+            None => (begun, 0, 0),
+            Some(open) => (begun - 1, open.offset, open.number),
+        };
+        Some(StreamPlace { input, offset, record, windows: 0 })
     }
 
     fn give_back(&mut self, sample: StreamSample) {

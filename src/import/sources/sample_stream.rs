@@ -30,6 +30,12 @@ pub trait SampleStream {
     /// What ends the import. What concerns one entry alone is in [`bad`](Self::bad).
     fn next_sample(&mut self) -> Result<Option<StreamSample>>;
 
+    /// Where the next sample begins, if the stream can be read from there on: [`bad`](Self::bad) and the like are empty
+    /// then, and nothing else is to be remembered but the names.
+    fn place(&self) -> Option<StreamPlace> {
+        None
+    }
+
     /// Takes back the memory of a sample for reuse.
     fn give_back(&mut self, sample: StreamSample) {
         drop(sample);
@@ -47,6 +53,19 @@ pub trait SampleStream {
     fn piped_bytes(&self) -> u64 {
         0
     }
+}
+
+/// A place in a stream, between two samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPlace {
+    /// The number of its file or object, from 0.
+    pub input: u64,
+    /// The byte there, after decompression.
+    pub offset: u64,
+    /// The number there of the next sample, where names depend on it.
+    pub record: u64,
+    /// Windows that were shuffled before it.
+    pub windows: u64,
 }
 
 /// A complete sample.

@@ -5,7 +5,7 @@
 
 use super::file_counts::FileCount;
 use super::index::BadEntry;
-use super::sample_stream::{SampleStream, StreamSample};
+use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::Result;
 use crate::format::field_type::FieldType;
 use crate::permutation::{Key, Permutation};
@@ -38,6 +38,11 @@ impl<'a> Shuffled<'a> {
             order: None,
             next: 0,
         }
+    }
+
+    /// Goes on behind so many windows.
+    pub(in crate::import) fn after(self, windows: u64) -> Shuffled<'a> {
+        Shuffled { windows, ..self }
     }
 
     fn fill(&mut self) -> Result<()> {
@@ -78,6 +83,12 @@ impl SampleStream for Shuffled<'_> {
         let at = order.forward(self.next as u64) as usize;
         self.next += 1;
         Ok(self.window[at].take())
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        let is_between = self.next == self.window.len();
+        let place = self.from.place().filter(|_| is_between)?;
+        Some(StreamPlace { windows: self.windows, ..place })
     }
 
     fn give_back(&mut self, sample: StreamSample) {

@@ -16,7 +16,7 @@ use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_r
 use super::inputs::Inputs;
 use super::kind::SourceKind;
 pub use super::read_input::ReadInput;
-use super::sample_stream::{FieldBytes, SampleStream, StreamSample};
+use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::tar::{key_and_field, parse_label};
 use super::tar_members::{Member, MemberKind, Members, clean_name};
@@ -35,6 +35,10 @@ pub struct StreamSource {
     fields_grow: bool,
     /// The group of members that is being assembled.
     open: Option<StreamSample>,
+    /// Where its first member begins.
+    open_at: u64,
+    /// Where the first stream is to be read from.
+    begin_at: u64,
     /// Fingerprints of the names so far: a stream cannot be read again to compare them.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
@@ -80,10 +84,17 @@ impl StreamSource {
             fields_grow: fields.is_none(),
             fields,
             open: None,
+            open_at: 0,
+            begin_at: 0,
             names: HashSet::new(),
             bad: Vec::new(),
             spare: Vec::new(),
         })
+    }
+
+    /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
+    pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
+        StreamSource { begin_at: offset, names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -148,6 +159,9 @@ impl StreamSource {
             }
             None => return Err(BadReason::Syntax("has a field that the first sample lacks")),
         };
+        if self.open.is_none() {
+            self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at());
+        }
         let open = self.open.get_or_insert_with(|| StreamSample {
             name: key.to_vec(),
             label: None,
@@ -237,11 +251,24 @@ impl SampleStream for StreamSource {
         &self.bad
     }
 
+    fn place(&self) -> Option<StreamPlace> {
+        let is_clean = self.bad.is_empty() && self.appended.is_empty() && !self.fields_grow;
+        let begun = self.inputs.begun_objects().filter(|_| is_clean)?;
+        let (input, offset) = match &self.members {
+            None => (begun, 0),
+            Some((_, members)) if members.appended().is_some() => return None,
+            Some(_) if self.open.is_some() => (begun - 1, self.open_at),
+            Some((_, members)) => (begun - 1, members.next_at()),
+        };
+        Some(StreamPlace { input, offset, record: 0, windows: 0 })
+    }
+
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         loop {
             if self.members.is_none() {
                 let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
-                self.members = Some((file.path, Members::new(ReadInput::new(stream))));
+                let at = std::mem::take(&mut self.begin_at);
+                self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {

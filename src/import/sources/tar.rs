@@ -171,12 +171,14 @@ impl Rows {
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
-        let mut payload = Payload {
-            field: 0,
-            len_bytes: member.len_bytes as u32, // within the limit just tested
-            offset_or_stamp: member.offset,
-            container,
+        let offset_or_stamp = match &member.sparse {
+            None => member.offset,
+            Some(map) => index.push_sparse(Arc::clone(map)).ok_or(BadReason::Syntax(
+                "is one sparse file too many: an import has at most 2,147,483,648",
+            ))?,
         };
+        let len_bytes = member.len_bytes as u32; // within the limit just tested
+        let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
         if self.grouped {
             let (key, field) = key_and_field(&name)?;
             if target.is_some() {

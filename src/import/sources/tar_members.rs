@@ -1,4 +1,4 @@
-//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7.
+//! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, sparse files, old v7.
 //!
 //! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
 //! tool sees is an attack or an accident, never a sample. The exception are concatenated archives in one
@@ -7,8 +7,10 @@
 //! have a limit.
 
 use std::io;
+use std::sync::Arc;
 
 use super::index::{BadReason, MAX_NAME_BYTES};
+use super::sparse::{self, MapBuilder, Mapped, PaxSparse, Run, SparseMap, TextMap, decimal};
 
 /// The input of an archive.
 pub trait Input {
@@ -29,11 +31,17 @@ pub struct Members<I> {
     position: u64,
     /// Offset of the current or last header.
     header_at: u64,
+    /// Offset of the first header of the current member, which may be an extended one.
+    member_at: u64,
     appended: Option<Appended>,
     /// Bytes of the current member, padding included, that are not yet consumed.
     left: u64,
     /// Payload bytes of the current member that are not yet read.
     payload_left: u64,
+    /// The current member, if it is sparse, and the offset in it of the next byte to read.
+    expanding: Option<(Arc<SparseMap>, u64)>,
+    /// Bytes of the holes of all members so far.
+    hole_bytes: u64,
 }
 
 /// One member of an archive.
@@ -43,10 +51,12 @@ pub struct Member {
     pub name: Vec<u8>,
     /// Its type.
     pub kind: MemberKind,
-    /// Length of its payload in bytes.
+    /// Length of its payload in bytes; of a sparse file, with its holes.
     pub len_bytes: u64,
     /// Byte offset of its payload in the archive.
     pub offset: u64,
+    /// Where the pieces of a sparse file lie.
+    pub sparse: Option<Arc<SparseMap>>,
 }
 
 /// The type of a member.
@@ -102,14 +112,39 @@ struct Extended {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     len_bytes: Option<u64>,
-    sparse: bool,
+    sparse: Option<PaxSparse>,
     sparse_name: Option<Vec<u8>>,
 }
 
 impl<I: Input> Members<I> {
     /// The members of `input`, which is at the archive's first byte.
     pub fn new(input: I) -> Members<I> {
-        Members { input, position: 0, header_at: 0, appended: None, left: 0, payload_left: 0 }
+        Members {
+            input,
+            position: 0,
+            header_at: 0,
+            member_at: 0,
+            appended: None,
+            left: 0,
+            payload_left: 0,
+            expanding: None,
+            hole_bytes: 0,
+        }
+    }
+
+    /// The members from byte `position` of an archive on, where one begins and where `input` is.
+    pub fn from(input: I, position: u64) -> Members<I> {
+        Members { position, ..Members::new(input) }
+    }
+
+    /// Where the current or last member begins.
+    pub fn member_at(&self) -> u64 {
+        self.member_at
+    }
+
+    /// Where the next member begins.
+    pub fn next_at(&self) -> u64 {
+        self.position + self.left
     }
 
     /// What follows the first archive, as far as it was read.
@@ -134,6 +169,8 @@ impl<I: Input> Members<I> {
     /// The archive ends early or a header is broken: the rest cannot be read.
     pub fn next_member(&mut self) -> Result<Option<Member>, TarError> {
         let mut extended = Extended::default();
+        self.pass_over_member()?;
+        self.member_at = self.position;
         loop {
             self.pass_over_member()?;
             self.header_at = self.position;
@@ -176,11 +213,29 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// Reads the next bytes of the current member's payload; 0 at its end.
+    /// Reads the next bytes of the current member's payload, with the holes of a sparse file; 0 at its end.
     ///
     /// # Errors
     /// The archive ends within the member, or the operating system reported an error.
     pub fn read_payload(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
+        let Some((map, at)) = &self.expanding else { return self.read_stored(into) };
+        let run = map.run(*at);
+        let (Run::Hole(len) | Run::Stored(len, _)) = run;
+        let len = len.min(into.len() as u64) as usize;
+        let read = match run {
+            Run::Hole(_) => {
+                into[..len].fill(0);
+                len
+            }
+            Run::Stored(..) => self.read_stored(&mut into[..len])?,
+        };
+        if let Some((_, at)) = &mut self.expanding {
+            *at += read as u64;
+        }
+        Ok(read)
+    }
+
+    fn read_stored(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
         let most = self.payload_left.min(into.len() as u64) as usize;
         if most == 0 {
             return Ok(0);
@@ -219,15 +274,12 @@ impl<I: Input> Members<I> {
 
     fn member(&mut self, header: Header, extended: Extended) -> Result<Member, TarError> {
         let len_bytes = extended.len_bytes.unwrap_or(header.len_bytes);
+        let pax_sparse = extended.sparse;
         let name = extended.sparse_name.or(extended.name).unwrap_or(header.name);
         let link = extended.link.unwrap_or(header.link);
         let is_folder = name.ends_with(b"/");
         let (kind, has_payload) = match header.kind {
-            b'S' => {
-                self.pass_over_sparse_map(header.goes_on)?;
-                (MemberKind::Refused(SPARSE), true)
-            }
-            0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
+            b'S' => (MemberKind::File, true),
             // All tools agree on the location of the next header.
             b'M' => (MemberKind::Refused("began in another volume"), true),
             b'D' => {
@@ -251,12 +303,59 @@ impl<I: Input> Members<I> {
             return Err(syntax("a length where there can be no payload"));
         }
         let len_bytes = if has_payload { len_bytes } else { 0 };
+        // The length does not count the blocks of the old form's map, which lie in front of the payload.
+        let old_map = header.sparse.map(|old| self.read_old_map(old)).transpose()?;
         let offset = self.position;
+        if matches!(old_map, Some(Err(sparse::ENDS))) {
+            // The member is named; that the archive ends here is told by what follows.
+            self.enter(0)?;
+            let (kind, len_bytes) = (MemberKind::Refused(sparse::ENDS), 0);
+            return Ok(Member { name, kind, len_bytes, offset, sparse: None });
+        }
         self.enter(len_bytes)?;
         if self.input.len_bytes().is_some_and(|len| offset + len_bytes > len) {
             return Err(truncated("inside a member"));
         }
-        Ok(Member { name, kind, len_bytes, offset })
+        let map = match (old_map, pax_sparse) {
+            (Some(_), Some(_)) => Err("has two sparse maps"),
+            (Some(map), None) => map.map(|(len, map)| (len, Some(map))),
+            (None, Some(pax)) if kind == MemberKind::File => pax.finish(),
+            (None, _) => return Ok(Member { name, kind, len_bytes, offset, sparse: None }),
+        };
+        self.sparse_member(name, map)
+    }
+
+    /// The current member, of a file with this length and map; `None`: the map lies in front of the pieces.
+    fn sparse_member(
+        &mut self,
+        name: Vec<u8>,
+        map: Result<(u64, Option<MapBuilder>), &'static str>,
+    ) -> Result<Member, TarError> {
+        let mapped = match map {
+            Ok((len_bytes, map)) => {
+                let map = match map {
+                    Some(map) => map,
+                    None => self.read_text_map()?,
+                };
+                map.finish(len_bytes, self.position, self.payload_left)
+            }
+            Err(why) => Err(why),
+        };
+        let offset = self.position;
+        let most_holes = sparse::most_holes(offset).saturating_sub(self.hole_bytes);
+        let (kind, len_bytes, sparse) = match mapped {
+            Err(why) => (MemberKind::Refused(why), self.payload_left, None),
+            Ok(Mapped::TooLarge(len)) => (MemberKind::File, len, None),
+            Ok(Mapped::Map(map)) if map.hole_bytes() > most_holes => {
+                (MemberKind::Refused(sparse::TOO_MANY_HOLES), self.payload_left, None)
+            }
+            Ok(Mapped::Map(map)) => (MemberKind::File, map.len_bytes().into(), Some(Arc::new(map))),
+        };
+        if let Some(map) = &sparse {
+            self.hole_bytes += map.hole_bytes();
+            self.expanding = Some((Arc::clone(map), 0));
+        }
+        Ok(Member { name, kind, len_bytes, offset, sparse })
     }
 
     /// Makes the next `len_bytes` bytes the current member.
@@ -273,21 +372,39 @@ impl<I: Input> Members<I> {
             self.input.skip(self.left)?;
             self.position += self.left;
         }
-        (self.left, self.payload_left) = (0, 0);
+        (self.left, self.payload_left, self.expanding) = (0, 0, None);
         Ok(())
     }
 
-    /// Skips the map blocks between header and payload in GNU's old sparse format, which the length does
-    /// not include.
-    fn pass_over_sparse_map(&mut self, mut goes_on: bool) -> Result<(), TarError> {
+    /// The length and the map of a sparse file in GNU's old form; blocks with more of the map follow the header.
+    fn read_old_map(
+        &mut self,
+        old: OldSparse,
+    ) -> Result<Result<(u64, MapBuilder), &'static str>, TarError> {
+        let OldSparse { mut map, len_bytes, mut goes_on } = old;
         while goes_on {
             let mut block = [0; BLOCK_BYTES];
             if self.read_block(&mut block)? < BLOCK_BYTES {
-                return Err(truncated("inside the map of a sparse file"));
+                return Ok(Err(sparse::ENDS));
             }
+            take_old_pieces(&block[..504], &mut map);
             goes_on = block[504] != 0;
         }
-        Ok(())
+        Ok(len_bytes.map(|len| (len, map)).ok_or(sparse::BROKEN))
+    }
+
+    /// The map in front of the pieces of the current member, in whole blocks.
+    fn read_text_map(&mut self) -> Result<MapBuilder, TarError> {
+        let mut map = TextMap::default();
+        loop {
+            let (mut block, mut filled) = ([0; BLOCK_BYTES], 0);
+            while filled < BLOCK_BYTES && self.payload_left > 0 {
+                filled += self.read_stored(&mut block[filled..])?;
+            }
+            if !map.take(&block[..filled]) || filled < BLOCK_BYTES {
+                return Ok(map.finish());
+            }
+        }
     }
 
     /// Reads one block, or the rest of the input; returns the number of bytes.
@@ -329,7 +446,10 @@ impl<I: Input> Members<I> {
 
 impl Extended {
     fn is_empty(&self) -> bool {
-        self.name.is_none() && self.link.is_none() && self.len_bytes.is_none() && !self.sparse
+        self.name.is_none()
+            && self.link.is_none()
+            && self.len_bytes.is_none()
+            && self.sparse.is_none()
     }
 
     fn set_name(&mut self, name: Vec<u8>) -> Result<(), TarError> {
@@ -361,12 +481,14 @@ impl Extended {
                         return Err(syntax("two lengths for one member"));
                     }
                 }
-                b"GNU.sparse.name" => {
-                    self.sparse = true;
-                    self.sparse_name = Some(value.to_vec());
+                _ => {
+                    let Some(key) = key.strip_prefix(b"GNU.sparse.") else { continue };
+                    let sparse = self.sparse.get_or_insert_default();
+                    match key {
+                        b"name" => self.sparse_name = Some(value.to_vec()),
+                        key => sparse.take(key, value),
+                    }
                 }
-                key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
-                _ => {}
             }
         }
         Ok(())
@@ -385,13 +507,6 @@ fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((&record[..equals], &record[equals + 1..], rest))
 }
 
-fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
 /// The header fields that are used.
 ///
 /// | bytes    | field        | meaning                                              |
@@ -403,12 +518,21 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 /// | 157..257 | `link`       | link target                                          |
 /// | 257..263 | magic        | `ustar\0`: the prefix below counts; GNU's has spaces |
 /// | 345..500 | prefix       | what stands before `name` and a slash                |
-/// | 482      | `goes_on`    | of a sparse file in GNU's old form: a block of its map follows |
+/// | 386..482 | `map`        | of a sparse file in GNU's old form: offset and length of 4 pieces, 12 bytes each |
+/// | 482      | `goes_on`    | of such a file: a block with 21 more pieces follows  |
+/// | 483..495 | `len_bytes`  | of such a file: its length with the holes            |
 struct Header {
     name: Vec<u8>,
     len_bytes: u64,
     kind: u8,
     link: Vec<u8>,
+    sparse: Option<OldSparse>,
+}
+
+/// What the header of a sparse file says in GNU's old form.
+struct OldSparse {
+    map: MapBuilder,
+    len_bytes: Option<u64>,
     goes_on: bool,
 }
 
@@ -434,7 +558,22 @@ impl Header {
             return Err(syntax("a header with an invalid number"));
         }
         let link = until_nul(&block[157..257]).to_vec();
-        Ok(Header { name, len_bytes, kind, link, goes_on: block[482] != 0 })
+        let sparse = (kind == b'S').then(|| {
+            let mut map = MapBuilder::default();
+            take_old_pieces(&block[386..482], &mut map);
+            OldSparse { map, len_bytes: number(&block[483..495]), goes_on: block[482] != 0 }
+        });
+        Ok(Header { name, len_bytes, kind, link, sparse })
+    }
+}
+
+/// Adds the pieces of a block of a map in GNU's old form; unused places are zero.
+fn take_old_pieces(places: &[u8], map: &mut MapBuilder) {
+    for place in places.chunks_exact(24).take_while(|place| place[12] != 0) {
+        match (number(&place[..12]), number(&place[12..])) {
+            (Some(at), Some(len)) => map.push(at, len),
+            _ => map.refuse(sparse::BROKEN),
+        }
     }
 }
 
@@ -520,7 +659,6 @@ fn truncated(r#where: &'static str) -> TarError {
 }
 
 const BLOCK_BYTES: usize = 512;
-const SPARSE: &str = "is a sparse file, which is not expanded: pack it again without --sparse";
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 const MAX_DIGITS: usize = 20;
 const BROKEN_PAX: &str = "an extended header's records are broken";

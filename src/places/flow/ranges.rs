@@ -42,6 +42,12 @@ impl Ranges {
         Ranges { lens, object: 0, at: 0, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
     }
 
+    /// Leaves out what lies before `at` in the first object, before the first range is handed out.
+    pub(in crate::places) fn begin_at(&mut self, at: u64) {
+        assert!(self.lens.front().is_none_or(|len| at <= *len), "a place within the object");
+        self.at = at;
+    }
+
     /// The next range, if there is room for it: at least one is handed out in any case. Empty objects have none.
     pub(in crate::places) fn next(&mut self) -> Option<Piece> {
         while *self.lens.front()? == self.at {
@@ -106,6 +112,15 @@ mod tests {
         assert_eq!((narrow.next(), narrow.next()), (piece(0, 0..10), None));
         let mut small = Ranges::new(vec![1; 5000], 10, 1 << 20);
         assert_eq!(std::iter::from_fn(|| small.next()).count(), MOST_HELD);
+    }
+
+    #[test]
+    fn the_first_object_may_begin_at_any_byte_up_to_its_end() {
+        for (at, first) in [(0, piece(0, 0..10)), (15, piece(0, 15..20)), (20, piece(1, 0..5))] {
+            let mut ranges = Ranges::new([20, 5], 10, 1000);
+            ranges.begin_at(at);
+            assert_eq!(ranges.next(), first, "{at}");
+        }
     }
 
     #[test]

@@ -86,7 +86,9 @@ fn read(input: &[u8]) {
 fn rows_of(kind: SourceKind, path: &Path, most_bytes: usize) {
     let options = RowOptions::default();
     let file = FoundFile { path: path.to_path_buf(), name: b"index.json".to_vec() };
-    let Ok(mut source) = formats::open(vec![file], Vec::new(), kind, None, &options) else {
+    let Ok(mut source) =
+        formats::open(vec![file], Vec::new(), kind, None, &options, &Default::default())
+    else {
         return;
     };
     // A bad shard of an index ends it, and what follows is read.

@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::{Container, Index, MAX_NAME_BYTES, NAMES_A_BLOCK, Names, Values};
 use crate::format::FormatError;
 use crate::format::columns::ColumnTable;
 use crate::format::cursor::{Cursor, put_number, put_string};
 use crate::format::error::{at_most, equal};
+use crate::import::sources::sparse::{MapBuilder, Mapped, SparseMap};
 
 impl Index {
     /// Appends all that reading the payloads needs: not the bad entries, nor how files were treated.
@@ -43,6 +45,16 @@ impl Index {
             table.encode(&mut columns);
         }
         put_string(out, &columns);
+        put_number(out, self.sparse.len() as u64);
+        for map in &self.sparse {
+            put_number(out, map.start());
+            put_number(out, map.len_bytes().into());
+            put_number(out, map.numbers().len() as u64);
+            for (at, len) in map.numbers() {
+                put_number(out, at);
+                put_number(out, len);
+            }
+        }
     }
 
     /// Reads what [`save`](Self::save) wrote.
@@ -81,6 +93,9 @@ impl Index {
         if !columns.is_empty() {
             index.columns = Some(ColumnTable::decode(columns, index.names.len())?);
         }
+        for _ in 0..from.count(3)? {
+            index.sparse.push(Arc::new(read_map(from)?));
+        }
         index.check()?;
         Ok(index)
     }
@@ -117,6 +132,12 @@ impl Index {
             let width = values.width as u64;
             at_most("values of a field", values.bytes.len() as u64, rows.saturating_mul(width))?;
         }
+        for payload in (0..rows).flat_map(|row| self.payloads(row)) {
+            if let Some((map, start)) = self.sparse(&payload) {
+                let end = start + u64::from(payload.len_bytes);
+                at_most("end of a sparse payload", end, map.len_bytes().into())?;
+            }
+        }
         Ok(())
     }
 }
@@ -135,6 +156,24 @@ impl Names {
         at_most("start of a name", before, self.bytes.len() as u64)?;
         at_most("length of a name", self.bytes.len() as u64 - before, MAX_NAME_BYTES as u64)?;
         Ok(())
+    }
+}
+
+fn read_map(from: &mut Cursor<'_>) -> Result<SparseMap, FormatError> {
+    let (start, len_bytes) = (from.number()?, from.number()?);
+    let (mut map, mut stored) = (MapBuilder::default(), 0_u64);
+    for _ in 0..from.count(2)? {
+        let (at, len) = (from.number()?, from.number()?);
+        stored = stored.saturating_add(len);
+        map.push(at, len);
+    }
+    match map.finish(len_bytes, start, stored) {
+        Ok(Mapped::Map(map)) if start < 1 << 63 => Ok(map),
+        _ => Err(FormatError::OutOfRange {
+            what: "map of a sparse file",
+            value: len_bytes,
+            limit: 0,
+        }),
     }
 }
 
@@ -184,9 +223,16 @@ mod tests {
             }
         }
         index.replace(5, 7, b"12345678");
+        let mut map = MapBuilder::default();
+        map.push(10, 20);
+        map.push(4000, 96);
+        let Ok(Mapped::Map(map)) = map.finish(4096, 512, 116) else { panic!("a sound map") };
+        let offset_or_stamp = index.push_sparse(Arc::new(map)).unwrap();
+        index.push(b"sparse", None);
+        index.push_payload(Payload { field: 0, len_bytes: 4096, offset_or_stamp, container: 1 });
         let column = ColumnSpec { name: "width".into(), kind: ColumnType::Int };
         let mut columns = ColumnTable::new(&[column]);
-        (0..100).for_each(|row| columns.push(|_| Value::Int(row * 3)));
+        (0..101).for_each(|row| columns.push(|_| Value::Int(row * 3)));
         index.set_columns(columns);
         index
     }

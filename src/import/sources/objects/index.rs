@@ -6,18 +6,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::listed::Listed;
-use super::read::ObjectRoot;
+use super::read::{ObjectRoot, ObjectSamples, push_origin};
 use crate::Result;
+use crate::format::OriginsBuilder;
 use crate::import::sources::index::{
     BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
 };
 use crate::import::sources::indexing::Indexing;
-use crate::import::sources::list;
+use crate::import::sources::{SourceKind, list};
 use crate::places::{Client, Object, Place, shown};
 use crate::threads::map_at_once;
 
 /// The objects of `folders` as samples: ids and classes are those of a local folder with the same names.
-pub(super) fn folders(folders: &[Listed]) -> (Index, Vec<ObjectRoot>) {
+pub(super) fn folders(folders: &[Listed]) -> ObjectSamples {
+    let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
     index.only_field();
     let tops = folders.iter().flat_map(|listed| (0..listed.len()).map(|row| listed.name(row)));
@@ -39,10 +41,14 @@ pub(super) fn folders(folders: &[Listed]) -> (Index, Vec<ObjectRoot>) {
             let row = row as usize;
             let name = listed.name(row);
             let class = name.split_once('/').and_then(|(top, _)| classes.binary_search(&top).ok());
-            let (len, stamp) = (listed.len_bytes(row), listed.stamp(row));
+            let object = listed.object(row);
+            let (len, stamp) = (object.len_bytes, object.stamp());
             let label = class.map(|class| class as i64);
-            if let Err(reason) = push(&mut index, container, name, label, len, stamp) {
-                index.bad.push(BadEntry::new(name.as_bytes(), reason).within(&path));
+            match push(&mut index, container, name, label, len, stamp) {
+                Ok(()) => push_origin(&mut origins, &listed.client, &object),
+                Err(reason) => {
+                    index.bad.push(BadEntry::new(name.as_bytes(), reason).within(&path));
+                }
             }
         }
         let refused = listed.refused.iter();
@@ -50,7 +56,7 @@ pub(super) fn folders(folders: &[Listed]) -> (Index, Vec<ObjectRoot>) {
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         roots.push(ObjectRoot::new(listed.client.clone(), listed.prefix.clone(), 0));
     }
-    (index, roots)
+    ObjectSamples { kind: SourceKind::Folder, index, roots, origins }
 }
 
 /// The order of `folder.rs`: class folders by name, in one the folders by path, in one the files by name; files
@@ -109,7 +115,8 @@ pub(super) fn lists(
     lists: &[ListText],
     open: &mut dyn FnMut(&Place) -> Result<Client>,
     indexing: &mut Indexing<'_>,
-) -> Result<(Index, Vec<ObjectRoot>)> {
+) -> Result<ObjectSamples> {
+    let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
     index.only_field();
     let mut roots: Vec<ObjectRoot> = Vec::new();
@@ -127,9 +134,11 @@ pub(super) fn lists(
             let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots)))?;
             for ((line, wanted), found) in lines.iter().zip(found) {
                 let pushed = match found {
-                    Ok(Object { len_bytes, etag, .. }) => {
-                        let stamp = Object { key: String::new(), len_bytes, etag }.stamp();
+                    Ok(object) => {
+                        let (len_bytes, stamp) = (object.len_bytes, object.stamp());
+                        let client = roots[wanted.root].client();
                         push(&mut index, wanted.root, &wanted.name, wanted.label, len_bytes, stamp)
+                            .inspect(|()| push_origin(&mut origins, client, &object))
                             .map(|()| len_bytes)
                     }
                     Err(error) => Err(super::read::reason(error)?),
@@ -148,7 +157,7 @@ pub(super) fn lists(
         let path = PathBuf::from(root.address());
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
     }
-    Ok((index, roots))
+    Ok(ObjectSamples { kind: SourceKind::List, index, roots, origins })
 }
 
 /// What a line names.

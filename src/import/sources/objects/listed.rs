@@ -1,9 +1,7 @@
 //! The listing of a prefix, compactly: a bucket may hold many millions of objects.
 
-use std::collections::BTreeMap;
-
 use crate::Result;
-use crate::import::sources::content::is_shard_name;
+use crate::format::origins::{put_tag, tag_at};
 use crate::import::sources::indexing::Indexing;
 use crate::places::{Client, Object};
 
@@ -20,15 +18,15 @@ pub(super) struct Listed {
     pub(super) refused: Vec<String>,
     names: String,
     rows: Vec<Row>,
-    /// The tags of what may be shards.
-    etags: BTreeMap<usize, Option<String>>,
+    tags: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Row {
     name: u64,
     len_bytes: u64,
-    stamp: u64,
+    /// Where its tag begins.
+    tag: u64,
 }
 
 impl Listed {
@@ -66,7 +64,7 @@ impl Listed {
             refused: Vec::new(),
             names: String::new(),
             rows: Vec::new(),
-            etags: BTreeMap::new(),
+            tags: Vec::new(),
         }
     }
 
@@ -76,11 +74,9 @@ impl Listed {
         else {
             return;
         };
-        if self.is_given || is_shard_name(name.as_bytes()) {
-            self.etags.insert(self.rows.len(), object.etag.clone());
-        }
-        let stamp = object.stamp();
-        self.rows.push(Row { name: self.names.len() as u64, len_bytes: object.len_bytes, stamp });
+        let (at, tag) = (self.names.len() as u64, self.tags.len() as u64);
+        put_tag(&mut self.tags, object.etag.as_deref());
+        self.rows.push(Row { name: at, len_bytes: object.len_bytes, tag });
         self.names.push_str(name);
     }
 
@@ -101,20 +97,12 @@ impl Listed {
         self.rows[row].len_bytes
     }
 
-    pub(super) fn stamp(&self, row: usize) -> u64 {
-        self.rows[row].stamp
-    }
-
-    /// The object, with its tag. Asks the store for it if it was not kept.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub(super) fn object(&self, row: usize) -> Result<Object> {
+    /// The object, with its tag.
+    pub(super) fn object(&self, row: usize) -> Object {
         let key = format!("{}{}", self.prefix, self.name(row));
-        match self.etags.get(&row) {
-            Some(etag) => Ok(Object { key, len_bytes: self.len_bytes(row), etag: etag.clone() }),
-            None => self.client.head(&key),
-        }
+        let tag = &self.tags[self.rows[row].tag as usize..];
+        let etag = tag_at(tag).expect("a tag that was put there");
+        Object { key, len_bytes: self.len_bytes(row), etag }
     }
 
     /// The beginning of an object.
@@ -122,7 +110,7 @@ impl Listed {
     /// # Errors
     /// Those of the store.
     pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
-        let object = self.object(row)?;
+        let object = self.object(row);
         let mut bytes = vec![0; object.len_bytes.min(len) as usize];
         self.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
         Ok(bytes)

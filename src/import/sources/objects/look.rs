@@ -11,20 +11,19 @@ use rustix::fs::MemfdFlags;
 
 use super::index::{self, ListText};
 use super::listed::Listed;
-use super::read::ObjectRoot;
+use super::read::ObjectSamples;
 use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file};
 use crate::import::sources::file_counts::{FileCounts, Role};
 use crate::import::sources::found::{Found, FoundFile};
-use crate::import::sources::index::Index;
 use crate::import::sources::indexing::Indexing;
 use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
 use crate::import::sources::read_input::ReadInput;
 use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
 use crate::import::sources::tar;
-use crate::places::{Client, Object, Place, PlaceOptions, Reader};
+use crate::places::{Client, Object, Place, PlaceOptions, Reader, Scheme};
 use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
 
@@ -33,7 +32,7 @@ pub(in crate::import) enum FoundObjects {
     /// Shards, read once, front to back.
     Shards(Box<Found>),
     /// Objects that are samples.
-    Samples(SourceKind, Box<Index>, Vec<ObjectRoot>),
+    Samples(Box<ObjectSamples>),
 }
 
 /// Whether the paths are addresses of objects, or local lists of such.
@@ -86,8 +85,8 @@ pub(in crate::import) fn look(
             Ok(ListText { path: path.clone(), text, beside: None })
         };
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
-        let (index, roots) = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
-        return Ok(FoundObjects::Samples(SourceKind::List, Box::new(index), roots));
+        let found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+        return Ok(FoundObjects::Samples(Box::new(found)));
     }
     let listed = list_all(paths, &mut clients, indexing)?;
     match kind {
@@ -252,7 +251,7 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
 
 fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
     let mut reader =
-        Reader::with_window(one.client.clone(), vec![one.object(row)?], LOOKED_AT_BYTES);
+        Reader::with_window(one.client.clone(), vec![one.object(row)], LOOKED_AT_BYTES);
     reader.next_object();
     let mut head = Vec::new();
     let failed = |error: io::Error| error.downcast::<Error>().unwrap_or_else(Error::from);
@@ -316,6 +315,21 @@ fn parts_of_indexes(one: &Listed, kind: SourceKind) -> Result<HashSet<PathBuf>> 
     Ok(parts)
 }
 
+/// The split that a file is of, by the words in its path that the hub's own library goes by.
+fn split_of(name: &[u8]) -> Option<&'static str> {
+    let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
+    // The last word counts: `train/data.parquet` is as good as `data/train-00000-of-00001.parquet`.
+    name.rsplit(is_end).find_map(|word| {
+        let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own.as_bytes()));
+        match () {
+            () if is(&["train", "training"]) => Some("train"),
+            () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
+            () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
+            () => None,
+        }
+    })
+}
+
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
 fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
@@ -344,12 +358,19 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
                 file_counts.add("side file", Role::SetAside, len, name);
                 continue;
             }
-            file_counts.add(what, Role::Shard, len, name);
+            // Whoever names a whole data set is told which splits are taken.
+            let split = split_of(name).filter(|_| one.client.place().scheme() == Scheme::Hf);
+            match split {
+                Some(split) => {
+                    file_counts.add(&format!("{what}, split {split}"), Role::Shard, len, name);
+                }
+                None => file_counts.add(what, Role::Shard, len, name),
+            }
             let path = PathBuf::from(
                 one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
             );
             files.push(FoundFile { path, name: name.to_vec() });
-            of_this.push(one.object(row)?);
+            of_this.push(one.object(row));
         }
         match objects.last_mut() {
             Some((client, before)) if client.place() == one.client.place() => {
@@ -373,15 +394,15 @@ fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
         let address = format!("{}{}", one.address(), one.name(0));
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
     }
-    let (mut index, roots) = index::folders(&listed);
+    let mut found = index::folders(&listed);
     let mut file_counts = FileCounts::default();
     for one in &listed {
         (0..one.len()).for_each(|row| {
             file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
         });
     }
-    index.file_counts = file_counts.into_counts();
-    Ok(FoundObjects::Samples(SourceKind::Folder, Box::new(index), roots))
+    found.index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(Box::new(found)))
 }
 
 fn lists(
@@ -400,9 +421,9 @@ fn lists(
             texts.push(ListText { path, text, beside });
         }
     }
-    let (mut index, roots) = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
-    index.file_counts = file_counts.into_counts();
-    Ok(FoundObjects::Samples(SourceKind::List, Box::new(index), roots))
+    let mut found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+    found.index.file_counts = file_counts.into_counts();
+    Ok(FoundObjects::Samples(Box::new(found)))
 }
 
 fn not_read(what: &str, one: &Listed) -> Error {
@@ -422,3 +443,18 @@ const LOOKED_AT_BYTES: u64 = 1 << 20;
 const MAX_LINE_BYTES: u64 = 8 << 10;
 /// The name of the threads that look objects up.
 const OPENING: &str = "dlfs-open";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_are_told_by_words_of_the_path() {
+        let of = |name: &str| split_of(name.as_bytes());
+        assert_eq!(of("data/train-00000-of-00002.parquet"), Some("train"));
+        assert_eq!(of("mnist/Test-0.parquet"), Some("test"));
+        assert_eq!(of("default/validation/0000.parquet"), Some("validation"));
+        assert_eq!(of("data/constraints-trained.parquet"), None);
+        assert_eq!(of("0000.parquet"), None);
+    }
+}

@@ -12,4 +12,6 @@ mod look;
 mod read;
 
 pub(in crate::import) use look::{FoundObjects, are_objects, look};
-pub(in crate::import) use read::{ObjectReads, ObjectRoot, ObjectStreams};
+pub(in crate::import) use read::{
+    ObjectReads, ObjectRoot, ObjectSamples, ObjectStreams, push_origin, reason,
+};

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::format::OriginsBuilder;
 use crate::import::sources::index::{BadReason, Index, Payload};
+use crate::import::sources::kind::SourceKind;
 use crate::places::{Client, Object, Pending, Reader};
 use crate::{Error, ErrorKind, Result};
 
@@ -37,9 +39,32 @@ impl ObjectRoot {
         self.client.place().with_key(&*self.prefix).to_string()
     }
 
+    /// The address of a row's object, to be shown.
+    pub(in crate::import) fn address_of(&self, name: &[u8]) -> String {
+        self.client.place().with_key(self.key_of(name)).to_string()
+    }
+
     pub(super) fn key_of(&self, name: &[u8]) -> String {
         format!("{}{}", self.prefix, String::from_utf8_lossy(&name[self.cut..]))
     }
+}
+
+/// Objects that are samples: rows, where they are, and what they are.
+pub(in crate::import) struct ObjectSamples {
+    pub(in crate::import) kind: SourceKind,
+    pub(in crate::import) index: Index,
+    pub(in crate::import) roots: Vec<ObjectRoot>,
+    pub(in crate::import) origins: OriginsBuilder,
+}
+
+/// Notes an object that is imported.
+pub(in crate::import) fn push_origin(
+    origins: &mut OriginsBuilder,
+    client: &Client,
+    object: &Object,
+) {
+    let address = client.place().with_key(&*object.key).to_string();
+    origins.push(&address, object.len_bytes, object.etag.as_deref());
 }
 
 /// The reads of one thread: payloads that were asked for, and the failure of a store, if there was one.
@@ -114,7 +139,7 @@ fn fetch(
 ///
 /// # Errors
 /// The failure concerns the store.
-pub(super) fn reason(error: Error) -> Result<BadReason> {
+pub(in crate::import) fn reason(error: Error) -> Result<BadReason> {
     match error.kind() {
         ErrorKind::BadSource => Ok(BadReason::Changed),
         ErrorKind::NotFound => Ok(BadReason::Unreadable(libc::ENOENT)),
@@ -130,6 +155,8 @@ pub(super) fn reason(error: Error) -> Result<BadReason> {
 pub(in crate::import) struct ObjectStreams {
     /// The stores and their objects, in order.
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
+    /// Where the first object is read from.
+    begin: u64,
     current: Option<Arc<Mutex<Reader>>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
@@ -137,7 +164,16 @@ pub(in crate::import) struct ObjectStreams {
 impl ObjectStreams {
     /// Objects of stores in order.
     pub(in crate::import) fn new(objects: Vec<(Client, Vec<Object>)>) -> ObjectStreams {
-        ObjectStreams { readers: objects.into_iter(), current: None, failure: Arc::default() }
+        ObjectStreams::from(objects, 0)
+    }
+
+    /// Objects of stores in order, the first one from this byte on, which it has.
+    pub(in crate::import) fn from(
+        objects: Vec<(Client, Vec<Object>)>,
+        begin: u64,
+    ) -> ObjectStreams {
+        let (readers, failure) = (objects.into_iter(), Arc::default());
+        ObjectStreams { readers, begin, current: None, failure }
     }
 
     /// The next shard; an empty one after the last.
@@ -150,7 +186,8 @@ impl ObjectStreams {
                 return Box::new(Shard { reader, failure });
             }
             let Some((client, objects)) = self.readers.next() else { return Box::new(io::empty()) };
-            self.current = Some(Arc::new(Mutex::new(Reader::new(client, objects))));
+            let reader = Reader::from(client, objects, std::mem::take(&mut self.begin));
+            self.current = Some(Arc::new(Mutex::new(reader)));
         }
     }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 use dlfs::Error;
 use dlfs::dataset::Image;
 use dlfs::directory::Directory;
+use dlfs::format::Origin;
 use dlfs::format::superblock_copies::BadCopy;
 use dlfs::units::SampleId;
 
@@ -30,7 +31,10 @@ pub(crate) struct StatArgs {
     /// NAME is an id, counted from 0
     #[arg(long, requires = "name")]
     id: bool,
-    /// Print as one line of JSON
+    /// List the objects of stores that it was imported from: generation, bytes, entity tag, address
+    #[arg(long, conflicts_with = "name")]
+    origins: bool,
+    /// Print as JSON: one line, or with --origins one for each object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -38,6 +42,9 @@ pub(crate) struct StatArgs {
 }
 
 pub(crate) fn run(args: StatArgs) -> Result<Outcome, Failure> {
+    if args.origins {
+        return list_origins(&args);
+    }
     let image = args.image.open_with_names(&args.connection)?;
     let mut out = Out::new();
     match &args.name {
@@ -47,12 +54,51 @@ pub(crate) fn run(args: StatArgs) -> Result<Outcome, Failure> {
             if args.json { out.json(&sample)? } else { sample.print(&mut out)? }
         }
         None => {
-            let facts = ImageFacts::of(&image);
+            let facts = ImageFacts::of(&image)?;
             if args.json { out.json(&facts)? } else { facts.print(&mut out)? }
         }
     }
     out.flush()?;
     Ok(Outcome::Done)
+}
+
+fn list_origins(args: &StatArgs) -> Result<Outcome, Failure> {
+    let image = args.image.open(&args.connection)?;
+    let (mut out, mut written) = (Out::new(), Ok(()));
+    image.origins(&mut |origin| {
+        let Origin { generation, address, len_bytes, etag } = origin;
+        let facts = OriginFacts { generation: generation.0, bytes: len_bytes, etag, address };
+        if written.is_ok() {
+            written = if args.json { out.json(&facts) } else { facts.print(&mut out) };
+        }
+    })?;
+    written?;
+    out.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// An object that the image was imported from.
+#[derive(Serialize)]
+struct OriginFacts {
+    generation: u64,
+    bytes: u64,
+    etag: Option<String>,
+    address: String,
+}
+
+impl OriginFacts {
+    fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        let OriginFacts { generation, bytes, etag, address } = self;
+        let etag = safe_name(etag.as_deref().unwrap_or("-").as_bytes());
+        out.line(format!("{generation:>4} {bytes:>14} {etag} {}", safe_name(address.as_bytes())))
+    }
+}
+
+/// The objects that an image was imported from.
+#[derive(Default, Serialize)]
+struct OriginsFacts {
+    objects: u64,
+    bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -76,6 +122,8 @@ struct ImageFacts {
     labels: bool,
     /// The typed columns.
     columns: Vec<ColumnFacts>,
+    /// The objects of stores that it was imported from, in all generations.
+    origins: OriginsFacts,
     /// Of a folder without import: checksums learned so far; null where all are on the image.
     checksums_learned: Option<u64>,
     /// Superblock copies that could not be read or used.
@@ -139,11 +187,16 @@ impl CopyFacts {
 }
 
 impl ImageFacts {
-    fn of(image: &Image) -> ImageFacts {
+    fn of(image: &Image) -> Result<ImageFacts, Error> {
         let directory = image.directory();
+        let mut origins = OriginsFacts::default();
+        image.origins(&mut |origin| {
+            origins.objects += 1;
+            origins.bytes += origin.len_bytes;
+        })?;
         let lens = (0..directory.num_samples()).filter_map(|id| directory.len_bytes(SampleId(id)));
         let namespaces = image.devices().iter().zip(image.superblocks());
-        ImageFacts {
+        Ok(ImageFacts {
             uuid: directory.uuid().to_string(),
             generation: directory.generation().0,
             written: directory.time_ns() / 1_000_000_000,
@@ -169,6 +222,7 @@ impl ImageFacts {
                     r#type: column.kind().name(),
                 })
                 .collect(),
+            origins,
             checksums_learned: directory.learned().map(|learned| learned.count()),
             bad_superblock_copies: image
                 .bad_superblock_copies()
@@ -191,7 +245,7 @@ impl ImageFacts {
                 })
                 .collect(),
             directory: DirectoryFacts::of(directory),
-        }
+        })
     }
 
     fn print(&self, out: &mut Out) -> Result<(), Failure> {
@@ -236,6 +290,13 @@ impl ImageFacts {
             let columns =
                 self.columns.iter().map(|column| format!("{} {}", column.name, column.r#type));
             out.line(format!("columns      {}", columns.collect::<Vec<_>>().join(", ")))?;
+        }
+        if self.origins.objects > 0 {
+            out.line(format!(
+                "origins      {} objects of stores, {}; --origins lists them",
+                text::count(self.origins.objects),
+                text::bytes(self.origins.bytes)
+            ))?;
         }
         if let Some(learned) = self.checksums_learned {
             let (learned, samples) = (text::count(learned), text::count(self.samples));

@@ -1,0 +1,309 @@
+//! An import of shards from a store that was interrupted goes on where it was: what is on the media is not asked for
+//! again, and the image is that of an import in one go.
+#![cfg(feature = "cloud")]
+
+#[path = "support/archives.rs"]
+mod archives;
+mod import_support;
+#[path = "support/object_store.rs"]
+#[allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
+mod object_store;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use archives::{member, record};
+use dlfs::import::sources::SourceKind;
+use dlfs::import::{
+    ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
+};
+use dlfs::qpair::Device;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::{ErrorKind, Result};
+use import_support::{contents, options};
+use object_store::{Fault, ObjectStore, bytes_of};
+
+/// Stops an import after so many samples.
+struct After(u64);
+
+impl Progress for After {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+
+    fn advance(&mut self, samples: u64, _: u64) {
+        self.0 = self.0.saturating_sub(samples);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// A store that keeps which bytes of which objects it was asked for.
+struct Watched {
+    store: ObjectStore,
+    asked: Arc<Mutex<BTreeMap<String, u64>>>,
+}
+
+impl Watched {
+    fn new() -> Watched {
+        let asked: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+        let seen = Arc::clone(&asked);
+        let store = ObjectStore::with_faults(move |request| {
+            if let Some((from, to)) = request.range.filter(|_| request.method == "GET") {
+                *seen.lock().unwrap().entry(request.key.clone()).or_default() += to - from + 1;
+            } else if request.method == "GET" && !request.key.is_empty() {
+                // A whole object.
+                *seen.lock().unwrap().entry(request.key.clone()).or_default() += 1 << 40;
+            }
+            Fault::None
+        });
+        Watched { store, asked }
+    }
+
+    /// Bytes that were asked for since the last call, by key.
+    fn asked(&self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut *self.asked.lock().unwrap())
+    }
+}
+
+/// What is imported, and how.
+struct Case {
+    watched: Watched,
+    kind: SourceKind,
+    placement: PlacementOrder,
+    on_error: OnError,
+}
+
+impl Case {
+    fn new(kind: SourceKind, placement: PlacementOrder, shards: &[(&str, Vec<u8>)]) -> Case {
+        let watched = Watched::new();
+        for (name, bytes) in shards {
+            watched.store.put(&format!("x/{name}"), bytes.clone());
+        }
+        Case { watched, kind, placement, on_error: OnError::Stop }
+    }
+
+    fn import(&self, devices: &[Arc<dyn Device>], onto: Onto, after: u64) -> Result<ImportReport> {
+        let mut places = self.watched.store.options();
+        places.range_bytes = 1 << 20;
+        places.window_bytes = 4 << 20;
+        let options = ImportOptions {
+            places,
+            from: self.kind,
+            placement: self.placement,
+            on_error: self.on_error,
+            chunk_size_bytes: 1 << 20,
+            ..options(onto)
+        };
+        let sources = [PathBuf::from("s3://bucket/x")];
+        import_onto(&sources, devices, &options, &mut After(after))
+    }
+
+    /// An import in one go.
+    fn whole(&self) -> (ImportReport, Vec<u8>) {
+        let devices = memory();
+        let report = self.import(&devices, Onto::Empty, u64::MAX).unwrap();
+        contents(&devices).unwrap();
+        self.watched.asked();
+        (report, all(&devices))
+    }
+
+    /// One that stops after so many samples.
+    fn interrupted(&self, after: u64) -> Vec<Arc<dyn Device>> {
+        let devices = memory();
+        let error = self.import(&devices, Onto::Empty, after).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "{error:?}");
+        self.watched.asked();
+        devices
+    }
+}
+
+fn memory() -> Vec<Arc<dyn Device>> {
+    let namespace = || MemNamespace::new(32 << 20, 4096).unwrap();
+    vec![Arc::new(namespace()), Arc::new(namespace())]
+}
+
+fn all(devices: &[Arc<dyn Device>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for device in devices {
+        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+        bytes.extend_from_slice(&io.read(0, device.namespace().len_bytes() as usize).unwrap());
+    }
+    bytes
+}
+
+fn end(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+/// Four archives with 48 MiB in all, in samples of 40 KB.
+fn tars(grouped: bool) -> Vec<(&'static str, Vec<u8>)> {
+    let shard = |shard: u64| {
+        let members = (0..300).flat_map(|number| {
+            let bytes = bytes_of(shard * 1000 + number, 40_000 + number as usize);
+            let name = format!("d/{shard}-{number}");
+            match grouped {
+                true => [
+                    member(&format!("{name}.jpg"), b'0', "", &bytes),
+                    member(&format!("{name}.cls"), b'0', "", (number % 7).to_string().as_bytes()),
+                ]
+                .concat(),
+                false => member(&name, b'0', "", &bytes),
+            }
+        });
+        end(members.collect())
+    };
+    vec![("0.tar", shard(0)), ("1.tar", shard(1)), ("2.tar", shard(2)), ("3.tar", shard(3))]
+}
+
+#[test]
+fn shards_go_on_in_the_object_and_at_the_byte_where_the_import_was() {
+    for (kind, grouped, stops) in
+        [(SourceKind::Tar, false, &[1150, 600][..]), (SourceKind::WebDataset, true, &[800])]
+    {
+        let case = Case::new(kind, PlacementOrder::Source, &tars(grouped));
+        let (expected, image) = case.whole();
+        for &after in stops {
+            let devices = case.interrupted(after);
+            let report = case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+            assert!(all(&devices) == image, "{kind}, after {after}: another image");
+            assert_eq!(
+                (report.samples, report.sample_bytes, report.chunks),
+                (expected.samples, expected.sample_bytes, expected.chunks)
+            );
+            // A point is noted every 16 MiB, and some chunks are not written when it stops.
+            let asked: u64 = case.watched.asked().values().sum();
+            let left = (1200 - after) * 41_000 + (24 << 20);
+            assert!(asked < left, "{kind}, after {after}: {asked} bytes were asked for again");
+            assert!(report.chunks_found > 0);
+        }
+    }
+}
+
+#[test]
+fn windows_that_were_shuffled_are_not_shuffled_again() {
+    // The window is full with so many samples, however small they are.
+    let records = |shard: u64| -> Vec<u8> {
+        (0..100_000u64).flat_map(|number| record(&(shard << 32 | number).to_le_bytes())).collect()
+    };
+    let shards =
+        [("0.tfrecord", records(0)), ("1.tfrecord", records(1)), ("2.tfrecord", records(2))];
+    let case = Case::new(SourceKind::TfRecord, PlacementOrder::Shuffled, &shards);
+    let (expected, image) = case.whole();
+    assert_eq!(expected.samples, 300_000);
+    let devices = case.interrupted(290_000);
+    case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert!(all(&devices) == image, "another image");
+    let asked = case.watched.asked();
+    // A window is 262,144 records: all of the first two objects, and some of the third.
+    assert!(
+        !asked.contains_key("x/0.tfrecord") && !asked.contains_key("x/1.tfrecord"),
+        "{asked:?}"
+    );
+    assert!(asked["x/2.tfrecord"] < shards[2].1.len() as u64, "{asked:?}");
+}
+
+#[test]
+fn a_compressed_shard_is_read_from_its_beginning_and_those_before_it_are_not_read() {
+    let shards: Vec<(&str, Vec<u8>)> = tars(false)
+        .into_iter()
+        .map(|(name, bytes)| (name, zstd::encode_all(&bytes[..], 1).unwrap()))
+        .collect();
+    let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &shards);
+    let (_, image) = case.whole();
+    let devices = case.interrupted(1150);
+    case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert!(all(&devices) == image, "another image");
+    let asked = case.watched.asked();
+    assert!(!asked.contains_key("x/0.tar") && !asked.contains_key("x/1.tar"), "{asked:?}");
+}
+
+#[test]
+fn an_object_that_was_read_and_has_changed_is_named_and_one_that_was_not_does_not_matter() {
+    let shards = tars(false);
+    let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &shards);
+    let devices = case.interrupted(800);
+    let before = all(&devices);
+    let other = end(member("other", b'0', "", b"other"));
+    for changed in ["0.tar", "1.tar"] {
+        case.watched.store.put(&format!("x/{changed}"), other.clone());
+        let error = case.import(&devices, Onto::Resume, u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+        let told = error.report();
+        assert!(
+            told.contains(&format!("s3://bucket/x/{changed}")) && told.contains("--force"),
+            "{told}"
+        );
+        let (_, bytes) = shards.iter().find(|(name, _)| *name == changed).unwrap();
+        case.watched.store.put(&format!("x/{changed}"), bytes.clone());
+    }
+    assert!(all(&devices)[36 << 10..] == before[36 << 10..], "a refusal writes no chunk");
+    case.watched.store.put("x/3.tar", other);
+    let report = case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert_eq!((report.samples, contents(&devices).unwrap().len()), (901, 901));
+}
+
+#[test]
+fn what_is_damaged_on_the_media_is_read_again() {
+    let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &tars(false));
+    let (_, image) = case.whole();
+    // In the first chunk, in the second, and in the block that says where the import was.
+    for damaged in [9 * 4096 + 70_000, (32 << 20) + 9 * 4096 + 70_000, (20 << 10) + 100] {
+        let devices = case.interrupted(1000);
+        let (device, at) = (&devices[damaged >> 25], damaged as u64 % (32 << 20));
+        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+        let mut block = io.read(at / 4096 * 4096, 4096).unwrap().to_vec();
+        block[at as usize % 4096] ^= 1;
+        io.write_at(at / 4096 * 4096, &block).unwrap();
+        case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+        assert!(all(&devices) == image, "{damaged}: another image");
+        assert!(case.watched.asked().contains_key("x/0.tar"), "{damaged}");
+    }
+}
+
+#[test]
+fn an_import_may_be_interrupted_again_and_again_and_onto_an_image_that_has_samples() {
+    let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &tars(false));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::File::create(folder.path().join("first")).unwrap().write_all(b"first").unwrap();
+    let begin = || {
+        let devices = memory();
+        let sources = [folder.path().to_path_buf()];
+        let small = ImportOptions { chunk_size_bytes: 1 << 20, ..options(Onto::Empty) };
+        import_onto(&sources, &devices, &small, &mut ()).unwrap();
+        devices
+    };
+    let once = begin();
+    case.import(&once, Onto::Append, u64::MAX).unwrap();
+    let often = begin();
+    case.import(&often, Onto::Append, 500).unwrap_err();
+    for after in [700, 900, 1100] {
+        let error = case.import(&often, Onto::Resume, after).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "{error:?}");
+    }
+    case.watched.asked();
+    case.import(&often, Onto::Resume, u64::MAX).unwrap();
+    assert!(all(&often) == all(&once), "another image");
+    assert!(!case.watched.asked().contains_key("x/0.tar"));
+    assert_eq!(contents(&often).unwrap().len(), 1201);
+}
+
+#[test]
+fn what_could_not_be_imported_before_the_interruption_is_told_after_it() {
+    let mut shards = tars(false);
+    // The second shard has a member that is no file, and a name that the first one has.
+    let odd = [member("fifo", b'6', "", b""), member("d/0-7", b'0', "", b"again")].concat();
+    shards[1].1.splice(0..0, odd);
+    let mut case = Case::new(SourceKind::Tar, PlacementOrder::Source, &shards);
+    case.on_error = OnError::Skip;
+    let (expected, image) = case.whole();
+    assert_eq!(expected.bad.len(), 2);
+    let devices = case.interrupted(1100);
+    let report = case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert_eq!((report.samples, &report.bad), (1200, &expected.bad));
+    assert!(all(&devices) == image, "another image");
+}
