@@ -141,8 +141,8 @@ impl BatchCounts {
                 Ok(Batches::OfDataset { order, dealing, lengths, ids, picks })
             }
             Over::Mixture(mix, lengths) => Ok(Batches::OfMixture {
-                mixture: mix.mixture().clone(),
-                dealing: MixDealing::new(mix, lengths.clone(), spec),
+                mixture: Box::new(mix.mixture().clone()),
+                dealing: Box::new(MixDealing::new(mix, lengths.clone(), spec)),
                 at: (epoch.0, shard),
                 samples: Vec::new(),
             }),
@@ -160,8 +160,8 @@ enum Batches<'a> {
         picks: Vec<Pick>,
     },
     OfMixture {
-        mixture: Mixture,
-        dealing: MixDealing,
+        mixture: Box<Mixture>,
+        dealing: Box<MixDealing>,
         /// The epoch, and the rank's share of it.
         at: (u64, Shard),
         samples: Vec<Drawn>,

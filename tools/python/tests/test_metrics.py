@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -70,12 +71,16 @@ def test_a_target_s_page_is_openmetrics_too(image):
     )
     try:
         url = re.search(r"http://\S+/metrics", child.stderr.readline())[0]
-        samples = parse(fetch(url))
+        subsystem = ("subsystem", "nqn.2026-11.io.dlfs:train")
+        reads = ("dlfs_target_commands_total", (("command", "read"), subsystem))
+        limit = time.monotonic() + 60
+        while reads not in (samples := parse(fetch(url))):  # the page may be there before the target is
+            assert time.monotonic() < limit, samples
+            time.sleep(0.05)
     finally:
         child.kill()
         child.wait()
-    subsystem = ("subsystem", "nqn.2026-11.io.dlfs:train")
-    assert samples["dlfs_target_commands_total", (("command", "read"), subsystem)] == 0
+    assert samples[reads] == 0
     [build] = [labels for name, labels in samples if name == "dlfs_build_info"]
     assert dict(build)["version"] == dlfs.__version__
 
