@@ -29,8 +29,8 @@ const GLOBAL: OrderKind = OrderKind::Global;
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 2, group: 2 };
 const BY_ID: OrderKind = OrderKind::Sequential { by: SequentialBy::Id };
 
-/// Exclusive to fork, shared to import: a child would hold the file lock of an importer for as long
-/// as it lives.
+/// Exclusive to fork, shared to import and to bind an address again: a child would hold the file lock of an importer, and
+/// the sockets of a target, for as long as it lives.
 static FORKS: RwLock<()> = RwLock::new(());
 
 /// A folder of 3 classes of 60 files, its image, and what each sample must be.
@@ -536,6 +536,7 @@ fn closing_a_loader_ends_the_waits_of_other_threads() {
 /// A data set whose target was replaced by a listener that never answers: the kernel accepts, but
 /// nobody replies.
 fn silenced(source: &Source) -> (Dataset, std::net::TcpListener) {
+    let _no_fork = FORKS.read().unwrap(); // a child would have the target's socket, too
     let target = source.serve();
     let dataset = source.open_remote(&target);
     let address = target.address(Nsid(1)).to_string();
