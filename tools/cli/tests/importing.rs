@@ -215,7 +215,7 @@ fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
 }
 
 #[test]
-fn a_sparse_member_is_left_out_by_name_and_what_follows_it_is_imported() {
+fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
     let dir = TestDir::with_source();
     let (tar, image) = (dir.arg("a.tar"), dir.arg("train.dlfs"));
     let file = fs::File::create(dir.path("source/cat/holes")).unwrap();
@@ -226,15 +226,14 @@ fn a_sparse_member_is_left_out_by_name_and_what_follows_it_is_imported() {
     tar_of(&["-cf", &dir.arg("b.tar"), "-C", &dir.arg(""), "source/newt"]);
     let both = [fs::read(&tar).unwrap(), fs::read(dir.path("b.tar")).unwrap()].concat();
     fs::write(&tar, both).unwrap();
-    let refused = run(&["import", &tar, &image]).code(1);
-    refused.complains_of(&["a.tar: source/cat/holes", "sparse", "--on-error skip"]);
+    let holes = fs::read(dir.path("source/cat/holes")).unwrap();
     for placement in ["shuffled", "source"] {
-        let arguments = ["import", &tar, &image, "--force", "--on-error", "skip", "--json"];
-        let json = run(&[&arguments[..], &["--placement", placement]].concat()).code(0).json();
-        assert_eq!(json["samples"], 201, "{json}");
-        assert_eq!(json["bad"][0]["name"], "source/cat/holes", "{json}");
-        assert!(json["bad"][0]["within"].as_str().unwrap().ends_with("a.tar"), "{json}");
+        let arguments = ["import", &tar, &image, "--force", "--json", "--placement", placement];
+        let json = run(&arguments).code(0).json();
+        assert_eq!(json["samples"], 202, "{json}");
         assert_eq!(json["taken"][1]["as"], "appended archive", "{json}");
+        let ran = run(&["cat", &image, "source/cat/holes"]).code(0);
+        assert!(ran.stdout == holes, "{} bytes of {}", ran.stdout.len(), holes.len());
     }
 }
 
