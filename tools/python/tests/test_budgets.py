@@ -296,7 +296,7 @@ def test_states_of_other_batches_are_refused_with_the_difference(texts):
 
 
 def sources_and_ids(batch):
-    return list(zip(batch.sources.tolist(), batch.ids.tolist()))
+    return numpy.stack((batch.sources, batch.ids), axis=1).tolist()
 
 
 def test_views_weights_and_mixtures_have_batches_by_tokens(texts):
@@ -315,7 +315,7 @@ def test_views_weights_and_mixtures_have_batches_by_tokens(texts):
     mixture = dlfs.Mixture([(texts, 0.7), (view, 0.3)], epoch_size=200)
     options = {"order": "global", "seed": 2}
     with dlfs.Loader(mixture, 200, epochs=1, **options) as loader:
-        [sequence] = [list(zip(batch.sources.tolist(), batch.ids.tolist())) for batch in loader]
+        [sequence] = [sources_and_ids(batch) for batch in loader]
     tokens = [texts.length(id) for _, id in sequence]  # a view keeps the ids
     expected = [[sequence[at] for at in batch] for batch in batches_of(tokens, 30_000, 60, None, True, 2, 0)]
     for workers in (0, 2):
