@@ -138,6 +138,7 @@ impl BatchCounts {
                 let order = order_of(spec, epoch, directory, self.options.weights.as_ref())?;
                 let dealing = Dealing::new(lengths.budget(), spec.seed, &order, shard);
                 let (ids, picks) = (Vec::new(), Vec::new());
+                let (order, dealing) = (Box::new(order), Box::new(dealing));
                 Ok(Batches::OfDataset { order, dealing, lengths, ids, picks })
             }
             Over::Mixture(mix, lengths) => Ok(Batches::OfMixture {
@@ -153,8 +154,8 @@ impl BatchCounts {
 /// The batches of one epoch, by their numbers of samples.
 enum Batches<'a> {
     OfDataset {
-        order: EpochOrder,
-        dealing: Dealing,
+        order: Box<EpochOrder>,
+        dealing: Box<Dealing>,
         lengths: &'a TokenLengths,
         ids: Vec<SampleId>,
         picks: Vec<Pick>,
