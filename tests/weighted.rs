@@ -12,7 +12,9 @@ use dlfs::import::{ColumnsFrom, ImportOptions, Onto, import};
 use dlfs::nvme::Address;
 use dlfs::order::budget::{Budget, BudgetError, Cost, Deal, LengthsOf, TooLong};
 use dlfs::order::weighted::{Draws, LabelWeights, Weights};
-use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, Shard, Sharding, State, Tail};
+use dlfs::order::{
+    EpochOrder, MAX_EPOCHS, OrderKind, OrderSpec, Positions, Shard, Sharding, State, Tail,
+};
 use dlfs::prefetch::{Batching, LoaderOptions};
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::{Epoch, SampleId};
@@ -482,4 +484,8 @@ fn a_rank_without_a_batch_in_an_epoch_has_those_of_later_ones() {
         read.push(batch.ids().map(|id| id.0).collect::<Vec<u64>>());
     }
     assert_eq!(read.iter().collect::<Vec<_>>(), right);
+    // One that no epoch has a batch for does not look for ever.
+    let endless = by_budget(OrderKind::Global, &budget, MAX_EPOCHS - 1);
+    let loader = LoaderOptions { rank: 999, world_size: 1000, ..endless };
+    assert!(set.dataset.loader(loader).unwrap().next(&mut ()).unwrap().is_none());
 }

@@ -15,7 +15,7 @@ use crate::order::{OrderKind, OrderSpec, Positions, Refusal, Shard, Sharding, St
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::MAX_EMPTY_EPOCHS;
+use super::budgeted::most_empty_epochs;
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
 use super::mix::{Drawn, Mix, drawn};
@@ -141,7 +141,7 @@ pub(super) struct MixStream {
     /// How batches are cut, unless they have `batch_size` samples.
     dealing: Option<Box<MixDealing>>,
     /// Epochs without a batch for this rank, in a row.
-    empty_epochs: u32,
+    empty_epochs: u64,
 }
 
 /// The current epoch.
@@ -212,7 +212,7 @@ impl MixStream {
             }
             let is_empty = !dealing.end_epoch() && self.consumed == 0;
             self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
-            if self.empty_epochs == MAX_EMPTY_EPOCHS {
+            if self.empty_epochs >= most_empty_epochs(self.mixture.epoch_size()) {
                 self.epoch = self.end;
                 return Ok(None);
             }

@@ -14,7 +14,7 @@ use crate::order::{
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, MAX_EMPTY_EPOCHS, TokenLengths, order_of};
+use super::budgeted::{Dealing, TokenLengths, most_empty_epochs, order_of};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
 
@@ -33,7 +33,7 @@ pub(crate) struct Stream {
     consumed: u64,
     current: Option<Current>,
     /// Epochs without a batch for this rank, in a row.
-    empty_epochs: u32,
+    empty_epochs: u64,
     /// The order of the previous epoch, whose memory the next one reuses.
     free_order: Option<EpochOrder>,
     /// The number of batches that it may still return.
@@ -379,7 +379,7 @@ impl Stream {
             let Current { order, dealing: Some(dealing), taken, .. } = current else {
                 return Ok(None);
             };
-            let epoch = order.epoch();
+            let (epoch, len) = (order.epoch(), order.len());
             if let Some(dealt) = dealing.next(order, lengths, ids, picks)? {
                 *taken += 1;
                 let ends_epoch = dealt.ends_epoch;
@@ -392,7 +392,7 @@ impl Stream {
             }
             let is_empty = *taken == 0 && self.consumed == 0;
             self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };
-            if self.empty_epochs == MAX_EMPTY_EPOCHS {
+            if self.empty_epochs >= most_empty_epochs(len) {
                 self.epochs.start = self.epochs.end;
                 return Ok(None);
             }
