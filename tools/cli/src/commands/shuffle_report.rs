@@ -116,13 +116,14 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
             return report_mixture(&args, &spec, &mixture);
         }
         return report_budget(&args, &spec, mixture.datasets(), &|options| {
-            MixtureSampler::new(&mixture, options).map(Batches::Mixed)
+            MixtureSampler::new(&mixture, options).map(Box::new).map(Batches::Mixed)
         });
     }
     if args.budget.budget().is_some() {
         let dataset = Dataset::from_image(image, ReaderOptions::default());
         return report_budget(&args, &spec, std::slice::from_ref(&dataset), &|options| {
-            Sampler::new(&dataset, options).map(|sampler| Batches::Single(sampler, Vec::new()))
+            let sampler = Sampler::new(&dataset, options)?;
+            Ok(Batches::Single(Box::new(sampler), Vec::new()))
         });
     }
     let directory = image.directory();
@@ -243,8 +244,8 @@ fn report_budget(
 
 /// The batches of a run over one data set, or several.
 enum Batches {
-    Single(Sampler, Vec<SampleId>),
-    Mixed(MixtureSampler),
+    Single(Box<Sampler>, Vec<SampleId>),
+    Mixed(Box<MixtureSampler>),
 }
 
 impl Batches {
