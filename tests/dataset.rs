@@ -29,8 +29,8 @@ const GLOBAL: OrderKind = OrderKind::Global;
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 2, group: 2 };
 const BY_ID: OrderKind = OrderKind::Sequential { by: SequentialBy::Id };
 
-/// Exclusive to fork, shared to import and to bind an address again: a child would hold the file lock of an importer, and
-/// the sockets of a target, for as long as it lives.
+/// Exclusive to fork, shared to import and to bind an address again: a child would hold the file lock of an importer,
+/// and the sockets of a target, for as long as it lives.
 static FORKS: RwLock<()> = RwLock::new(());
 
 /// A folder of 3 classes of 60 files, its image, and what each sample must be.
