@@ -11,7 +11,6 @@ pub mod hostile_target;
 pub mod keyring;
 pub mod linux_host;
 pub mod linux_target;
-#[cfg(feature = "spdk")]
 pub mod nvmf_tgt;
 pub mod origin;
 pub mod random;

@@ -30,15 +30,25 @@ pub fn program(name: &str) -> Option<PathBuf> {
 impl NvmfTgt {
     /// A target with one namespace of `mib` MiB; prints why if the program does not exist.
     pub fn start(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
-        NvmfTgt::start_with(mib, block_len_bytes, true)
+        NvmfTgt::start_with(mib, block_len_bytes, true, None)
     }
 
     /// [`NvmfTgt::start`] with SPDK's default pool sizes: a gigabyte besides the disk.
     pub fn start_as_shipped(mib: u64, block_len_bytes: u64) -> Option<NvmfTgt> {
-        NvmfTgt::start_with(mib, block_len_bytes, false)
+        NvmfTgt::start_with(mib, block_len_bytes, false, None)
     }
 
-    fn start_with(mib: u64, block_len_bytes: u64, is_small: bool) -> Option<NvmfTgt> {
+    /// [`NvmfTgt::start`] with these parameters of SPDK's method `nvmf_set_config`.
+    pub fn start_configured(mib: u64, block_len_bytes: u64, nvmf: Value) -> Option<NvmfTgt> {
+        NvmfTgt::start_with(mib, block_len_bytes, true, Some(nvmf))
+    }
+
+    fn start_with(
+        mib: u64,
+        block_len_bytes: u64,
+        is_small: bool,
+        nvmf: Option<Value>,
+    ) -> Option<NvmfTgt> {
         let Some(program) = program("nvmf_tgt") else {
             println!("SKIPPED: nvmf_tgt is neither below SPDK_DIR nor on the path");
             return None;
@@ -46,7 +56,12 @@ impl NvmfTgt {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         std::fs::create_dir(folder.path().join("vfu")).unwrap();
-        let config = config(folder.path(), port, mib, block_len_bytes, is_small);
+        let mut config = config(folder.path(), port, mib, block_len_bytes, is_small);
+        if let Some(parameters) = nvmf {
+            let subsystems = config["subsystems"].as_array_mut().unwrap();
+            let methods = subsystems.last_mut().unwrap()["config"].as_array_mut().unwrap();
+            methods.insert(0, json!({"method": "nvmf_set_config", "params": parameters}));
+        }
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let memory_mib = mib + if is_small { 128 } else { 1024 };
         let child = spawn(&program, folder.path(), memory_mib);
@@ -95,7 +110,8 @@ impl NvmfTgt {
         self.try_call(method, params).unwrap_or_else(|| panic!("{method}: {}", self.log()))
     }
 
-    fn try_call(&self, method: &str, params: Value) -> Option<Value> {
+    /// Calls a JSON-RPC method; `None`: it fails.
+    pub fn try_call(&self, method: &str, params: Value) -> Option<Value> {
         let mut socket = UnixStream::connect(self.folder.path().join("rpc")).ok()?;
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut request = json!({"jsonrpc": "2.0", "id": 1, "method": method});
