@@ -22,6 +22,8 @@ pub(crate) enum How {
     Fio { len: usize },
     /// SPDK's `spdk_nvme_perf` against a target.
     SpdkPerf { len: usize, depth: usize, to: To },
+    /// SPDK's `bdevperf` on its own target, inside TLS.
+    Bdevperf { len: usize, depth: usize },
     /// iperf3, both sides.
     Iperf3 { len: usize },
     /// `openssl speed` of TLS_AES_128_GCM_SHA256's cipher, on records of the most plaintext.
@@ -62,6 +64,8 @@ pub(crate) fn all() -> Vec<Case> {
     {
         let arguments = read(len, depth, &["--tls"]);
         cases.push(host(&format!("tls-{name}"), family, To::Secured, &arguments));
+        let how = How::Bdevperf { len, depth };
+        cases.push(Case { how, ..case(&format!("spdk-tls-{name}"), family) });
     }
     cases.push(Case { how: How::OpensslSpeed, ..case("openssl-speed", "128k") });
     let stream = To::Raw { len: 131_072, depth: 32, ping_pong: false };

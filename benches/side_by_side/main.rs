@@ -20,6 +20,7 @@ mod opening;
 mod report;
 mod rows;
 mod slice;
+mod spdk;
 mod stage;
 mod stats;
 mod targets;

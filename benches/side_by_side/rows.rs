@@ -256,6 +256,22 @@ pub(crate) fn all() -> Vec<Row> {
             Shown,
         ),
         ratio(
+            "tls-4k-128-spdk",
+            "4 KiB, depth 128, TLS / SPDK on SPDK, TLS",
+            "tls-4k-128",
+            "spdk-tls-4k-128",
+            OpsPerS,
+            AtLeast(1.0),
+        ),
+        ratio(
+            "tls-128k-spdk",
+            "128 KiB, depth 32, TLS / SPDK on SPDK, TLS",
+            "tls-128k-32",
+            "spdk-tls-128k-32",
+            BytesPerS,
+            AtLeast(1.0),
+        ),
+        ratio(
             "tls-openssl",
             "128 KiB, depth 32, TLS / openssl speed of AES-128-GCM",
             "tls-128k-32",

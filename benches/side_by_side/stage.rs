@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use crate::cases::{Case, How, To};
 use crate::data::{self, Data, image};
-use crate::external::{self, Spdk};
+use crate::external;
 use crate::opening;
 use crate::slice::Slice;
+use crate::spdk::Spdk;
 use crate::support::{Options, Side};
 
 /// The processes of the bench, and their parameters.
@@ -19,6 +20,8 @@ pub(crate) struct Stage<'a> {
     /// Measured processes that live from round to round, by case.
     kept: BTreeMap<String, Side>,
     spdk: Option<Spdk>,
+    /// Another one, inside TLS.
+    spdk_secured: Option<Spdk>,
     /// fio's best depth, by length.
     fio_depths: BTreeMap<usize, u32>,
 }
@@ -36,6 +39,7 @@ impl Stage<'_> {
             targets: BTreeMap::new(),
             kept: BTreeMap::new(),
             spdk: None,
+            spdk_secured: None,
             fio_depths: BTreeMap::new(),
         }
     }
@@ -68,6 +72,9 @@ impl Stage<'_> {
                 self.spdk()?;
                 self.address(*to)?;
             }
+            How::Bdevperf { .. } => {
+                self.spdk_secured()?;
+            }
             How::Iperf3 { .. } => external::find("iperf3").map(drop)?,
             How::OpensslSpeed => external::find("openssl").map(drop)?,
         }
@@ -95,6 +102,11 @@ impl Stage<'_> {
                 let spdk = self.spdk()?;
                 let _awake = (*to == To::Spdk).then(|| spdk.awake());
                 spdk.perf(&address, *len, *depth, other)
+            }
+            How::Bdevperf { len, depth } => {
+                let spdk = self.spdk_secured()?;
+                let _awake = spdk.awake();
+                spdk.bdevperf(*len, *depth)
             }
             How::Iperf3 { len } => external::iperf3(*len, slice_ms),
             How::OpensslSpeed => external::openssl_speed(),
@@ -179,7 +191,7 @@ impl Stage<'_> {
             To::Snapshot => {
                 return Ok(opening::snapshot(&self.folder).to_string_lossy().into_owned());
             }
-            To::Spdk => return Ok(self.spdk()?.address().to_owned()),
+            To::Spdk => return Ok(self.spdk()?.address()),
             To::Region { pollers } => {
                 let (region, pollers) = (region.to_string(), pollers.to_string());
                 ["--side", "target", "--region", &region, "--pollers", &pollers]
@@ -212,9 +224,16 @@ impl Stage<'_> {
 
     fn spdk(&mut self) -> Result<&Spdk, String> {
         if self.spdk.is_none() {
-            self.spdk = Some(Spdk::start(self.options.number("region"))?);
+            self.spdk = Some(Spdk::start(self.options.number("region"), false)?);
         }
         Ok(self.spdk.as_ref().expect("started above"))
+    }
+
+    fn spdk_secured(&mut self) -> Result<&Spdk, String> {
+        if self.spdk_secured.is_none() {
+            self.spdk_secured = Some(Spdk::start(self.options.number("region"), true)?);
+        }
+        Ok(self.spdk_secured.as_ref().expect("started above"))
     }
 }
 
