@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_buffer::Buffer;
+use arrow_buffer::{Buffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 use serde::Deserialize;
 
@@ -37,6 +37,27 @@ fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
             None => CellKind::Other(data.to_string()),
         },
     }
+}
+
+/// The schema to decode a file with: bytes and text as views, which point into its pages, where that saves a copy.
+pub(super) fn with_views(schema: &Schema) -> Schema {
+    let fields = schema.fields().iter().map(|field| match field.data_type() {
+        DataType::Struct(inner) if is_file(inner) => {
+            let inner = inner.iter().map(|field| viewing(field)).collect();
+            Arc::new(field.as_ref().clone().with_data_type(DataType::Struct(inner)))
+        }
+        _ => viewing(field),
+    });
+    Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone())
+}
+
+fn viewing(field: &Arc<Field>) -> Arc<Field> {
+    let view = match field.data_type() {
+        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        _ => return field.clone(),
+    };
+    Arc::new(field.as_ref().clone().with_data_type(view))
 }
 
 fn is_bytes(data: &DataType) -> bool {
@@ -210,7 +231,9 @@ enum Place {
     Keys(Box<Values>, Vec<usize>),
     /// The bytes of this field of a struct.
     File(Box<Values>),
-    /// Booleans, and views.
+    /// In one of these buffers, or within its view.
+    Views(Vec<Arc<Held>>, ScalarBuffer<u128>),
+    /// Booleans.
     Copied,
     /// There are none.
     Nothing,
@@ -276,20 +299,28 @@ impl Values {
             }
             Place::Keys(values, keys) => values.cell(keys[rows.start])?,
             Place::File(bytes) => bytes.cell(rows.start)?,
+            Place::Views(held, views) => Some(viewed(held, views[rows.start])),
             Place::Copied => Some(self.copied(rows).into()),
             Place::Nothing => None,
         })
     }
 
     fn copied(&self, rows: Range<usize>) -> Vec<u8> {
-        if let Some(bools) = self.array.as_boolean_opt() {
-            return rows.map(|row| u8::from(bools.value(row))).collect();
-        }
-        if let Some(view) = self.array.as_binary_view_opt() {
-            return view.value(rows.start).to_vec();
-        }
-        self.array.as_string_view().value(rows.start).as_bytes().to_vec()
+        let bools = self.array.as_boolean();
+        rows.map(|row| u8::from(bools.value(row))).collect()
     }
+}
+
+/// The bytes of a view, whose first 4 bytes are their number. Up to 12 bytes follow there; more are in a buffer, of
+/// which bytes 8 to 12 of the view are the number, and the last 4 the place in it.
+fn viewed(held: &[Arc<Held>], view: u128) -> FieldBytes {
+    let part = |shift: u32| (view >> shift) as u32 as usize;
+    let len = part(0);
+    if len <= INLINE_BYTES {
+        return view.to_le_bytes()[4..4 + len].to_vec().into();
+    }
+    let (buffer, at) = (part(64), part(96));
+    FieldBytes::Shared(held[buffer].clone(), at..at + len)
 }
 
 fn place_of(array: &ArrayRef) -> Place {
@@ -338,7 +369,15 @@ fn place_of(array: &ArrayRef) -> Place {
             let bytes = array.as_struct().column_by_name("bytes");
             bytes.map_or(Place::Nothing, |bytes| Place::File(Box::new(Values::of(bytes))))
         }
-        DataType::Boolean | DataType::Utf8View | DataType::BinaryView => Place::Copied,
+        DataType::BinaryView => {
+            let array = array.as_binary_view();
+            Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
+        }
+        DataType::Utf8View => {
+            let array = array.as_string_view();
+            Place::Views(array.data_buffers().iter().map(held).collect(), array.views().clone())
+        }
+        DataType::Boolean => Place::Copied,
         data => match element_of(data) {
             Some(element) => {
                 let numbers = array.to_data();
@@ -351,3 +390,6 @@ fn place_of(array: &ArrayRef) -> Place {
         },
     }
 }
+
+/// The most bytes that lie in a view itself.
+const INLINE_BYTES: usize = 12;

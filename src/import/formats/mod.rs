@@ -27,6 +27,8 @@ mod json_lines;
 mod litdata;
 mod mds;
 #[cfg(feature = "formats")]
+mod pages;
+#[cfg(feature = "formats")]
 mod parquet;
 mod rows;
 

@@ -2,10 +2,13 @@
 //!
 //! A thread decodes ahead of the rows that are taken, one batch of rows at a time.
 
-use std::fs::File;
+use std::sync::Arc;
 
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder,
+};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::ChunkReader;
@@ -15,6 +18,7 @@ use super::arrow_cells;
 use super::blocks::Blocks;
 use super::column::Column;
 use super::input::Input;
+use super::pages::PageFile;
 use super::rows::RowReader;
 use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
@@ -31,7 +35,7 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
             rows_of(blocks.clone(), input, options, columns)
         }
         None => {
-            let file = File::open(&input.path).map_err(|error| input.named(error))?;
+            let file = PageFile::open(&input.path).map_err(|error| input.named(error))?;
             rows_of(file, input, options, |_| {})
         }
     }
@@ -58,8 +62,14 @@ fn decoder(
     options: &RowOptions,
 ) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReader), String> {
     let text = |error: ParquetError| error.to_string();
-    let mut builder = ParquetRecordBatchReaderBuilder::try_new(from).map_err(text)?;
-    let columns = arrow_cells::columns(builder.schema());
+    let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
+    let columns = arrow_cells::columns(of_file.schema());
+    let views = Arc::new(arrow_cells::with_views(of_file.schema()));
+    let views = ArrowReaderOptions::new().with_schema(views);
+    // Where the decoder knows no view of a type, it copies.
+    let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
+    let metadata = metadata.unwrap_or(of_file);
+    let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
     let rows_at_once = rows_at_once(builder.metadata());
     let read = wanted(&columns, options);
     if read.len() < columns.len() {
