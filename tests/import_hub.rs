@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dlfs::import::sources::SourceKind;
+use dlfs::import::sources::{Role, SourceKind};
 use dlfs::import::{ImportOptions, ImportReport, Onto, import_onto};
 use dlfs::places::PlaceOptions;
 use dlfs::qpair::Device;
@@ -161,4 +161,38 @@ fn a_gated_data_set_needs_its_token_which_no_other_host_gets() {
     let invalid = import(source, hub.options("two\nlines")).map(drop).unwrap_err();
     assert_eq!(invalid.kind(), ErrorKind::InvalidArgument);
     assert!(!invalid.report().contains("lines"), "{}", invalid.report());
+}
+
+#[test]
+fn splits_are_taken_by_the_names_of_their_files_and_others_are_listed() {
+    let mut files = repository("one");
+    let lines = |text: &str| format!("{{\"text\": \"{text}\"}}\n").into_bytes();
+    files.insert("data/val-00000-of-00001.jsonl".to_owned(), lines("val"));
+    files.insert("data/test_long-00000-of-00001.jsonl".to_owned(), lines("long"));
+    let hub = Hub::new(vec![files], None, 0);
+    let of = |splits: &[&str]| {
+        let devices: Vec<Arc<dyn Device>> =
+            vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())];
+        let splits = splits.iter().map(|split| split.to_string()).collect();
+        let places = hub.options("");
+        let options = ImportOptions { places, splits, ..options(Onto::Empty) };
+        // With the pictures beside them: they are of no split.
+        let source = [PathBuf::from("hf://datasets/own/set")];
+        let report = import_onto(&source, &devices, &options, &mut ())?;
+        Ok::<_, dlfs::Error>((report, contents(&devices)?))
+    };
+    let (report, samples) = of(&["validation"]).unwrap();
+    assert_eq!(samples[&b"data/val-00000-of-00001.jsonl/0"[..]], b"val");
+    assert_eq!(report.samples, 1);
+    let taken = report.file_counts.iter().find(|count| count.role == Role::Shard).unwrap();
+    assert!(taken.what.contains("split validation"), "{taken:?}");
+    assert_eq!(of(&["val", "test_long"]).unwrap().0.samples, 2);
+    assert_eq!(of(&["train"]).unwrap().0.samples, 5 + 6 + 7 + 8);
+    let error = of(&["train", "test"]).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let told = error.report();
+    assert!(told.contains("no split test; there are test_long, train, validation"), "{told}");
+    let pictures = ImportOptions { splits: vec!["train".to_owned()], ..options(Onto::Empty) };
+    let local = import_onto(&[PathBuf::from("/nowhere")], &[], &pictures, &mut ()).unwrap_err();
+    assert_eq!(local.kind(), ErrorKind::InvalidArgument, "{}", local.report());
 }

@@ -117,6 +117,10 @@ pub(super) fn open_source(
     if objects::are_objects(sources, options.from)? {
         return open_objects(sources, options, indexing);
     }
+    if !options.splits.is_empty() {
+        let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
     let found = detect::look(sources, &source_options, indexing)?;
     if !found.kind.is_rows() && options.rows != RowOptions::default() {
         let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
@@ -135,7 +139,7 @@ fn open_objects(
     options: &ImportOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<OpenSource> {
-    match objects::look(sources, options.from, &options.places, indexing)? {
+    match objects::look(sources, options.from, &options.splits, &options.places, indexing)? {
         FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
         FoundObjects::Samples(found) => unless_bad(Source::of_objects(*found)?, options),
     }

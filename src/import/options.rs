@@ -42,6 +42,8 @@ pub struct ImportOptions {
     pub field_types: Vec<FieldSpec>,
     /// What becomes of the columns of a source that is rows.
     pub rows: RowOptions,
+    /// Of data sets on the Hugging Face hub: the splits to take, as their files say; empty: all files.
+    pub splits: Vec<String>,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
     /// How object stores are read.
@@ -227,6 +229,7 @@ impl Default for ImportOptions {
             field_columns: Vec::new(),
             field_types: Vec::new(),
             rows: RowOptions::default(),
+            splits: Vec::new(),
             spool: None,
             places: PlaceOptions::default(),
             reader_threads: 0,

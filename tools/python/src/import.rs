@@ -24,6 +24,7 @@ struct How {
     name: Option<String>,
     label: Option<String>,
     fields: Vec<String>,
+    split: Vec<String>,
     columns: Option<PathBuf>,
     #[pyo3(item("from"))]
     kind: String,
@@ -116,6 +117,7 @@ impl How {
                 fields: self.fields.clone(),
                 files: None,
             },
+            splits: self.split.clone(),
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })

@@ -80,6 +80,16 @@ impl Listed {
         self.names.push_str(name);
     }
 
+    /// Those of its objects whose names are `wanted`.
+    pub(super) fn only(&self, wanted: &impl Fn(&str) -> bool) -> Listed {
+        let mut some = Listed::empty(self.client.clone(), self.prefix.clone(), self.is_given);
+        some.refused.clone_from(&self.refused);
+        (0..self.len())
+            .filter(|row| wanted(self.name(*row)))
+            .for_each(|row| some.push(self.object(row)));
+        some
+    }
+
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }

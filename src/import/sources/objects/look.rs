@@ -12,6 +12,7 @@ use rustix::fs::MemfdFlags;
 use super::index::{self, ListText};
 use super::listed::Listed;
 use super::read::ObjectSamples;
+use super::splits::{self, split_of};
 use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file};
@@ -67,7 +68,8 @@ fn begins_with_place(head: &[u8]) -> bool {
     Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
 }
 
-/// Finds the objects of `paths`, of which [`are_objects`] holds.
+/// Finds the objects of `paths`, of which [`are_objects`] holds; of data sets on the hub, those of these `splits`, or
+/// all.
 ///
 /// # Errors
 /// Those of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`: objects of several kinds, or
@@ -75,6 +77,7 @@ fn begins_with_place(head: &[u8]) -> bool {
 pub(in crate::import) fn look(
     paths: &[PathBuf],
     kind: SourceKind,
+    splits: &[String],
     options: &PlaceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<FoundObjects> {
@@ -88,7 +91,7 @@ pub(in crate::import) fn look(
         let found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
         return Ok(FoundObjects::Samples(Box::new(found)));
     }
-    let listed = list_all(paths, &mut clients, indexing)?;
+    let listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
     match kind {
         SourceKind::Folder => samples(listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
@@ -315,21 +318,6 @@ fn parts_of_indexes(one: &Listed, kind: SourceKind) -> Result<HashSet<PathBuf>> 
     Ok(parts)
 }
 
-/// The split that a file is of, by the words in its path that the hub's own library goes by.
-fn split_of(name: &[u8]) -> Option<&'static str> {
-    let is_end = |byte: &u8| !byte.is_ascii_alphanumeric();
-    // The last word counts: `train/data.parquet` is as good as `data/train-00000-of-00001.parquet`.
-    name.rsplit(is_end).find_map(|word| {
-        let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own.as_bytes()));
-        match () {
-            () if is(&["train", "training"]) => Some("train"),
-            () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
-            () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
-            () => None,
-        }
-    })
-}
-
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
 fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     let (mut files, mut objects) = (Vec::new(), Vec::<(Client, Vec<Object>)>::new());
@@ -359,7 +347,8 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
                 continue;
             }
             // Whoever names a whole data set is told which splits are taken.
-            let split = split_of(name).filter(|_| one.client.place().scheme() == Scheme::Hf);
+            let split =
+                split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
             match split {
                 Some(split) => {
                     file_counts.add(&format!("{what}, split {split}"), Role::Shard, len, name);
@@ -443,18 +432,3 @@ const LOOKED_AT_BYTES: u64 = 1 << 20;
 const MAX_LINE_BYTES: u64 = 8 << 10;
 /// The name of the threads that look objects up.
 const OPENING: &str = "dlfs-open";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn splits_are_told_by_words_of_the_path() {
-        let of = |name: &str| split_of(name.as_bytes());
-        assert_eq!(of("data/train-00000-of-00002.parquet"), Some("train"));
-        assert_eq!(of("mnist/Test-0.parquet"), Some("test"));
-        assert_eq!(of("default/validation/0000.parquet"), Some("validation"));
-        assert_eq!(of("data/constraints-trained.parquet"), None);
-        assert_eq!(of("0000.parquet"), None);
-    }
-}

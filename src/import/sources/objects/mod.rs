@@ -4,12 +4,13 @@
 //! order of placement, those of a chunk at once. Shards are streams: they are read once, front to back. A list names
 //! objects of its own folder, or of any store by their addresses.
 //!
-//! Read `look.rs` first, which tells these apart; then `listed.rs`, `index.rs` and `read.rs`.
+//! Read `look.rs` first, which tells these apart; then `listed.rs`, `splits.rs`, `index.rs` and `read.rs`.
 
 mod index;
 mod listed;
 mod look;
 mod read;
+mod splits;
 
 pub(in crate::import) use look::{FoundObjects, are_objects, look};
 pub(in crate::import) use read::{

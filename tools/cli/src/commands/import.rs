@@ -121,6 +121,10 @@ pub(crate) struct WhatArgs {
     /// Of JSON Lines: the key that names files beside them, which become the field `file`; otherwise file_name
     #[arg(long, value_name = "KEY")]
     files: Option<String>,
+    /// Of hf://datasets/OWNER/NAME: the splits to take, such as train, as the paths of the files say; otherwise all
+    /// files
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    split: Vec<String>,
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
@@ -278,6 +282,7 @@ impl WhatArgs {
                 fields: self.fields.clone(),
                 files: self.files.clone(),
             },
+            splits: self.split.clone(),
             spool: self.spool.clone(),
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()

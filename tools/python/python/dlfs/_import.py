@@ -36,6 +36,7 @@ def import_(
     from_: str = "auto",
     on_error: Literal["stop", "skip"] = "stop",
     resume: bool = False,
+    split: str | Iterable[str] | None = None,
     catalog: str | None = None,
     accept_older_generation: bool = False,
     **options: Any,
@@ -63,6 +64,7 @@ def import_(
               as a stream, so many bytes at a time as dlfs.Writer says
     from_, on_error, resume
               of files: as for the command dlfs import; name and label are columns of their rows, if they have any
+    split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files
     append, overwrite, seed, chunk_size, pack, catalog, options
               as for dlfs.Writer
 
@@ -86,10 +88,11 @@ def import_(
         types = [f"{field}:{kind}" for field, kind in given.items() if kind]
         table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
         more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
+        more["split"] = [split] if isinstance(split, str) else list(split or ())
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
-    if resume or from_ != "auto" or on_error != "stop":
-        raise TypeError("from_, on_error and resume are for sources that are files")
+    if resume or split or from_ != "auto" or on_error != "stop":
+        raise TypeError("from_, on_error, resume and split are for sources that are files")
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
     found = _source_of(source)
