@@ -234,6 +234,26 @@ fn lists_name_objects_beside_them_or_anywhere() {
 }
 
 #[test]
+fn signed_urls_of_one_server_share_its_connections_however_many_there_are() {
+    let store = ObjectStore::good();
+    let host = store.endpoint();
+    let mut list = String::new();
+    for number in 0..300 {
+        store.put(&format!("pictures/{number}.jpg"), format!("picture {number}"));
+        list += &format!("{host}/bucket/pictures/{number}.jpg?signature={number}\t{number}\n");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("list.txt");
+    std::fs::write(&path, list).unwrap();
+    let (report, samples) = imported(&[path.to_str().unwrap()], &of_store(&store));
+    assert_eq!(report.samples, 300);
+    let name = format!("{}/bucket/pictures/7.jpg", host.trim_start_matches("http://"));
+    assert_eq!(samples[name.as_bytes()], b"picture 7");
+    let connections = store.state().connections.load(Ordering::Relaxed);
+    assert!(connections < 150, "{connections} connections for 600 requests");
+}
+
+#[test]
 fn a_store_that_goes_away_ends_the_import_which_is_resumed_and_skips_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let files = tree(folder.path(), 200, 3000, 13);

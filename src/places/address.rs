@@ -162,9 +162,10 @@ impl Place {
         Place { key: key.into(), ..self.clone() }
     }
 
-    /// Whether one client reads both.
-    pub fn is_same_store(&self, other: &Place) -> bool {
-        self.with_key("") == other.with_key("")
+    /// Whether both are URLs of one web server.
+    pub fn is_same_server(&self, other: &Place) -> bool {
+        let is_same = self.scheme == other.scheme && self.authority == other.authority;
+        self.scheme.is_url() && is_same
     }
 
     /// The URL of the web server, with user and query: not to be shown.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use crossbeam::channel::{Receiver, bounded};
 use futures_util::StreamExt;
 use object_store::list::PaginatedListOptions;
@@ -17,6 +16,7 @@ use tokio::task::AbortHandle;
 
 use super::failure::Failure;
 use super::fetch::{Shared, Version, Wanted};
+use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
 use super::watch::{Note, Seen};
 use super::{Object, Place, PlaceOptions, PlaceStats};
@@ -33,7 +33,7 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     executor: Executor,
-    _metered: Registration,
+    _metered: Arc<Registration>,
 }
 
 /// The thread that does all input and output.
@@ -99,7 +99,28 @@ impl Client {
         })?;
         let shared = opened.wait().map_err(|error| error.target(root.to_string()))?;
         let shared = Arc::new(shared);
-        Ok(Client(Arc::new(Inner { _metered: Registration::new(&shared), shared, executor })))
+        let _metered = Arc::new(Registration::new(&shared));
+        Ok(Client(Arc::new(Inner { _metered, shared, executor })))
+    }
+
+    /// A client of another store on the same web server, as signed URLs are: it shares the thread, the connections and
+    /// the window of this one, and what is counted.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn beside(&self, place: &Place) -> Result<Client> {
+        let Inner { shared, executor, _metered } = &*self.0;
+        let root = place.with_key("");
+        let opened = executor.ask({
+            let (root, shared) = (root.clone(), Arc::clone(shared));
+            async move {
+                let store = Store::open(&root, &shared.options, Arc::clone(&shared.seen)).await?;
+                Ok(shared.beside(root, store))
+            }
+        })?;
+        let shared = opened.wait().map_err(|error| error.target(root.to_string()))?;
+        let (shared, executor, _metered) = (Arc::new(shared), executor.clone(), _metered.clone());
+        Ok(Client(Arc::new(Inner { shared, executor, _metered })))
     }
 
     /// The store's address.
@@ -115,6 +136,11 @@ impl Client {
     /// The most bytes that one reader of it holds.
     pub fn window_bytes(&self) -> u64 {
         self.options().window_bytes
+    }
+
+    /// The buffers of its ranges.
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        &self.0.shared.pool
     }
 
     /// How it reads.
@@ -196,7 +222,7 @@ impl Client {
             let shared = Arc::clone(&self.0.shared);
             self.0.executor.ask(async move {
                 match wanted.range.is_empty() {
-                    true => Ok(Vec::new()),
+                    true => Ok(shared.pool.take(0)),
                     false => shared.fetch(&wanted).await,
                 }
             })
@@ -321,7 +347,7 @@ fn object(meta: ObjectMeta) -> Object {
 
 /// Bytes that were asked for. If it is dropped, they are not read.
 pub struct Pending {
-    asked: Result<Asked<Vec<Bytes>>>,
+    asked: Result<Asked<RangeBuf>>,
     len: u64,
 }
 
@@ -337,16 +363,18 @@ impl Pending {
     /// `BadSource`: the object has changed since it was listed. `NotFound`, `Refused`: as the store says. `Busy`,
     /// `Disconnected`, `TimedOut`: all attempts failed, for as long as the options say.
     pub fn read_into(self, into: &mut [u8]) -> Result<()> {
-        let mut at = 0;
-        for piece in self.pieces()? {
-            into[at..at + piece.len()].copy_from_slice(&piece);
-            at += piece.len();
-        }
+        into.copy_from_slice(&self.bytes()?);
         Ok(())
     }
 
-    pub(super) fn pieces(self) -> Result<Vec<Bytes>> {
+    /// Waits for the bytes.
+    pub(super) fn bytes(self) -> Result<RangeBuf> {
         self.asked?.wait()
+    }
+
+    /// Whether they have arrived, or cannot.
+    pub(super) fn is_ready(&self) -> bool {
+        self.asked.as_ref().map_or(true, |asked| !asked.answer.is_empty())
     }
 }
 

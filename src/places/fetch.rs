@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::path::Path as Key;
@@ -17,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
+use super::pool::{Pool, RangeBuf};
 use super::store::Store;
 use super::watch::{Note, Seen};
 use super::{Object, Place, PlaceOptions};
@@ -29,7 +29,13 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) options: PlaceOptions,
     pub(super) seen: Arc<Seen>,
-    pub(super) counts: Counts,
+    pub(super) counts: Arc<Counts>,
+    pub(super) pool: Arc<Pool>,
+    host: Arc<Host>,
+}
+
+/// What is known of the host that is asked.
+struct Host {
     flow: Flow,
     /// Of small and of large requests.
     latencies: [Mutex<Latencies>; 2],
@@ -69,16 +75,25 @@ impl Shared {
         options: PlaceOptions,
         seen: Arc<Seen>,
     ) -> Shared {
-        let (counts, flow, latencies) = (Counts::default(), Flow::new(), Default::default());
-        Shared { place, store, options, seen, counts, flow, latencies }
+        let host = Arc::new(Host { flow: Flow::new(), latencies: Default::default() });
+        let counts = Arc::default();
+        let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
+        Shared { place, store, options, seen, counts, pool, host }
     }
 
-    /// The bytes of a range, in pieces.
+    /// Another store of the same host: what is counted, kept and known of the host is shared.
+    pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
+        let Shared { options, seen, counts, pool, host, .. } = self;
+        let (options, seen, counts) = (options.clone(), seen.clone(), counts.clone());
+        Shared { place, store, options, seen, counts, pool: pool.clone(), host: host.clone() }
+    }
+
+    /// The bytes of a range.
     ///
     /// # Errors
     /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Busy`, `Disconnected`,
     /// `TimedOut`: all attempts failed.
-    pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<Vec<Bytes>> {
+    pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<RangeBuf> {
         let note = Note::default();
         let result = self.again(&note, || self.hedged(wanted, &note)).await;
         result.map_err(|error| error.target(self.place.with_key(wanted.key.as_ref()).to_string()))
@@ -118,10 +133,11 @@ impl Shared {
     }
 
     /// One attempt, with a second request if the first takes unusually long.
-    async fn hedged(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+    async fn hedged(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let large = wanted.range.end - wanted.range.start > SMALL_BYTES;
-        let latencies = &self.latencies[usize::from(large)];
-        let slot = self.flow.enter().await;
+        let latencies = &self.host.latencies[usize::from(large)];
+        let flow = &self.host.flow;
+        let slot = flow.enter().await;
         let sent = Instant::now();
         let mut first = pin!(self.attempt(wanted, note));
         let hedge_after = latencies.lock().hedge_after();
@@ -134,7 +150,7 @@ impl Shared {
         };
         let result = match early {
             Some(done) => done,
-            None => match self.flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
+            None => match flow.try_enter().filter(|_| latencies.lock().may_hedge()) {
                 None => first.await,
                 Some(_slot) => {
                     self.counts.hedges.fetch_add(1, Ordering::Relaxed);
@@ -144,15 +160,14 @@ impl Shared {
         };
         let now = Instant::now();
         match &result {
-            Ok(pieces) => {
+            Ok(bytes) => {
                 latencies.lock().succeeded(now - sent);
-                self.flow.succeeded(now);
-                let bytes: usize = pieces.iter().map(Bytes::len).sum();
-                self.counts.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                flow.succeeded(now);
+                self.counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             }
             Err(Failure::Passing { throttled: true, .. }) => {
                 self.counts.throttled.fetch_add(1, Ordering::Relaxed);
-                self.flow.throttled(now, sent);
+                flow.throttled(now, sent);
             }
             Err(_) => {}
         }
@@ -160,7 +175,7 @@ impl Shared {
         result
     }
 
-    async fn attempt(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+    async fn attempt(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let len = wanted.range.end - wanted.range.start;
         let limit = self.options.silence + Duration::from_secs(len / SLOWEST_BYTES_A_SECOND);
         match tokio::time::timeout(limit, self.request(wanted, note)).await {
@@ -169,7 +184,7 @@ impl Shared {
         }
     }
 
-    async fn request(&self, wanted: &Wanted, note: &Note) -> Result<Vec<Bytes>, Failure> {
+    async fn request(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let len = wanted.range.end - wanted.range.start;
         let mut options = GetOptions::default();
         options.extensions.insert(note.clone());
@@ -199,17 +214,20 @@ impl Shared {
             _ => return Err(Failure::changed()),
         }
         let mut body = answer.into_stream();
-        let (mut pieces, mut filled) = (Vec::new(), 0);
+        // Each piece is copied at once: then the HTTP client reads the next one into the same memory, which is in the
+        // caches, and the piece goes to memory that has been used before.
+        let mut bytes = self.pool.take(len as usize);
+        let mut filled = 0;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(failed)?;
             filled += piece.len() as u64;
-            pieces.push(piece);
             if filled > len {
                 break;
             }
+            bytes.extend(&piece);
         }
         match filled == len {
-            true => Ok(pieces),
+            true => Ok(bytes),
             false => {
                 Err(Failure::bad_answer(format!("the answer has {filled} bytes instead of {len}")))
             }

@@ -36,6 +36,8 @@ mod hub;
 #[cfg(feature = "cloud")]
 mod keys;
 #[cfg(feature = "cloud")]
+mod pool;
+#[cfg(feature = "cloud")]
 mod profile;
 #[cfg(feature = "cloud")]
 mod reader;

@@ -1,32 +1,41 @@
 //! Objects one after the other, in order: ranges are asked for ahead, and handed over in turn.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
-
-use bytes::{Buf, Bytes};
+use std::io::{self, BufRead, Read};
+use std::time::Instant;
 
 use super::Object;
 use super::client::{Client, Pending};
-use super::flow::{Piece, Ranges};
-use crate::error::{Error, Result};
+use super::flow::{Ahead, Piece, Ranges};
+use super::pool::{Kept, RangeBuf};
+use crate::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
-/// [`Read`] gives its bytes, and nothing at its end.
+/// [`Read`] gives its bytes, and nothing at its end; [`BufRead`] gives them without a copy.
 ///
-/// Ranges of the following objects are asked for meanwhile, as many as the window has room for.
+/// Ranges of the following objects are asked for meanwhile, as many as make it faster, within the window.
 #[derive(Debug)]
 pub struct Reader {
     client: Client,
     objects: Vec<Object>,
     ranges: Ranges,
+    ahead: Ahead,
     /// In the order of the objects.
     pending: VecDeque<(Piece, Pending)>,
     /// How many objects [`next_object`](Self::next_object) has given.
     begun: usize,
-    /// What has arrived of the object, and is not read yet.
-    ready: VecDeque<Bytes>,
-    /// The length of the range that `ready` belongs to.
-    held: Option<u64>,
+    /// The range of the object that is read.
+    current: Option<Current>,
+    /// The last field: the buffers of all others go back before.
+    _kept: Kept,
+}
+
+/// A range that has arrived.
+#[derive(Debug)]
+struct Current {
+    bytes: RangeBuf,
+    /// How many of its bytes are read.
+    read: usize,
 }
 
 impl Reader {
@@ -47,16 +56,10 @@ impl Reader {
     pub fn with_window(client: Client, objects: Vec<Object>, window_bytes: u64) -> Reader {
         let range_bytes = client.options().range_bytes;
         let lens = objects.iter().map(|object| object.len_bytes);
-        let ranges = Ranges::new(lens, range_bytes, window_bytes);
-        Reader {
-            client,
-            objects,
-            ranges,
-            pending: VecDeque::new(),
-            begun: 0,
-            ready: VecDeque::new(),
-            held: None,
-        }
+        let ahead = Ahead::new(range_bytes, window_bytes);
+        let ranges = Ranges::new(lens, range_bytes, ahead.bytes());
+        let (pending, kept) = (VecDeque::new(), client.pool().keep());
+        Reader { client, objects, ranges, ahead, pending, begun: 0, current: None, _kept: kept }
     }
 
     /// Goes to the next object, whatever is left of this one; `None` after the last.
@@ -77,30 +80,32 @@ impl Reader {
         self.objects.get(next)
     }
 
-    /// The bytes that follow in the object, without a copy; `None` at its end.
+    /// The bytes that follow in the object; none at its end.
     ///
     /// # Errors
     /// As [`Pending::read_into`].
-    fn next_bytes(&mut self) -> Result<Option<Bytes>> {
-        loop {
-            if let Some(bytes) = self.ready.pop_front() {
-                return Ok(Some(bytes));
-            }
+    fn next_bytes(&mut self) -> Result<&[u8]> {
+        if self.current.as_ref().is_none_or(|current| current.read == current.bytes.len()) {
             self.let_go();
             self.ask_ahead();
-            if self.pending.front().is_none_or(|(piece, _)| piece.object + 1 != self.begun) {
-                return Ok(None);
+            let is_of_this = |(piece, _): &(Piece, Pending)| piece.object + 1 == self.begun;
+            if self.pending.front().is_some_and(is_of_this)
+                && let Some((piece, pending)) = self.pending.pop_front()
+            {
+                let waited = !pending.is_ready();
+                // Until it is let go of, it counts as held.
+                let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(piece.len()))?;
+                self.current = Some(Current { bytes, read: 0 });
+                self.ahead.handed_over(Instant::now(), piece.len(), waited);
+                self.ranges.set_budget(self.ahead.bytes());
             }
-            let (piece, pending) = self.pending.pop_front().expect("looked at just above");
-            self.held = Some(piece.len());
-            self.ready = pending.pieces()?.into();
         }
+        Ok(self.current.as_ref().map_or(&[], |current| &current.bytes[current.read..]))
     }
 
     fn let_go(&mut self) {
-        self.ready.clear();
-        if let Some(len) = self.held.take() {
-            self.ranges.give_back(len);
+        if let Some(current) = self.current.take() {
+            self.ranges.give_back(current.bytes.len() as u64);
         }
     }
 
@@ -112,23 +117,28 @@ impl Reader {
     }
 }
 
+impl BufRead for Reader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.next_bytes().map_err(io::Error::other)
+    }
+
+    fn consume(&mut self, len: usize) {
+        if let Some(current) = &mut self.current {
+            current.read += len;
+        }
+    }
+}
+
 impl Read for Reader {
+    /// Keeps the error of a store: `std::io::Error::downcast` gives it.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
         }
-        let Some(mut bytes) = self.next_bytes().map_err(as_io)? else { return Ok(0) };
+        let bytes = self.fill_buf()?;
         let len = bytes.len().min(into.len());
         into[..len].copy_from_slice(&bytes[..len]);
-        if len < bytes.len() {
-            bytes.advance(len);
-            self.ready.push_front(bytes);
-        }
+        self.consume(len);
         Ok(len)
     }
-}
-
-/// Keeps the error: `std::error::Error::downcast` finds it.
-fn as_io(error: Error) -> io::Error {
-    io::Error::other(error)
 }

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use object_store::ClientOptions;
@@ -48,6 +48,8 @@ pub(super) struct Seen {
     pub(super) list: Note,
     /// Keys that were listed and cannot be named.
     pub(super) refused: Mutex<Vec<String>>,
+    /// The connections to the host, for whoever shares them.
+    client: OnceLock<HttpClient>,
 }
 
 /// Makes clients that are watched.
@@ -56,7 +58,13 @@ pub(super) struct Watching(pub(super) Arc<Seen>);
 
 impl HttpConnector for Watching {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
+        let client = match self.0.client.get() {
+            Some(client) => client.clone(),
+            None => {
+                let client = ReqwestConnector::default().connect(options)?;
+                self.0.client.get_or_init(|| client).clone()
+            }
+        };
         Ok(HttpClient::new(Watched { client, seen: Arc::clone(&self.0) }))
     }
 }

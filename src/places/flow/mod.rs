@@ -2,11 +2,13 @@
 //!
 //! Times are passed in, as are random numbers. `fetch.rs` and `reader.rs` carry the decisions out.
 
+mod ahead;
 mod hedge;
 mod ranges;
 mod retry;
 mod window;
 
+pub(super) use ahead::Ahead;
 pub(super) use hedge::Latencies;
 pub(super) use ranges::{Piece, Ranges};
 pub(super) use retry::{Patience, Retry};

@@ -1,6 +1,7 @@
 //! Indexes folders of objects, and lists of objects.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -119,7 +120,7 @@ pub(super) fn lists(
     let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
     index.only_field();
-    let mut roots: Vec<ObjectRoot> = Vec::new();
+    let mut roots = Roots::default();
     for list in lists {
         let mut lines = Vec::new();
         for line in list::lines(&list.text) {
@@ -131,12 +132,12 @@ pub(super) fn lists(
             }
         }
         for lines in lines.chunks(AT_ONCE) {
-            let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots)))?;
+            let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots.all)))?;
             for ((line, wanted), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
                         let (len_bytes, stamp) = (object.len_bytes, object.stamp());
-                        let client = roots[wanted.root].client();
+                        let client = roots.all[wanted.root].client();
                         push(&mut index, wanted.root, &wanted.name, wanted.label, len_bytes, stamp)
                             .inspect(|()| push_origin(&mut origins, client, &object))
                             .map(|()| len_bytes)
@@ -153,11 +154,29 @@ pub(super) fn lists(
             indexing.check()?;
         }
     }
+    let roots = roots.all;
     for root in &roots {
         let path = PathBuf::from(root.address());
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
     }
     Ok(ObjectSamples { kind: SourceKind::List, index, roots, origins })
+}
+
+/// Where the objects of lines are: signed URLs have a place each.
+#[derive(Default)]
+struct Roots {
+    all: Vec<ObjectRoot>,
+    numbers: HashMap<(Place, String, usize), usize>,
+}
+
+impl Roots {
+    fn number(&mut self, client: Client, prefix: String, cut: usize) -> usize {
+        let key = (client.place().clone(), prefix.clone(), cut);
+        *self.numbers.entry(key).or_insert_with(|| {
+            self.all.push(ObjectRoot::new(client, prefix, cut));
+            self.all.len() - 1
+        })
+    }
 }
 
 /// What a line names.
@@ -178,7 +197,7 @@ fn wanted(
     line: &[u8],
     list: &ListText,
     open: &mut dyn FnMut(&Place) -> Result<Client>,
-    roots: &mut Vec<ObjectRoot>,
+    roots: &mut Roots,
 ) -> Result<Result<Wanted, BadReason>> {
     let (path, label) = list::split(line);
     let label = match label
@@ -199,12 +218,7 @@ fn wanted(
             return Ok(Err(BadReason::Syntax("is no address, unlike the first line of the list")));
         }
     };
-    let root = ObjectRoot::new(client, prefix, cut);
-    let known = roots.iter().position(|other| other.is_same(&root)).unwrap_or_else(|| {
-        roots.push(root);
-        roots.len() - 1
-    });
-    Ok(Ok(Wanted { root: known, name, label }))
+    Ok(Ok(Wanted { root: roots.number(client, prefix, cut), name, label }))
 }
 
 /// A line without what may be secret in its address.

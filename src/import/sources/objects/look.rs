@@ -1,6 +1,6 @@
 //! Tells what the objects of an import are: samples, shards or lists.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Write};
@@ -81,7 +81,7 @@ pub(in crate::import) fn look(
     options: &PlaceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<FoundObjects> {
-    let mut clients = Clients { options, open: Vec::new() };
+    let mut clients = Clients { options, open: HashMap::new(), threads: Vec::new() };
     if !paths.iter().any(|path| Place::is_place(path)) {
         let text = |path: &PathBuf| {
             let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
@@ -100,24 +100,40 @@ pub(in crate::import) fn look(
     }
 }
 
-/// One client for each store.
+/// One client for each store, and one thread for all stores of a web server.
 struct Clients<'a> {
     options: &'a PlaceOptions,
-    open: Vec<Client>,
+    open: HashMap<Place, Client>,
+    /// The first client of each thread.
+    threads: Vec<Client>,
 }
 
 impl Clients<'_> {
     fn of(&mut self, place: &Place) -> Result<Client> {
-        if let Some(client) = self.open.iter().find(|client| client.place().is_same_store(place)) {
+        let store = place.with_key("");
+        if let Some(client) = self.open.get(&store) {
             return Ok(client.clone());
         }
-        if self.open.len() == MOST_STORES {
-            let text = "the sources are in more than 64 stores; each user and query of a URL counts as one";
+        if self.open.len() == MOST_URLS {
+            let text = "the sources are URLs with more than 100,000 users and queries";
             return Err(Error::new(ErrorKind::InvalidArgument, text)
                 .hint("import them in parts, with --append"));
         }
-        let client = Client::open(place, self.options)?;
-        self.open.push(client.clone());
+        let beside = self.threads.iter().find(|client| client.place().is_same_server(place));
+        let client = match beside {
+            Some(client) => client.beside(place)?,
+            None if self.threads.len() == MOST_THREADS => {
+                let text = "the sources are in more than 64 stores";
+                return Err(Error::new(ErrorKind::InvalidArgument, text)
+                    .hint("import them in parts, with --append"));
+            }
+            None => {
+                let client = Client::open(place, self.options)?;
+                self.threads.push(client.clone());
+                client
+            }
+        };
+        self.open.insert(store, client.clone());
         Ok(client)
     }
 }
@@ -422,8 +438,10 @@ fn not_read(what: &str, one: &Listed) -> Error {
         .hint("copy them here first, or import each object as one sample with --from folder")
 }
 
-/// Each has a thread.
-const MOST_STORES: usize = 64;
+/// Each takes some kilobytes.
+const MOST_URLS: usize = 100_000;
+/// A thread each, with its connections.
+const MOST_THREADS: usize = 64;
 /// Enough to tell what an object holds.
 const START_BYTES: u64 = 64 << 10;
 /// Enough to find two members of a group.

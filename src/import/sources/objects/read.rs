@@ -29,11 +29,6 @@ impl ObjectRoot {
         &self.client
     }
 
-    pub(super) fn is_same(&self, other: &ObjectRoot) -> bool {
-        let same_store = self.client.place() == other.client.place();
-        same_store && (&self.prefix, self.cut) == (&other.prefix, other.cut)
-    }
-
     /// Its address, to be shown.
     pub(super) fn address(&self) -> String {
         self.client.place().with_key(&*self.prefix).to_string()
