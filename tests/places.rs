@@ -8,11 +8,12 @@ mod object_store;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::places::{Client, Object, Place, PlaceOptions, Reader};
+use dlfs::places::{Cancel, Client, Object, Place, PlaceOptions, Reader};
 
 use object_store::{Fault, ObjectStore, Request, bytes_of, mix, wait_until};
 
@@ -247,6 +248,38 @@ fn what_is_dropped_is_not_waited_for() {
     drop(pending);
     drop(Reader::new(client.clone(), vec![object.clone()]));
     drop(client); // the thread ends, though no answer has come
+}
+
+#[test]
+fn whoever_waits_can_give_up_while_requests_are_tried_again() {
+    let busy = ObjectStore::with_faults(|_| Fault::Status(503, None));
+    let asked = Arc::new(AtomicBool::new(false));
+    let cancel = Cancel::when({
+        let asked = Arc::clone(&asked);
+        move || asked.load(Ordering::Relaxed)
+    });
+    // For a day it would be tried again.
+    let patience = Duration::from_secs(86_400);
+    let client = open(&PlaceOptions { patience, cancel, ..busy.options() });
+    let object = Object { key: "x".to_owned(), len_bytes: 5, etag: None };
+    let mut reader = Reader::new(client.clone(), vec![object.clone()]);
+    reader.next_object().unwrap();
+    let of_reader = |error: std::io::Error| error.downcast::<dlfs::Error>().unwrap();
+    std::thread::scope(|scope| {
+        let waits = [
+            scope.spawn(|| client.head("x").map(drop)),
+            scope.spawn(|| client.list("", &mut |_| Ok(())).map(drop)),
+            scope.spawn(|| client.fetch(&object, 0..5).read_into(&mut [0; 5])),
+            scope.spawn(|| reader.read(&mut [0; 5]).map(drop).map_err(of_reader)),
+        ];
+        wait_until("all are sent again", || client.stats().retries > 10);
+        let ended = waits.iter().filter(|wait| wait.is_finished()).count();
+        asked.store(true, Ordering::Relaxed);
+        assert_eq!(ended, 0, "they are still tried");
+        for wait in waits {
+            assert_eq!(wait.join().unwrap().unwrap_err().kind(), ErrorKind::Interrupted);
+        }
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
 use futures_util::StreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
@@ -19,7 +19,7 @@ use super::fetch::{Shared, Version, Wanted};
 use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
 use super::watch::{Note, Seen};
-use super::{Object, Place, PlaceOptions, PlaceStats};
+use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
@@ -41,6 +41,7 @@ struct Inner {
 pub(super) struct Executor {
     handle: Handle,
     fate: Fate,
+    cancel: Cancel,
     running: Arc<Forked<Running>>,
 }
 
@@ -88,7 +89,7 @@ impl Client {
     pub fn open(place: &Place, options: &PlaceOptions) -> Result<Client> {
         // Only its first caller decides, and any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let executor = Executor::start()?;
+        let executor = Executor::start(options.cancel.clone())?;
         let (root, options, seen) = (place.with_key(""), options.clone(), Arc::<Seen>::default());
         let opened = executor.ask({
             let root = root.clone();
@@ -188,7 +189,7 @@ impl Client {
                 result.map_err(|error| error.target(shared.place.with_key(prefix).to_string()))
             }
         })?;
-        while let Some(page) = pages.blocking_recv() {
+        while let Some(page) = listed.next_of(&mut pages)? {
             page.into_iter().try_for_each(&mut *found)?;
         }
         listed.wait()?;
@@ -385,7 +386,7 @@ impl std::fmt::Debug for Pending {
 }
 
 impl Executor {
-    fn start() -> Result<Executor> {
+    fn start(cancel: Cancel) -> Result<Executor> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::from)?;
         let (handle, fate) = (runtime.handle().clone(), Fate::default());
         let stop = Arc::new(Notify::new());
@@ -393,7 +394,7 @@ impl Executor {
         let thread =
             start(THREAD, &fate, runtime, move |runtime| runtime.block_on(stopped.notified()))?;
         let running = Arc::new(Forked::new(Running { stop, thread: Some(thread) }));
-        Ok(Executor { handle, fate, running })
+        Ok(Executor { handle, fate, cancel, running })
     }
 
     /// Runs `work` on the thread.
@@ -412,7 +413,8 @@ impl Executor {
             // If nobody waits any more, nobody misses it.
             let _ = send.try_send(work.await);
         });
-        Ok(Asked { answer, task: task.abort_handle(), fate: self.fate.clone() })
+        let (task, handle) = (task.abort_handle(), self.handle.clone());
+        Ok(Asked { answer, task, handle, fate: self.fate.clone(), cancel: self.cancel.clone() })
     }
 }
 
@@ -429,14 +431,44 @@ impl Drop for Running {
 pub(super) struct Asked<T> {
     answer: Receiver<Result<T>>,
     task: AbortHandle,
+    handle: Handle,
     fate: Fate,
+    cancel: Cancel,
 }
 
 impl<T> Asked<T> {
     /// The answer, which comes after a limited time: the work has a deadline.
+    ///
+    /// # Errors
+    /// Those of the work. `Interrupted`: whoever waits has had enough.
     pub(super) fn wait(self) -> Result<T> {
-        let closed = |_| self.fate.of_closed_channel("the thread dlfs-cloud");
-        self.answer.recv().map_err(closed)?
+        loop {
+            match self.answer.recv_timeout(LOOK) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) => self.check()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.fate.of_closed_channel("the thread dlfs-cloud"));
+                }
+            }
+        }
+    }
+
+    /// The next of what the work sends; `None` when it has ended.
+    fn next_of<P>(&self, sent: &mut mpsc::Receiver<P>) -> Result<Option<P>> {
+        loop {
+            let next = async { tokio::time::timeout(LOOK, sent.recv()).await };
+            match self.handle.block_on(next) {
+                Ok(next) => return Ok(next),
+                Err(_) => self.check()?,
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.cancel.is_asked() {
+            true => Err(Error::new(ErrorKind::Interrupted, "stopped while waiting for the store")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -447,6 +479,8 @@ impl<T> Drop for Asked<T> {
 }
 
 const THREAD: &str = "dlfs-cloud";
+/// How often a thread that waits asks whether to give up.
+const LOOK: Duration = Duration::from_millis(200);
 /// Pages of a listing that are kept ready.
 const PAGES_AHEAD: usize = 2;
 /// How long dropping the last client waits for the thread.

@@ -23,6 +23,7 @@
 //! Read `address.rs` and `flow/` first, then `fetch.rs`, which asks for one range, and `reader.rs`.
 
 mod address;
+mod cancel;
 #[cfg(feature = "cloud")]
 mod client;
 #[cfg(feature = "cloud")]
@@ -54,6 +55,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
 
 pub use address::{Place, Scheme};
+pub use cancel::Cancel;
 #[cfg(feature = "cloud")]
 pub use client::{Client, Pending};
 #[cfg(feature = "cloud")]
@@ -105,6 +107,8 @@ pub struct PlaceOptions {
     pub silence: Duration,
     /// How long a request that fails is tried again.
     pub patience: Duration,
+    /// Ends all waiting for the store with an error of the kind `Interrupted`.
+    pub cancel: Cancel,
 }
 
 impl Default for PlaceOptions {
@@ -115,6 +119,7 @@ impl Default for PlaceOptions {
             window_bytes: 256 << 20,
             silence: Duration::from_secs(20),
             patience: Duration::from_secs(120),
+            cancel: Cancel::default(),
         }
     }
 }

@@ -3,7 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
+use std::process::Stdio;
+use std::sync::mpsc;
 
 use common::{TestDir, run};
 
@@ -157,6 +161,37 @@ fn an_import_that_a_signal_stops_goes_on_with_resume() {
     run(&["verify", &image]).code(0);
     run(&["export", &image, &dir.arg("out")]).code(0);
     assert_eq!(dir.files("out"), dir.files("source"));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_store_that_is_tried_again_and_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (send, asked) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            // Whoever asked may be gone by now.
+            let _ = stream.set_nodelay(true).and_then(|()| {
+                let mut lines = BufReader::new(&stream).lines();
+                while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+                let busy =
+                    "HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                (&stream).write_all(busy.as_bytes())
+            });
+            if send.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    let dir = TestDir::new();
+    let mut command = common::dlfs();
+    command.args(["import", "s3://bucket/folder/", &dir.arg("train.dlfs")]);
+    command.envs([("AWS_ENDPOINT_URL", &*endpoint), ("AWS_SKIP_SIGNATURE", "true")]);
+    command.env("AWS_REGION", "us-east-1").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    asked.iter().take(3).for_each(drop);
+    common::signal(&child, "INT");
+    common::end_of(child).code(4).complains_of(&["stopped while waiting for the store"]);
 }
 
 #[test]

@@ -53,9 +53,10 @@ pub(crate) fn import_files<'py>(
     let connect = open_options(connection)?.open.connect;
     let connect = ConnectOptions { writable: true, ..connect };
     let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
-    let options = how.options(py)?;
+    let mut options = how.options(py)?;
     let made_by = if options.onto == Onto::Append { "append" } else { "import" };
-    let report = detached(py, |watch| {
+    let report = detached(py, move |watch| {
+        options.places.cancel = watch.cancel();
         let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
         cataloging::committed(&image, report.generation, &connect, made_by);
         if let Some(name) = &catalog {

@@ -1,6 +1,9 @@
 //! Checks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use dlfs::dataset::Watch;
+use dlfs::places::Cancel;
 use dlfs::{Error, ErrorKind};
 use pyo3::prelude::*;
 
@@ -8,20 +11,34 @@ use crate::error::raise;
 use crate::log;
 
 /// Ends a wait when a Python signal handler raises.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(crate) struct Signals {
-    raised: Option<PyErr>,
+    raised: Arc<Mutex<Option<PyErr>>>,
 }
 
 impl Signals {
     /// What a signal handler raised, if one did.
     pub(crate) fn take_raised(&mut self) -> Option<PyErr> {
-        self.raised.take()
+        self.raised().take()
+    }
+
+    /// What is behind the lock is whole at any time.
+    fn raised(&self) -> MutexGuard<'_, Option<PyErr>> {
+        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends waiting for an object store in the same way.
+    pub(crate) fn cancel(&self) -> Cancel {
+        let signals = self.clone();
+        Cancel::when(move || !signals.clone().goes_on())
     }
 }
 
 impl Watch for Signals {
     fn goes_on(&mut self) -> bool {
+        if self.raised().is_some() {
+            return false;
+        }
         // None: the interpreter is exiting, and nobody waits for the answer.
         let checked = Python::try_attach(|py| {
             py.check_signals()?;
@@ -30,7 +47,7 @@ impl Watch for Signals {
         match checked {
             Some(Ok(())) => true,
             Some(Err(error)) => {
-                self.raised = Some(error);
+                *self.raised() = Some(error);
                 false
             }
             None => false,
@@ -56,7 +73,7 @@ pub(crate) fn try_detached<T: Send>(
     log::hand_over(py)?;
     let mut signals = Signals::default();
     let result = py.detach(|| work(&mut signals));
-    match (result, signals.raised) {
+    match (result, signals.take_raised()) {
         (Err(error), Some(raised)) if error.kind() == ErrorKind::Interrupted => Err(raised),
         (result, _) => Ok(result),
     }

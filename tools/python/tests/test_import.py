@@ -1,8 +1,12 @@
 """dlfs.import_: files, arrays, tables, data sets of other libraries, and iterables become images."""
 
+import os
 import random
+import signal
 import tarfile
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,42 @@ def test_files_are_imported_as_by_the_command(tmp_path: Path) -> None:
         dlfs.import_(tmp_path / "nowhere", tmp_path / "other")
     with pytest.raises(dlfs.InvalidArgument, match="columns are chosen of rows"):
         dlfs.import_(tmp_path / "files", tmp_path / "other", label="x")
+    for split in ("train", ["train", "test"]):
+        with pytest.raises(dlfs.InvalidArgument, match="splits are taken of data sets on the hub"):
+            dlfs.import_(tmp_path / "files", tmp_path / "other", split=split)
+
+
+def test_an_interrupt_ends_the_wait_for_a_store_that_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            asked.append(self.path)
+            if len(asked) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dlfs.import_("s3://bucket/folder/", tmp_path / "image")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        server.shutdown()
 
 
 def test_files_of_rows_are_imported_with_their_types(tmp_path: Path) -> None:

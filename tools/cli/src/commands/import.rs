@@ -17,6 +17,7 @@ use dlfs::import::{
     ColumnsFrom, FieldColumn, FieldSpec, ImportOptions, ImportReport, OnError, Onto,
     PlacementOrder, Progress, RowOptions, Stage,
 };
+use dlfs::places::Cancel;
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
@@ -189,7 +190,8 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
-    let options = args.options();
+    let mut options = args.options();
+    options.places.cancel = progress.cancel();
     let report =
         dlfs::import::import(&args.sources, &args.image().0, &options, &connect, &mut progress)
             .map_err(say_how_to_go_on)?;
@@ -305,6 +307,12 @@ impl ImportProgress {
     pub(crate) fn start(quiet: bool) -> Result<ImportProgress, Error> {
         let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
         Ok(ImportProgress::new(quiet, stop))
+    }
+
+    /// Ends waiting for an object store when it ends the command.
+    pub(crate) fn cancel(&self) -> Cancel {
+        let stop = self.stop.clone();
+        Cancel::when(move || stop.is_set())
     }
 
     /// Progress that ends when `stop` is set.

@@ -107,7 +107,8 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             .into());
     }
     let mut progress = ImportProgress::start(quiet)?;
-    let (connect, options) = (args.what.connection.options(true)?, args.what.options());
+    let (connect, mut options) = (args.what.connection.options(true)?, args.what.options());
+    options.places.cancel = progress.cancel();
     let sources = &args.what.sources;
     let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;
     drop(progress);

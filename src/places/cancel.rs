@@ -1,0 +1,40 @@
+//! Whether whoever waits for a store has had enough.
+
+use std::sync::Arc;
+
+/// Asked by each thread that waits for a store, several times a second: whether to give up.
+///
+/// Without one, requests that fail are tried again for as long as the options say, whatever the user does.
+#[derive(Clone, Default)]
+pub struct Cancel(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl Cancel {
+    /// Gives up as soon as `asked` returns true. The threads that wait call it.
+    pub fn when(asked: impl Fn() -> bool + Send + Sync + 'static) -> Cancel {
+        Cancel(Some(Arc::new(asked)))
+    }
+
+    /// Whether to give up.
+    #[cfg(feature = "cloud")]
+    pub(super) fn is_asked(&self) -> bool {
+        self.0.as_ref().is_some_and(|asked| asked())
+    }
+}
+
+impl std::fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Cancel(..)" } else { "Cancel(never)" })
+    }
+}
+
+impl PartialEq for Cancel {
+    /// Whether both ask the same.
+    fn eq(&self, other: &Cancel) -> bool {
+        match (&self.0, &other.0) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (own, other) => own.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for Cancel {}
