@@ -115,19 +115,27 @@ fn beside_curl(server: &Server, bytes: u64, rounds: u64) {
             }
         }
     }
-    row(
-        "an object in ranges of 8 MiB, one core: MB/s, beside curl --parallel",
-        &mut ours,
-        &mut theirs,
-    );
+    runs("an object in ranges of 8 MiB, one core: MB/s, beside curl --parallel", &ours, &theirs);
 }
 
-/// MB/s of reading the object front to back.
-fn read_all(client: &Client, bytes: u64) -> f64 {
+/// What reading or importing some bytes took.
+struct Run {
+    mb_s: f64,
+    cpu_ms: f64,
+}
+
+impl Run {
+    fn of(bytes: u64, (wall, cpu): (f64, f64)) -> Run {
+        Run { mb_s: bytes as f64 / 1e6 / wall, cpu_ms: cpu * 1e3 }
+    }
+}
+
+/// Reads the object front to back.
+fn read_all(client: &Client, bytes: u64) -> Run {
     let object = client.head("big").expect("it is there");
     let watch = Stopwatch::start();
     drain(client, object, bytes);
-    bytes as f64 / 1e6 / watch.seconds().0
+    Run::of(bytes, watch.seconds())
 }
 
 fn drain(client: &Client, object: Object, bytes: u64) {
@@ -143,13 +151,13 @@ fn drain(client: &Client, object: Object, bytes: u64) {
     assert_eq!(read, bytes);
 }
 
-fn curl(endpoint: &str, bytes: u64) -> f64 {
+fn curl(endpoint: &str, bytes: u64) -> Run {
     let ranges = (0..bytes.div_ceil(RANGE)).map(|n| (n * RANGE, ((n + 1) * RANGE).min(bytes) - 1));
     let urls = ranges.map(|(first, last)| {
         format!("url = {endpoint}/bucket/big\noutput = /dev/null\nrange = {first}-{last}\nsilent\n")
     });
     let config = urls.collect::<Vec<_>>().join("next\n");
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), seconds_of_children());
     let mut child = Command::new("curl")
         .args(["--parallel", "--parallel-max", "32", "-K", "-"])
         .stdin(Stdio::piped())
@@ -157,12 +165,20 @@ fn curl(endpoint: &str, bytes: u64) -> f64 {
         .expect("curl is installed");
     child.stdin.take().expect("piped").write_all(config.as_bytes()).expect("curl reads");
     assert!(child.wait().expect("a child").success());
-    bytes as f64 / 1e6 / begun.elapsed().as_secs_f64()
+    Run::of(bytes, (begun.elapsed().as_secs_f64(), seconds_of_children() - before))
+}
+
+/// Processor time of the children that have ended, in steps of 10 ms.
+fn seconds_of_children() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
+    let behind_name = stat.rsplit_once(')').expect("the name is in brackets").1;
+    let ticks = behind_name.split_whitespace().skip(13).take(2);
+    ticks.map(|text| text.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
 }
 
 fn beside_line(bytes: u64) {
     let server = Server::start(bytes, true);
-    let (mut ours, mut line) = (vec![read_all(&server.client(), bytes)], vec![125.0]);
+    let (mut ours, mut line) = (vec![read_all(&server.client(), bytes).mb_s], vec![125.0]);
     row("the same, 50 ms away on a line of 1 Gb/s: MB/s, beside the line", &mut ours, &mut line);
 }
 
@@ -174,18 +190,18 @@ fn imports(server: &Server, folder: &Path, rounds: u64) {
     for round in 0..rounds {
         for turn in 0..2 {
             let image = folder.join("image.dlfs");
-            let (source, rates) = match (round + turn) % 2 {
+            let (source, taken) = match (round + turn) % 2 {
                 0 => (PathBuf::from("s3://bucket/shards"), &mut ours),
                 _ => (local.clone(), &mut theirs),
             };
-            let begun = Instant::now();
+            let watch = Stopwatch::start();
             make(&source, &image, &server.options);
             let bytes = SHARDS * MEMBERS * SAMPLE_BYTES as u64;
-            rates.push(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64());
+            taken.push(Run::of(bytes, watch.seconds()));
             std::fs::remove_file(&image).expect("just made");
         }
     }
-    row("import of tar shards, durable: MB/s, beside local shards", &mut ours, &mut theirs);
+    runs("import of tar shards, durable: MB/s, beside local shards", &ours, &theirs);
 }
 
 fn make(source: &Path, image: &Path, places: &PlaceOptions) {
@@ -253,6 +269,14 @@ fn tar(shard: u64) -> Vec<u8> {
             .expect("memory");
     }
     archive.into_inner().expect("memory")
+}
+
+/// Rates, and in a row of its own the processor time that they took.
+fn runs(what: &str, ours: &[Run], theirs: &[Run]) {
+    let each = |runs: &[Run], of: fn(&Run) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
+    row(what, &mut each(ours, |run| run.mb_s), &mut each(theirs, |run| run.mb_s));
+    let (mut ours, mut theirs) = (each(ours, |run| run.cpu_ms), each(theirs, |run| run.cpu_ms));
+    row("its processor time, ms", &mut ours, &mut theirs);
 }
 
 fn row(what: &str, ours: &mut [f64], theirs: &mut [f64]) {
