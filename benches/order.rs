@@ -192,7 +192,7 @@ fn time_shares(world_size: u32, lanes: u32, sharding: Sharding) -> bool {
             Sharding::Strided => order.picks(positions.split_front(BATCH), &mut picks),
             Sharding::Aligned => {
                 let batch = shard.global_batch(order.len(), nth * BATCH, BATCH);
-                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                order.aligned_picks(&Even, &mut aligner, &shard, batch, &mut picks);
             }
             Sharding::Local => {
                 let batch = shard.global_batch(order.len(), nth * BATCH, BATCH);

@@ -22,6 +22,8 @@ struct Chunks {
     spans: Vec<u32>,
     ids: Vec<u64>,
     starts: Vec<usize>,
+    /// Where each sample begins and the last ends, in bytes, one after the other.
+    offsets: Vec<u64>,
 }
 
 impl Chunks {
@@ -40,7 +42,27 @@ impl Chunks {
             *end += size as usize;
             Some(start)
         });
-        Chunks { starts: starts.collect(), ids, sizes, spans }
+        let offsets = (0..=n).map(|slot| slot * 27_000).collect();
+        Chunks { starts: starts.collect(), ids, sizes, spans, offsets }
+    }
+
+    /// Chunks of some 32 samples of 1,300 to 2,700 bytes, as `seed` draws them.
+    fn of_short_samples(num_chunks: u32, seed: u64) -> Chunks {
+        let sizes: Vec<u32> = (0..num_chunks).map(|chunk| 27 + chunk * 7919 % 11).collect();
+        let mut chunks = Chunks::new(sizes, vec![1; num_chunks as usize]);
+        let mut end = 0;
+        for (slot, offset) in (0..).zip(&mut chunks.offsets) {
+            *offset = end;
+            end += 1_300 + Key::derive(seed, &[slot]).word() % 1_400;
+        }
+        chunks
+    }
+
+    /// The blocks of 4 KiB that these samples of `chunk` touch, which begins with a block.
+    fn blocks(&self, chunk: u32, samples: Range<u32>) -> u64 {
+        let start = self.starts[chunk as usize];
+        let offset = |nth: u32| self.offsets[start + nth as usize] - self.offsets[start];
+        offset(samples.end).div_ceil(4096) - offset(samples.start) / 4096
     }
 
     fn even(chunks: u32, size: u32) -> Chunks {
@@ -78,6 +100,10 @@ impl Population for Chunks {
     fn chunk_of(&self, id: SampleId) -> Option<u32> {
         let slot = self.ids.iter().position(|&other| other == id.0)?;
         Some(self.starts.partition_point(|&start| start <= slot) as u32 - 1)
+    }
+
+    fn blocks_of(&self, chunk: u32, nth: u32) -> u32 {
+        self.blocks(chunk, nth..nth + 1) as u32
     }
 }
 
@@ -371,7 +397,8 @@ proptest! {
             let (mut all, mut expected) = (Vec::new(), Vec::new());
             for (shard, rest) in shards.iter().zip(&mut strided) {
                 let (mut share, mut picks) = (Vec::new(), Vec::new());
-                order.aligned_picks(&mut aligner, shard, shard.global_batch(len, taken, batch_size), &mut share);
+                let batch = shard.global_batch(len, taken, batch_size);
+                order.aligned_picks(&chunks, &mut aligner, shard, batch, &mut share);
                 order.picks(rest.split_front(batch_size), &mut picks);
                 prop_assert_eq!(share.len(), picks.len(), "rank {}", shard.rank);
                 all.extend(share.iter().map(key));
@@ -384,7 +411,7 @@ proptest! {
         }
         let mut none = Vec::new();
         let past = shards[0].global_batch(len, taken, batch_size);
-        order.aligned_picks(&mut aligner, &shards[0], past, &mut none);
+        order.aligned_picks(&chunks, &mut aligner, &shards[0], past, &mut none);
         prop_assert!(none.is_empty());
     }
 }
@@ -589,12 +616,7 @@ fn bytes_read(
     sharding: Sharding,
     (world_size, batch_size, begun): (u32, u64, u64),
 ) -> f64 {
-    const SAMPLE: u64 = 27_000;
     let len = chunks.num_live();
-    let blocks = |samples: &Range<u32>| {
-        let (from, to) = (u64::from(samples.start) * SAMPLE, u64::from(samples.end) * SAMPLE);
-        to.div_ceil(4096) - from / 4096
-    };
     let mut order = order(kind, 7, 0, chunks);
     let mut aligner = Aligner::default();
     let mut read = 0;
@@ -610,7 +632,7 @@ fn bytes_read(
                 Sharding::Strided => order.picks(strided, &mut picks),
                 Sharding::Aligned => {
                     let batch = shard.global_batch(len, taken, batch_size);
-                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                    order.aligned_picks(chunks, &mut aligner, &shard, batch, &mut picks);
                 }
                 Sharding::Local => unreachable!("no node holds anything here"),
             }
@@ -618,17 +640,19 @@ fn bytes_read(
             for pick in &picks {
                 let (group, chunk) = (pick.group, pick.chunk);
                 if pick.alone {
-                    read += blocks(&(pick.nth..pick.nth + 1));
+                    read += chunks.blocks(chunk, pick.nth..pick.nth + 1);
                 } else if open.insert((group, chunk)) {
-                    read += blocks(&match sharding {
+                    let samples = match sharding {
                         Sharding::Aligned => order.aligned_samples_in_group(&shard, group, chunk),
                         _ => order.samples_in_group(group, chunk),
-                    });
+                    };
+                    read += chunks.blocks(chunk, samples);
                 }
             }
         }
     }
-    read as f64 * 4096.0 / ((len - begun) * SAMPLE) as f64
+    let data = chunks.offsets[len as usize] * (len - begun) / len;
+    read as f64 * 4096.0 / data as f64
 }
 
 /// 27 to 49 samples per chunk.
@@ -667,6 +691,23 @@ fn ranks_that_go_on_with_the_lanes_of_fewer_read_little_more_where_shares_are_al
 }
 
 #[test]
+fn small_batches_of_samples_shorter_than_a_block_read_little_more_where_shares_are_aligned() {
+    let seed = 7;
+    println!("seed {seed}");
+    let chunks = Chunks::of_short_samples(625, seed);
+    let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+    for world_size in [3, 5, 6, 7] {
+        for batch_size in [16, 64] {
+            let once = bytes_read(kind, &chunks, Sharding::Aligned, (1, batch_size, 0));
+            let ratio =
+                bytes_read(kind, &chunks, Sharding::Aligned, (world_size, batch_size, 0)) / once;
+            println!("{world_size} ranks, batches of {batch_size}: {ratio:.3}");
+            assert!(ratio <= 1.1, "{world_size} ranks, batches of {batch_size}: {ratio}");
+        }
+    }
+}
+
+#[test]
 fn an_aligned_share_reads_each_sample_alone_or_in_the_ranks_own_range_which_divide_the_chunks() {
     for (world_size, lanes, tail) in
         [(3, 8, Tail::Keep), (7, 8, Tail::Pad), (12, 8, Tail::DropLast), (5, 3, Tail::Pad)]
@@ -682,7 +723,7 @@ fn an_aligned_share_reads_each_sample_alone_or_in_the_ranks_own_range_which_divi
             let all = shard.positions(order.len()).remaining();
             while taken < all {
                 let batch = shard.global_batch(order.len(), taken, 16);
-                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                order.aligned_picks(&chunks, &mut aligner, &shard, batch, &mut picks);
                 taken += 16;
             }
             alone += picks.iter().filter(|pick| pick.alone).count();

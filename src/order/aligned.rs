@@ -6,12 +6,15 @@
 //! 1. Let W ranks share K lanes, and g be their greatest common divisor. The positions modulo g form g
 //!    classes, each with K / g lanes and W / g ranks of its own. If a class has one rank, that rank takes
 //!    all of it: this is the strided share.
-//! 2. The ranks of a class share the samples of its lanes' groups in slot order, in equal parts: those of lane l of K',
-//!    as fractions of the lane's group, are l / K' to (l + 1) / K' of the axis on which rank r of W' has r / W' to
-//!    (r + 1) / W'. So a rank has whole chunks, but for those at its ends: it reads its part of them.
+//! 2. Each rank of a class has as many of its lanes as there are for all. They share the samples of the other lanes'
+//!    groups in slot order, in equal parts: those of lane l of K', as fractions of the lane's group, are l / K' to
+//!    (l + 1) / K' of the axis on which rank r of W' has r / W' to (r + 1) / W'. So a rank has whole chunks, but for
+//!    those at its ends: it reads its part of them.
 //! 3. Each sample of the batch goes to the rank that has it, if that has room. The remaining samples go to other
 //!    ranks with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]). There are such
-//!    samples because all ranks take equally many, but a batch draws from chunks at random.
+//!    samples because all ranks take equally many, but a batch draws from chunks at random; of lanes that one rank
+//!    has, a batch draws equally many. Which samples of a rank remain is free: those that touch the fewest blocks of
+//!    the medium.
 
 use std::ops::Range;
 
@@ -25,8 +28,14 @@ pub struct Aligner {
     lanes: Vec<LaneRange>,
     /// How many more samples each rank of the class takes.
     room: Vec<u64>,
-    /// Samples whose rank had no room: lane, index in the lane.
-    strays: Vec<(u32, u64)>,
+    /// The samples of the batch in these lanes.
+    samples: Vec<Sample>,
+    /// By rank of the class: the last of its samples, or `NONE`, and how many of them it has no room for.
+    last: Vec<(u32, u32)>,
+    /// Samples that go to another rank than theirs.
+    strays: Vec<u32>,
+    /// Of a rank: samples, each behind the blocks that it touches.
+    compared: Vec<(u32, u32)>,
     /// Positions of this rank, and whether each is a stray.
     own: Vec<(u64, bool)>,
     counted: Counted,
@@ -47,6 +56,15 @@ struct LaneRange {
     /// Indices of its samples in the batch: `start..end`.
     start: u64,
     end: u64,
+}
+
+/// A sample of the batch.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    index: u64,
+    lane: u32,
+    /// The sample of the same rank before it, or `NONE`.
+    before: u32,
 }
 
 /// What the ranks of a class share.
@@ -83,18 +101,29 @@ impl Class {
         }
     }
 
+    /// The lanes that one rank has each, and those that all ranks share.
+    fn owned_and_shared(&self) -> (u64, u64) {
+        (self.lanes - self.lanes % self.ranks, self.lanes % self.ranks)
+    }
+
     /// The first of the `len` samples of a group of `lane`, in slot order, that ranks from `rank` on have.
     fn start_of(&self, rank: u64, lane: u32, len: u64) -> u64 {
         let nth = (u64::from(lane) - self.first_lane) / self.classes;
+        let (owned, shared) = self.owned_and_shared();
+        let Some(nth) = nth.checked_sub(owned) else {
+            return if rank <= nth % self.ranks { 0 } else { len };
+        };
         let (len, ranks) = (u128::from(len), u128::from(self.ranks));
-        let start = (u128::from(rank) * u128::from(self.lanes) * len).div_ceil(ranks);
+        let start = (u128::from(rank) * u128::from(shared) * len).div_ceil(ranks);
         start.saturating_sub(u128::from(nth) * len).min(len) as u64
     }
 
     /// The rank that has a sample: `at` of the `len` samples of a group of the lane that is number `nth` of the class.
     fn rank_of(&self, nth: u64, at: u64, len: u64) -> u64 {
+        let (owned, shared) = self.owned_and_shared();
+        let Some(nth) = nth.checked_sub(owned) else { return nth % self.ranks };
         let place = u128::from(nth) * u128::from(len) + u128::from(at);
-        (place * u128::from(self.ranks) / (u128::from(self.lanes) * u128::from(len.max(1)))) as u64
+        (place * u128::from(self.ranks) / (u128::from(shared) * u128::from(len.max(1)))) as u64
     }
 }
 
@@ -107,9 +136,11 @@ impl Aligner {
     /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
     /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after it.
+    /// `blocks_of` says how many blocks a sample touches, given by chunk and number in it.
     pub(super) fn share(
         &mut self,
         order: &mut Chunked,
+        blocks_of: impl Fn(u32, u32) -> u32,
         shard: &Shard,
         batch: GlobalBatch,
         len: u64,
@@ -128,7 +159,7 @@ impl Aligner {
             let before = |k| class.number + k * class.classes;
             let of_rank = |k| real.saturating_sub(before(k)).div_ceil(world_size);
             self.room.extend((0..class.ranks).map(of_rank));
-            self.assign(order, &class);
+            self.assign(order, blocks_of, &class);
             self.own.sort_unstable();
         }
         let padding = (rank..count).step_by(world_size as usize).filter(|&i| i >= real);
@@ -167,35 +198,77 @@ impl Aligner {
     }
 
     /// Assigns the samples of the lanes to the ranks of the class, and keeps those of this rank.
-    fn assign(&mut self, order: &mut Chunked, class: &Class) {
-        let Aligner { lanes, room, strays, counted, own, .. } = self;
+    fn assign(&mut self, order: &mut Chunked, blocks_of: impl Fn(u32, u32) -> u32, class: &Class) {
+        let Aligner { lanes, room, samples, last, strays, counted, .. } = self;
+        samples.clear();
         strays.clear();
-        *counted = Counted::default();
+        last.clear();
+        last.resize(room.len(), (NONE, 0));
         for (nth, &LaneRange { lane, start, end }) in (0..).zip(&*lanes) {
-            counted.samples += end - start;
             for index in start..end {
                 let (group, shuffled) = order.place_in_group(lane, index);
                 let (first, behind) = order.samples_of(lane, group);
-                let rank = class.rank_of(nth, shuffled - first, behind - first);
-                match room[rank as usize].checked_sub(1) {
-                    None => strays.push((lane, index)),
-                    Some(left) => {
-                        room[rank as usize] = left;
-                        if rank == class.own {
-                            own.push((order.position(lane, index), false));
-                        }
+                let rank = class.rank_of(nth, shuffled - first, behind - first) as usize;
+                let (before, over) = &mut last[rank];
+                let at = samples.len() as u32;
+                samples.push(Sample { index, lane, before: std::mem::replace(before, at) });
+                match room[rank].checked_sub(1) {
+                    None => {
+                        *over += 1;
+                        strays.push(at);
                     }
+                    Some(left) => room[rank] = left,
                 }
             }
         }
-        counted.strays = strays.len() as u64;
+        let num_strays = strays.len() as u64;
+        *counted = Counted { samples: samples.len() as u64, strays: num_strays };
+        if num_strays > 0 && samples.len() <= MOST_COMPARED {
+            self.choose_strays(order, blocks_of);
+        }
+        self.keep_own(order, class);
+    }
+
+    /// Takes as strays, in place of the last samples of a rank that has too many, those that touch the fewest blocks.
+    fn choose_strays(&mut self, order: &mut Chunked, blocks_of: impl Fn(u32, u32) -> u32) {
+        let Aligner { samples, last, strays, compared, .. } = self;
+        strays.clear();
+        for &(last, over) in last.iter().filter(|(_, over)| *over > 0) {
+            let over = over as usize;
+            compared.clear();
+            let mut at = last;
+            while at != NONE && compared.len() < COMPARED_FOR_ONE * over {
+                let Sample { index, lane, before } = samples[at as usize];
+                let (chunk, nth) = order.sample_of_lane(lane, index);
+                compared.push((blocks_of(chunk, nth), at));
+                at = before;
+            }
+            // Of equal ones the last: what all touch equally changes nothing.
+            compared.sort_by_key(|&(blocks, _)| blocks);
+            strays.extend(compared[..over].iter().map(|&(_, at)| at));
+        }
+        strays.sort_unstable();
+    }
+
+    /// Keeps what this rank has of the samples but for strays, and those strays that it has room for.
+    fn keep_own(&mut self, order: &Chunked, class: &Class) {
+        let Aligner { room, samples, last, strays, own, .. } = self;
+        let mut at = last[class.own as usize].0;
+        while at != NONE {
+            let Sample { index, lane, before } = samples[at as usize];
+            if strays.binary_search(&at).is_err() {
+                own.push((order.position(lane, index), false));
+            }
+            at = before;
+        }
         let mut rank = 0;
-        for &(lane, index) in &*strays {
+        for &at in &*strays {
             while room[rank] == 0 {
                 rank += 1;
             }
             room[rank] -= 1;
             if rank as u64 == class.own {
+                let Sample { index, lane, .. } = samples[at as usize];
                 own.push((order.position(lane, index), true));
             }
         }
@@ -224,3 +297,12 @@ pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
     }
     a
 }
+
+const NONE: u32 = u32::MAX;
+
+/// So many samples are compared for one that goes to another rank: half of the samples that are half as long as a block
+/// touch one.
+const COMPARED_FOR_ONE: usize = 4;
+
+/// Of larger batches so few samples go to other ranks that comparing them is not worth its time.
+const MOST_COMPARED: usize = 1 << 16;

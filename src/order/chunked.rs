@@ -212,6 +212,12 @@ impl Chunked {
         }
     }
 
+    /// The chunk of sample `index` of `lane`, and the number of the sample in it.
+    pub(super) fn sample_of_lane(&mut self, lane: u32, index: u64) -> (u32, u32) {
+        let (at, nth) = self.locate_in_lane(lane, index);
+        (self.chunks[at], nth)
+    }
+
     /// The group of sample `index` of `lane`, and the sample's index in the lane in slot order.
     #[inline]
     pub(super) fn place_in_group(&mut self, lane: u32, index: u64) -> (u32, u64) {

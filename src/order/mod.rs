@@ -79,6 +79,12 @@ pub trait Population {
 
     /// The chunk of a live sample; `None` if there is no such sample.
     fn chunk_of(&self, id: SampleId) -> Option<u32>;
+
+    /// The blocks of the medium that the live sample number `nth` of `chunk` touches: what it costs to read it alone,
+    /// beside the other samples. The same for all, if nothing is known of that.
+    fn blocks_of(&self, _chunk: u32, _nth: u32) -> u32 {
+        1
+    }
 }
 
 /// The sequence of one epoch: position -> sample.
@@ -285,7 +291,8 @@ impl EpochOrder {
     }
 
     /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.
-    /// `shard` must be the one from the start of the run, and `batch` one of its [`Shard::global_batch`]es.
+    /// `population` is that of the order, `shard` must be the one from the start of the run, and `batch` one of its
+    /// [`Shard::global_batch`]es.
     ///
     /// Looks up the chunk of each position of the batch in this rank's lanes, in tens of nanoseconds each.
     ///
@@ -293,6 +300,7 @@ impl EpochOrder {
     /// If the order [is not chunked](EpochOrder::is_chunked).
     pub fn aligned_picks(
         &mut self,
+        population: &(impl Population + ?Sized),
         aligner: &mut Aligner,
         shard: &Shard,
         batch: GlobalBatch,
@@ -300,7 +308,8 @@ impl EpochOrder {
     ) {
         let len = self.len;
         if len > 0 {
-            aligner.share(self.chunked_mut(), shard, batch, len, out);
+            let blocks_of = |chunk, nth| population.blocks_of(chunk, nth);
+            aligner.share(self.chunked_mut(), blocks_of, shard, batch, len, out);
         }
     }
 

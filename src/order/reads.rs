@@ -41,7 +41,7 @@ impl EpochOrder {
             let shard = Shard::new(0, world_size, super::Tail::Keep).ok()?;
             let (mut aligner, mut picks) = (Aligner::default(), Vec::new());
             let batch = shard.global_batch(len, 0, batch_size);
-            aligner.share(chunked, &shard, batch, len, &mut picks);
+            aligner.share(chunked, |_, _| 1, &shard, batch, len, &mut picks);
             let counted = aligner.counted();
             let alone = counted.strays as f64 / counted.samples.max(1) as f64;
             return Some(Reads { ranks_a_chunk: 1.0, alone });

@@ -153,7 +153,7 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
                     order.local_ids(self.population, by_node, &shard, batch, &mut ids);
                 } else {
                     picks.clear();
-                    order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                    order.aligned_picks(self.population, &mut aligner, &shard, batch, &mut picks);
                     ids.extend(picks.iter().map(|p| self.population.id_in_chunk(p.chunk, p.nth)));
                 }
                 visit(&ids);
@@ -247,7 +247,13 @@ pub(super) mod tests {
             let mut order = EpochOrder::new(&order, Epoch(epoch), &samples).unwrap();
             for taken in (0..334).step_by(20) {
                 let batch = shard.global_batch(1_000, taken, 20);
-                order.aligned_picks(&mut Aligner::default(), &shard, batch, &mut expected);
+                order.aligned_picks(
+                    &samples,
+                    &mut Aligner::default(),
+                    &shard,
+                    batch,
+                    &mut expected,
+                );
             }
         }
         let ids = expected.iter().map(|pick| samples.id_in_chunk(pick.chunk, pick.nth).0);

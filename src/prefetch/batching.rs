@@ -64,7 +64,7 @@ impl LoaderOptions {
         // read several times.
         let dear = || {
             let shared = working_set::shared_reads(directory, self);
-            shared.is_some_and(|reads| reads.by_chunk(cost) > cost)
+            shared.is_some_and(|reads| reads.by_chunk(working_set::stray_cost(directory)) > cost)
                 // Of a view, or where most samples are deleted, whole chunks are mostly other bytes.
                 || working_set::samples_for_a_live_one(directory) > cost.max(working_set::SPARSE)
                 || working_set::shares_chunks_on_node(self)

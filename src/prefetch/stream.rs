@@ -278,7 +278,7 @@ impl Stream {
         match (taken.shared, shares) {
             (Some((shard, batch)), Shares::Aligned(aligner)) => {
                 aligned.clear();
-                order.aligned_picks(aligner, &shard, batch, aligned);
+                order.aligned_picks(&**directory, aligner, &shard, batch, aligned);
                 ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
             }
             (Some((shard, batch)), Shares::Local(by_node)) => {
@@ -317,12 +317,12 @@ impl Stream {
             return self.next_dealt(&mut Vec::new(), picks);
         }
         let Some((head, taken)) = self.next_taken()? else { return Ok(None) };
-        let Stream { current: Some(current), shares, batch_size, .. } = self else {
+        let Stream { directory, current: Some(current), shares, batch_size, .. } = self else {
             return Ok(Some(head));
         };
         match (taken.shared, shares) {
             (Some((shard, batch)), Shares::Aligned(aligner)) => {
-                current.order.aligned_picks(aligner, &shard, batch, picks);
+                current.order.aligned_picks(&**directory, aligner, &shard, batch, picks);
             }
             (Some((shard, batch)), Shares::Local(by_node)) => {
                 current.order.local_picks(by_node, &shard, (batch, *batch_size), picks);
@@ -529,4 +529,15 @@ impl Population for Directory {
     fn chunk_of(&self, id: SampleId) -> Option<u32> {
         Directory::chunk_of(self, id)
     }
+
+    fn blocks_of(&self, chunk: u32, nth: u32) -> u32 {
+        let extent = self.extent(Directory::id_in_chunk(self, chunk, nth));
+        extent.map_or(1, |extent| {
+            let within = extent.offset_bytes % BLOCK_BYTES;
+            (within + u64::from(extent.len_bytes)).div_ceil(BLOCK_BYTES) as u32
+        })
+    }
 }
+
+/// The blocks by which samples are compared that are read alone: the largest of usual media.
+const BLOCK_BYTES: u64 = 4096;

@@ -217,11 +217,13 @@ pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOption
         return;
     };
     let cost = sample_cost(directory);
-    let now = if by_chunk { reads.by_chunk(cost) } else { cost };
+    let stray = stray_cost(directory);
+    let now = if by_chunk { reads.by_chunk(stray) } else { cost };
     if now <= WORTH_A_WARNING {
         return;
     }
-    let aligned = reads_as(directory, options, Sharding::Aligned).map(|reads| reads.by_chunk(cost));
+    let aligned =
+        reads_as(directory, options, Sharding::Aligned).map(|reads| reads.by_chunk(stray));
     let better = aligned.filter(|&aligned| aligned < 0.9 * now);
     let remedy = match better {
         Some(aligned) => format!(
@@ -243,6 +245,12 @@ pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOption
 /// The cost of reading a sample alone, relative to its bytes: the blocks that it touches.
 pub(super) fn sample_cost(directory: &Directory) -> f64 {
     1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
+}
+
+/// The same of a sample that aligned shares give to another rank: one that touches few blocks is chosen.
+pub(super) fn stray_cost(directory: &Directory) -> f64 {
+    let mean = mean_sample_bytes(directory).max(1) as f64;
+    (mean / BLOCK_BYTES).ceil() * BLOCK_BYTES / mean
 }
 
 pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {

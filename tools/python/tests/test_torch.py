@@ -829,15 +829,15 @@ def test_a_sampler_of_single_samples_has_strided_shares_only(ds):
 
 
 @pytest.mark.parametrize(
-    "lengths, chunk, most",
+    "lengths, chunk",
     [
-        ((6_000, 10_000), "256K", 1.1),
+        ((6_000, 10_000), "256K"),
         # A sample that a worker reads by itself costs a block of 4 KiB, twice its length here.
-        ((1_300, 2_700), "64K", 1.2),
+        ((1_300, 2_700), "64K"),
     ],
     ids=["8 KB", "2 KB"],
 )
-def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk, most):
+def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk):
     """Bytes that all workers' loaders really read, over those of a loader without workers: some 600 chunks."""
     with tarfile.open(tmp_path / "many.tar", "w") as archive:
         draw = random.Random(SEED)
@@ -851,7 +851,7 @@ def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk, mos
         with dlfs.Loader(ds, 16, seed=3, epochs=1) as alone:
             assert sum(len(batch) for batch in alone) == len(ds)
             once = alone.stats()["bytes"]
-        numbers = (1, 2, 3, 4, 5, 8) if "DLFS_WORKER_CASES" in os.environ else (2, 3, 8)
+        numbers = range(1, 9) if "DLFS_WORKER_CASES" in os.environ else (3, 7, 8)
         for workers in numbers:
             data = dlfs.torch.IterableDataset(ds, 16, transform=ids_and_bytes_read, seed=3, epochs=1)
             read = [0] * workers
@@ -861,7 +861,7 @@ def test_workers_read_little_more_than_one_process(tmp_path, lengths, chunk, mos
                 read[worker] = max(read[worker], total)
             ratios[workers] = sum(read) / once
     print("bytes read over those without workers:", ratios)
-    assert all(0.9 < ratio <= most for ratio in ratios.values()), ratios
+    assert all(0.9 < ratio <= 1.1 for ratio in ratios.values()), ratios
 
 
 def test_a_rank_of_torchrun_that_nobody_names_is_warned_of(image, monkeypatch):

@@ -328,7 +328,7 @@ fn ranks(
             if is_aligned {
                 let batch = shard.global_batch(order.len(), taken, step);
                 picks.clear();
-                order.aligned_picks(&mut aligner, &shard, batch, &mut picks);
+                order.aligned_picks(directory, &mut aligner, &shard, batch, &mut picks);
                 ids.extend(picks.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
             } else {
                 order.ids(directory, strided, &mut ids);
