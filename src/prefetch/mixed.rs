@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::order::State;
-use crate::order::mixture::Batching as Dealt;
-use crate::order::mixture::RANDOM_WINDOW;
 use crate::reader::{Batch, Pump, SLOT_LEN_BYTES};
 
 use super::batching::page_cached;
@@ -136,13 +134,10 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         .filter(|(_, how)| **how == Batching::Chunk)
         .map(|(b, _)| b)
         .sum();
-    let permuted = match mix.spec().batching {
-        Dealt::Random => mean_bytes(mix).saturating_mul(RANDOM_WINDOW),
-        _ => 0,
-    } + working_set::sorted_bytes_of(options, mean_bytes(mix));
-    let window_bytes = working_set::shared_window_bytes(options, wanted + permuted);
-    let is_shuffled = permuted > window_bytes as u64 / 2;
-    let room = (window_bytes as u64).saturating_sub(permuted);
+    let sorted = working_set::sorted_bytes_of(options, mean_bytes(mix));
+    let window_bytes = working_set::shared_window_bytes(options, wanted + sorted);
+    let is_sorted = sorted > window_bytes as u64 / 2;
+    let room = (window_bytes as u64).saturating_sub(sorted);
     let mut by_use: Vec<usize> =
         (0..batching.len()).filter(|&at| batching[at] == Batching::Chunk).collect();
     let shares = mix.mixture().counts(crate::units::Epoch(0));
@@ -153,7 +148,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let mut held = 0_u64;
     let mut declined = 0;
     for at in by_use {
-        let fits = held + open[at] <= room && !is_shuffled;
+        let fits = held + open[at] <= room && !is_sorted;
         match fits {
             true => held += open[at],
             false => {
@@ -170,14 +165,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         );
     }
     let span = span_of(mix, options, window_bytes);
-    let patience = match mix.spec().batching {
-        Dealt::Random => {
-            let global = options.batch_size as u64 * u64::from(options.world_size.max(1));
-            (2 * RANDOM_WINDOW.div_ceil(global.max(1)) + PATIENCE).div_ceil(span as u64)
-        }
-        _ => 0,
-    };
-    let patience = patience.max(working_set::patience(options).div_ceil(span as u64));
+    let patience = working_set::patience(options).div_ceil(span as u64);
     let max_spans = match batching.iter().all(|how| *how == Batching::Chunk) {
         true => MAX_PLANNED,
         // As many batches are under way as in a run over one data set.
@@ -217,6 +205,3 @@ const SPANS_A_WINDOW: u64 = 32;
 
 /// The most batches of a span.
 const MAX_SPAN: usize = 64;
-
-/// Batches for which a chunk stays beside those of two windows of the random mixture.
-const PATIENCE: u64 = 8;

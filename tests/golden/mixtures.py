@@ -71,6 +71,7 @@ def sequence(sources, epoch_size, batching, phases, seed, epochs):
         counts = apportion(weights, (end - first) // unit)
         dealt = word(counts, derive(seed, [5, first]))
         before = [list(accumulate(dealt, lambda n, s: n + (s == i), initial=0)) for i in range(len(samples))]
+        had = [0] * len(samples)
         for position in range(first, end):
             at = position - first
             if batching == "random":
@@ -79,6 +80,9 @@ def sequence(sources, epoch_size, batching, phases, seed, epochs):
                 at = start + permutation(size, derive(seed, [6, first + start]))(at - start) if size > 1 else at
             source = dealt[at // unit]
             draw = drawn[source] + before[source][at // unit] * unit + at % unit
+            if batching == "random":
+                draw = drawn[source] + had[source]
+            had[source] += 1
             result.append((source, draw // samples[source], draw % samples[source]))
         drawn = [n + count * unit for n, count in zip(drawn, counts)]
     return result

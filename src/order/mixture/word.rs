@@ -107,19 +107,80 @@ impl Word {
     }
 }
 
+/// A word read one position after the other, without a division for each.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Walk {
+    /// By node: what the division in [`Node::split`] leaves at its next position.
+    rests: Vec<u64>,
+    /// By source: how often it stands before the next position.
+    pub(super) counts: Vec<u64>,
+}
+
+impl Word {
+    /// Places `walk` at `position`, among `sources` sources.
+    pub(super) fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
+        walk.rests.clear();
+        walk.rests.resize(self.nodes.len(), 0);
+        walk.counts.clear();
+        walk.counts.resize(sources, 0);
+        let mut parts = vec![(self.root, position)];
+        while let Some((side, rank)) = parts.pop() {
+            match side {
+                Side::Source(source) => walk.counts[source as usize] = rank,
+                Side::Node(number) => {
+                    let node = &self.nodes[number as usize];
+                    let (left, rest) = node.divide(rank);
+                    walk.rests[number as usize] = rest;
+                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
+                }
+            }
+        }
+    }
+
+    /// As [`Word::locate`] of the next position of `walk`.
+    #[inline]
+    pub(super) fn step(&self, walk: &mut Walk) -> (u32, u64) {
+        let mut side = self.root;
+        loop {
+            match side {
+                Side::Source(source) => {
+                    let count = &mut walk.counts[source as usize];
+                    *count += 1;
+                    return (source, *count - 1);
+                }
+                Side::Node(number) => {
+                    let Node { len, left, sides, .. } = &self.nodes[number as usize];
+                    let rest = &mut walk.rests[number as usize];
+                    *rest += left;
+                    let is_left = *rest >= *len;
+                    *rest -= if is_left { *len } else { 0 };
+                    side = sides[usize::from(!is_left)];
+                }
+            }
+        }
+    }
+}
+
 impl Node {
     /// How many of the first `position` positions are the left side's, and whether the next one is.
     #[inline]
     fn split(&self, position: u64) -> (u64, bool) {
+        let (left, rest) = self.divide(position);
+        (left, rest + self.left >= self.len) // lengths are far below 2^63
+    }
+
+    /// (`position` * `left` + `phase`) / `len`, and what the division leaves.
+    #[inline]
+    fn divide(&self, position: u64) -> (u64, u64) {
         let Node { len, left, phase, .. } = *self;
         if len <= u64::from(u32::MAX) {
             // len - 1 + len * (len - 1) fits 64 bits.
             let scaled = position * left + phase;
-            return (scaled / len, scaled % len + left >= len);
+            return (scaled / len, scaled % len);
         }
         let (len, left) = (u128::from(len), u128::from(left));
         let scaled = u128::from(position) * left + u128::from(phase);
-        ((scaled / len) as u64, scaled % len + left >= len)
+        ((scaled / len) as u64, (scaled % len) as u64)
     }
 }
 
@@ -148,6 +209,33 @@ mod tests {
             let cases: [&[u64]; 7] =
                 [&[1], &[5, 5], &[0, 3, 0], &[1, 1000], &[7, 2, 1], &[1; 16], &[900, 90, 9, 1]];
             cases.iter().for_each(|counts| check(counts, seed));
+        }
+    }
+
+    #[test]
+    fn a_walk_finds_what_single_positions_have() {
+        let mut walk = Walk::default();
+        for counts in [&[1_u64][..], &[5, 5], &[0, 3, 0], &[7, 2, 1], &[900, 90, 9, 1]] {
+            for seed in 0..20 {
+                let word = Word::new(counts, Key::new(seed));
+                for first in [0, 1, word.len / 2, word.len] {
+                    word.walk_from(first, counts.len(), &mut walk);
+                    for position in first..word.len {
+                        let found = word.step(&mut walk);
+                        assert_eq!(
+                            found,
+                            word.locate(position),
+                            "{position} of {counts:?}, seed {seed}"
+                        );
+                    }
+                    assert_eq!(walk.counts, counts, "seed {seed}");
+                }
+            }
+        }
+        let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
+        long.walk_from(5 << 40, 3, &mut walk);
+        for position in (5 << 40)..(5 << 40) + 10_000 {
+            assert_eq!(long.step(&mut walk), long.locate(position));
         }
     }
 
