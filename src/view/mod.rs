@@ -208,7 +208,7 @@ pub enum ViewError {
         of: u64,
     },
     /// A part of a split has no samples.
-    #[error("part {part}, a share of {share}, has none of {of} samples")]
+    #[error("part {part}, a share of {}, has none of {of} samples", split::shown(*share))]
     EmptyPart {
         /// The name of the part.
         part: String,

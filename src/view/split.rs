@@ -56,7 +56,7 @@ impl Split {
         let sum: f64 = shares.iter().map(|(_, share)| share).sum();
         if (sum - 1.0).abs() > TOLERANCE {
             let list = shares.iter().map(|(name, share)| format!("{name}={share}"));
-            let list = list.collect::<Vec<_>>().join(", ");
+            let (list, sum) = (list.collect::<Vec<_>>().join(", "), shown(sum));
             return refuse(format!("the shares of a split sum to 1, and these to {sum}: {list}"));
         }
         Ok(Split { shares, seed, by })
@@ -165,6 +165,11 @@ const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
 /// "split", as a word of the key.
 const LABEL: u64 = u64::from_be_bytes(*b"\0\0\0split");
 
+/// A share as it is said: sums and differences of decimal numbers are not quite what they stand for.
+pub(super) fn shown(share: f64) -> f64 {
+    (share * 1e10).round() / 1e10
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +183,10 @@ mod tests {
         let why = |text: &str| of(text).unwrap_err().to_string();
         assert!(why("train=0.9,val=0.05").contains("sum to 1, and these to 0.95"));
         assert!(why("train=0.9,val=0.2").contains("train=0.9, val=0.2"));
+        assert!(
+            why("train=0.7,val=0.2").contains("these to 0.9: "),
+            "without the error of 64 bits"
+        );
         assert!(why("train=0").contains("above 0"), "{}", why("train=0"));
         assert!(why("a=NaN").contains("above 0") && why("a=1.5").contains("at most 1"));
         assert!(why("a=0.5,a=0.5").contains("called a"));
