@@ -13,11 +13,13 @@
 //! It shows no newer generation: that is another mount. It has no state that a request leaves behind, but for
 //! the samples that were read in part.
 //!
-//! Long files may be read by the kernel itself (`passthrough.rs`); then files are opened, which costs a request.
+//! Long files may be read by the kernel itself (`passthrough.rs`, `memory.rs`); then files are opened, which costs a
+//! request.
 //!
 //! Read this file first, then `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
 mod filesystem;
+mod memory;
 mod passthrough;
 mod reads;
 mod unanswered;

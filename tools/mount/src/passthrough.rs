@@ -8,9 +8,10 @@
 
 use std::collections::HashMap;
 use std::fs::File as Opened;
-use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 
 use dlfs::posix::{File, Node};
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
@@ -18,11 +19,14 @@ use parking_lot::Mutex;
 
 use dlfs::dataset::Files;
 
+use crate::memory::Memory;
+
 /// The files of a mount, and how the open ones are read.
 pub(crate) struct Passthrough {
     files: Arc<Files>,
     /// The most memory for whole files.
     memory_bytes: u64,
+    memory: Memory,
     state: Mutex<State>,
     /// Threads that read a file whole, and how many may.
     num_reading: AtomicUsize,
@@ -46,7 +50,7 @@ struct State {
 struct Inode {
     handles: u64,
     mode: Mode,
-    memory: Option<Memory>,
+    memory: Option<Whole>,
     /// When it was opened last.
     used: u64,
 }
@@ -62,7 +66,7 @@ enum Mode {
 }
 
 /// The bytes of a file.
-struct Memory {
+struct Whole {
     file: Opened,
     len: u64,
 }
@@ -74,8 +78,17 @@ impl Passthrough {
         most_reading: usize,
         opened: Arc<AtomicU64>,
     ) -> Passthrough {
-        let (state, num_reading, is_refused) = Default::default();
-        Passthrough { files, memory_bytes, state, num_reading, most_reading, is_refused, opened }
+        let (memory, (state, num_reading, is_refused)) = (Memory::new(), Default::default());
+        Passthrough {
+            files,
+            memory_bytes,
+            memory,
+            state,
+            num_reading,
+            most_reading,
+            is_refused,
+            opened,
+        }
     }
 
     /// Answers an open of `file`.
@@ -126,7 +139,7 @@ impl Passthrough {
         let mut state = self.state.lock();
         let kept = read.as_ref().and_then(|read| read.try_clone().ok());
         match (kept, state.inodes.get_mut(&inode)) {
-            (Some(file), Some(known)) => known.memory = Some(Memory { file, len }),
+            (Some(file), Some(known)) => known.memory = Some(Whole { file, len }),
             _ => state.bytes -= len,
         }
         read
@@ -134,22 +147,34 @@ impl Passthrough {
 
     /// Reads a file whole; `None` if that fails: reads by request then say why.
     fn read(&self, file: File, len: u64) -> Option<Opened> {
-        let opened = self.files.open_in_pieces(file, &mut ()).ok()??;
-        let memory =
-            rustix::fs::memfd_create("dlfs-mount", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
-        let mut memory = Opened::from(memory);
-        let mut piece = vec![0; len.min(PIECE_BYTES) as usize];
-        let mut done = 0;
-        while done < len {
-            let wanted = (len - done).min(PIECE_BYTES) as usize;
-            let read = opened.read_at(done, &mut piece[..wanted], &mut ()).ok()?;
-            if read == 0 {
-                return None;
+        let memory = self.memory.file(len).ok()?;
+        let next = AtomicU64::new(0);
+        let copy = || self.copy(file, len, &next, &memory);
+        let is_whole = thread::scope(|scope| {
+            let second = thread::Builder::new().name("dlfs-whole".into());
+            let second = second.spawn_scoped(scope, copy).ok(); // or this thread reads all
+            let first = copy();
+            first && second.is_none_or(|second| second.join().unwrap_or(false))
+        });
+        is_whole.then_some(memory)
+    }
+
+    /// Copies pieces of a file from `next` on, which other threads move on too; whether all could be read.
+    fn copy(&self, file: File, len: u64, next: &AtomicU64, memory: &Opened) -> bool {
+        loop {
+            let at = next.fetch_add(PIECE_BYTES, Ordering::Relaxed);
+            if at >= len {
+                return true;
             }
-            memory.write_all(&piece[..read]).ok()?;
-            done += read as u64;
+            let end = len.min(at + PIECE_BYTES);
+            let Ok(read) = self.files.dataset().read_range(file.id, at..end, &mut ()) else {
+                return false;
+            };
+            let bytes = read.bytes(0);
+            if bytes.len() as u64 != end - at || memory.write_all_at(bytes, at).is_err() {
+                return false;
+            }
         }
-        Some(memory)
     }
 
     /// Answers in the mode of the inode, which the first open decides.
@@ -218,5 +243,5 @@ impl State {
 
 /// Files up to this length are read by requests: the samples up to it are not verified in pieces.
 const SHORT_BYTES: u64 = 1 << 20;
-/// What is read at a time.
+/// What a thread reads at a time: a multiple of a large page.
 const PIECE_BYTES: u64 = 4 << 20;
