@@ -10,6 +10,7 @@ mod support;
 #[path = "../support/throttle.rs"]
 mod throttle;
 
+mod guest;
 mod names;
 mod places;
 mod programs;
@@ -22,8 +23,9 @@ use support::Options;
 const USAGE: &str = "cargo bench --bench doors -- [--only PARTS] [--rounds N] [--at DIR] ...
 
 Needs `cargo build --release -p dlfs-cli -p dlfs-preload` before, root and /dev/fuse; squashfuse and mksquashfs for the
-sides of that name, Python for the parts `folder` and `records`, with torchvision (--python) for its ImageFolder.
-PARTS, separated by commas: small, long, names, folder, records.";
+sides of that name, Python for the parts `folder` and `records`, with torchvision (--python) for its ImageFolder, and
+for the part `guest` what tools/check --setup installs.
+PARTS, separated by commas: small, long, names, folder, records, guest.";
 
 /// Measures one part and prints its rows.
 type Measure = fn(&places::Places, &Options);
@@ -33,7 +35,7 @@ fn main() {
     let options = Options::parse(
         USAGE,
         &[
-            ("only", "small,long,names,folder,records"),
+            ("only", "small,long,names,folder,records,guest"),
             ("rounds", "5"),
             ("at", "target"),
             ("files", "20000"),
@@ -44,21 +46,28 @@ fn main() {
             ("record-mib", "128"),
             ("link-mb", "300"),
             ("python", "python3"),
+            ("guest-files", "8192"),
+            ("guest-pictures", "1024"),
+            ("guest-window", "32M"),
             ("side", ""),
             ("folder", ""),
+            ("paths", ""),
         ],
     );
-    if options.text("side") == "files" {
-        return reads::side(&options);
+    match options.text("side") {
+        "files" => return reads::side(&options),
+        "listed" => return reads::listed(&options),
+        _ => {}
     }
     println!("{}", support::machine());
     let places = places::Places::new(options.text("at"));
-    let parts: [(&str, Measure); 5] = [
+    let parts: [(&str, Measure); 6] = [
         ("small", reads::small),
         ("long", reads::long),
         ("names", names::names),
         ("folder", programs::folder),
         ("records", records::records),
+        ("guest", guest::guest),
     ];
     report::header();
     for part in options.text("only").split(',') {

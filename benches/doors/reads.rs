@@ -168,6 +168,21 @@ pub(crate) fn side(options: &Options) {
     }
 }
 
+/// Opens, reads and closes once the files of a list, in its order; prints files a second. It looks at the folder
+/// before: preload then opens the data set, as a file system is mounted before.
+pub(crate) fn listed(options: &Options) {
+    let folder = PathBuf::from(options.text("folder"));
+    let list = std::fs::read_to_string(options.text("paths")).expect("a list of paths");
+    let files: Vec<PathBuf> = list.lines().map(|path| folder.join(path)).collect();
+    assert!(std::fs::metadata(&folder).expect("the folder").is_dir());
+    let mut buffer = vec![0; 256 << 10];
+    let began = Instant::now();
+    for path in &files {
+        assert!(read_file(path, &mut buffer) > 0);
+    }
+    println!("{}", files.len() as f64 / began.elapsed().as_secs_f64());
+}
+
 /// Opens, reads and closes all files below `folder` in an order of this round; files a second.
 fn open_read_close(folder: &Path, round: u64) -> f64 {
     let mut files = Vec::new();
