@@ -9,6 +9,8 @@ thread_local! {
     /// How deep the calling thread is inside of this library's own work. Without a destructor, so that it
     /// allocates nothing.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread is one of the library, once that was asked.
+    static OURS: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
 /// Whether the calling thread works for this library, so that its calls are for the C library alone.
@@ -65,12 +67,19 @@ fn is_single() -> bool {
 /// Numbers below are left to the program.
 const LOW: c_int = 64;
 
-/// Threads that the library starts have names with this prefix.
+/// Threads that the library starts have names with this prefix, from before their first call on.
 fn is_thread_of_ours() -> bool {
-    let mut name = [0u8; 16];
-    // SAFETY: PR_GET_NAME writes 16 bytes.
-    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
-    name.starts_with(b"dlfs-")
+    let look = || {
+        let mut name = [0u8; 16];
+        // SAFETY: PR_GET_NAME writes 16 bytes.
+        unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+        name.starts_with(b"dlfs-")
+    };
+    OURS.with(|ours| {
+        let is_ours = ours.get().unwrap_or_else(look);
+        ours.set(Some(is_ours));
+        is_ours
+    })
 }
 
 pub(crate) fn errno() -> c_int {
