@@ -363,6 +363,19 @@ fn weights_and_budgets_of_tokens_are_kept_and_bad_ones_refused() {
 }
 
 #[test]
+fn a_mixture_is_cut_by_tokens_and_goes_on_between_any_two_batches() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    let other = source.path("again.dlfs"); // the same samples under another id
+    source.import("files", "again.dlfs");
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/mixed_batches.c"), how);
+        program.run(&[&source.address(), other.to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn samples_are_deleted_and_their_space_is_freed() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
