@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use dlfs::auth::{ConfiguredPsk, Derivation, Hash, Secret};
 use dlfs::nvme::{Address, Nqn};
+use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::tcp::discover;
 use dlfs::qpair::{ConnectOptions, open};
@@ -119,8 +120,15 @@ fn tls_keys(key: ConfiguredPsk) -> HostKeys {
     HostKeys { tls_keys: vec![key], ..HostKeys::default() }
 }
 
-/// Boots Linux's host, which connects to `first` with `key` and tries it; then it runs the script.
-fn run(suite: &str, first: &Target, key: &ConfiguredPsk, script: &str) -> String {
+/// Boots Linux's host, which connects to `first` with `key` and tries it; then it runs the script, which finds the
+/// files in /lab.
+fn run_with(
+    suite: &str,
+    first: &Target,
+    key: &ConfiguredPsk,
+    script: &str,
+    files: &[PathBuf],
+) -> String {
     let mut file = NamedTempFile::new().unwrap();
     writeln!(file, "{}{READS}\n{script}", linux_host::CONNECTS).unwrap();
     let lab = ["tests", "interop", "linux-nvme-host"];
@@ -129,6 +137,9 @@ fn run(suite: &str, first: &Target, key: &ConfiguredPsk, script: &str) -> String
     command.args(["--suite", suite, "--nqn", first.nqn().as_str(), "--hostnqn", HOSTNQN]);
     command.args(["--port", &first.local_addr().port().to_string(), "--tls-key", &key.to_text()]);
     command.args(["--write", "--timeout", "550", "--script"]).arg(file.path());
+    for file in files {
+        command.arg("--file").arg(file);
+    }
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -180,6 +191,75 @@ fn linuxs_host_and_we_connect_with_a_key_that_an_old_libnvme_derived() {
     run("trixie", &target, &key(1, Hash::Sha256), "true");
     assert!(target.stats().writes > 0);
 }
+
+fn run(suite: &str, first: &Target, key: &ConfiguredPsk, script: &str) -> String {
+    run_with(suite, first, key, script, &[])
+}
+
+/// Linux's keyring of keys for TLS exists where its NVMe/TCP is loaded: in the guest, into which this program goes.
+/// nvme-cli puts the key there, of the kernel's type `psk`.
+#[test]
+fn our_host_in_linux_takes_the_key_of_the_kernels_keyring() {
+    if !linux_target::is_there("our host with a key of Linux's keyring") {
+        return;
+    }
+    let target = serve("keyring", tls_keys(key(1, Hash::Sha384)));
+    let other = serve("no-key", tls_keys(key(2, Hash::Sha384)));
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("ours");
+    let ours = std::env::current_exe().unwrap();
+    assert!(Command::new("strip").arg("-o").args([&program, &ours]).status().unwrap().success());
+    let linked = Command::new("ldd").arg(&program).output().unwrap();
+    let linked = String::from_utf8(linked.stdout).unwrap();
+    // The C library is the guest's own.
+    let is_ours = |path: &&str| {
+        path.starts_with('/')
+            && !["/libc.", "/libm.", "/ld-"].iter().any(|other| path.contains(other))
+    };
+    let libraries = linked.split_whitespace().filter(is_ours).map(PathBuf::from);
+    let files: Vec<PathBuf> = [program].into_iter().chain(libraries).collect();
+    let address = |target: &Target| target.address(dlfs::units::Nsid(1)).to_string();
+    let script = format!(
+        "inserted {} {} {}\nchmod +x /lab/ours\n\
+         {IN_THE_GUEST}='{} {}' LD_LIBRARY_PATH=/lab /lab/ours --exact reads_with_the_key_of_the_keyring \
+         --nocapture >/tmp/said 2>&1 || {{ cat /tmp/said; exit 1; }}\n\
+         grep '{READ_IT}' /tmp/said || {{ cat /tmp/said; exit 1; }}\n",
+        target.local_addr().port(),
+        target.nqn(),
+        *key(1, Hash::Sha384).to_text(),
+        address(&target),
+        address(&other),
+    );
+    let first = serve("first", tls_keys(key(3, Hash::Sha256)));
+    run_with("forky", &first, &key(3, Hash::Sha256), &script, &files);
+    assert!(target.stats().read_bytes >= 1 << 20);
+    assert_eq!(other.stats().read_bytes, 0);
+}
+
+/// What the test above runs in the guest.
+#[test]
+fn reads_with_the_key_of_the_keyring() {
+    let Ok(addresses) = std::env::var(IN_THE_GUEST) else {
+        println!("SKIPPED: another test runs this in a guest");
+        return;
+    };
+    let (address, other) = addresses.split_once(' ').unwrap();
+    let tls_keyring = Some(dlfs::tls::keyring::NVME.to_owned());
+    let hostnqn = Some(Nqn::new(HOSTNQN).unwrap());
+    let options = ConnectOptions { hostnqn, tls_keyring, ..long_timeouts() };
+    let device = open(&address.parse().unwrap(), &options)
+        .unwrap_or_else(|error| panic!("{}", error.report()));
+    assert_eq!(device.namespace().engine, "tcp (TLS)");
+    let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    assert!(io.read(0, 1 << 20).unwrap().iter().all(|byte| *byte == 0));
+    let error = open(&other.parse().unwrap(), &options).map(drop).unwrap_err();
+    let text = error.report().to_string();
+    assert!(text.contains("no key for host"), "{text}");
+    println!("{READ_IT}");
+}
+
+const IN_THE_GUEST: &str = "DLFS_TEST_TARGETS_OF_GUEST";
+const READ_IT: &str = "read with the key of the keyring";
 
 /// Functions of the guest's shell: a key of the kernel's, a connect that reads, and one that fails.
 const READS: &str = r#"

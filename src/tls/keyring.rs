@@ -1,7 +1,8 @@
 //! Keys of TLS in a keyring of the kernel, where nvme-cli (`nvme gen-tls-key --insert`) and tlshd keep them.
 //!
 //! Such a key is that of one host and one subsystem, ready for use: its description is its identity, its payload
-//! the pre-shared key. The kernel lets only root, and whoever possesses the keyring, read it.
+//! the pre-shared key. nvme-cli leaves it readable by whoever possesses it, so the calling thread takes hold of the
+//! keyring for a moment, which the kernel lets only its owner do: root.
 #![allow(unsafe_code)] // keyctl(2), which has no safe wrapper here
 
 use std::ffi::c_long;
@@ -53,8 +54,9 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     let uid = getuid().as_raw();
     let keyring = keys.lines().find_map(|line| keyring_of(line, name, uid));
     let keyring = keyring.ok_or_else(|| KeyringError::NoKeyring(name.to_owned()))?;
+    let _held = Held::new(keyring);
     let members = call(READ, keyring).map_err(unreadable)?;
-    let mut found = Vec::new();
+    let (mut found, mut unread) = (Vec::new(), None);
     for member in members.as_chunks().0 {
         let serial = i32::from_le_bytes(*member); // the processor's order, which is x86-64's
         let Some(identity) = identity_of(serial) else { continue };
@@ -63,16 +65,51 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
         if !is_theirs || parts.origin != Origin::Retained {
             continue;
         }
-        let Ok(key) = call(READ, serial) else { continue };
-        let rank = (parts.version == IdentityVersion::V1, parts.hash);
-        found.extend(TlsPsk::stored(&identity, &key).map(|psk| (rank, psk)));
+        match call(READ, serial) {
+            Ok(key) => {
+                let rank = (parts.version == IdentityVersion::V1, parts.hash);
+                found.extend(TlsPsk::stored(&identity, &key).map(|psk| (rank, psk)));
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => unread = Some(error),
+        }
     }
     let best = found.into_iter().max_by_key(|(rank, _)| *rank);
-    best.map(|(_, psk)| psk).ok_or_else(|| KeyringError::NoKey {
-        name: name.to_owned(),
-        hostnqn: hostnqn.to_string(),
-        subnqn: subnqn.to_string(),
+    best.map(|(_, psk)| psk).ok_or_else(|| match unread {
+        Some(why) => unreadable(why),
+        None => KeyringError::NoKey {
+            name: name.to_owned(),
+            hostnqn: hostnqn.to_string(),
+            subnqn: subnqn.to_string(),
+        },
     })
+}
+
+/// Whether the key no longer counts, or ended meanwhile.
+fn is_gone(error: &io::Error) -> bool {
+    [libc::EKEYEXPIRED, libc::EKEYREVOKED, libc::ENOKEY].map(Some).contains(&error.raw_os_error())
+}
+
+/// A keyring in the keyring of the calling thread, which so possesses its keys.
+struct Held(i32);
+
+impl Held {
+    fn new(keyring: i32) -> Held {
+        link(LINK, keyring); // if it is refused, the keys may be readable all the same
+        Held(keyring)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        link(UNLINK, self.0); // it may not have been linked
+    }
+}
+
+/// Puts a keyring into that of the thread, or takes it out.
+fn link(operation: c_long, keyring: i32) {
+    // SAFETY: both operations take two serial numbers and no address.
+    unsafe { libc::syscall(libc::SYS_keyctl, operation, c_long::from(keyring), THREAD_KEYRING) };
 }
 
 /// The serial number in a line of /proc/keys that is about this keyring, if it is root's or the user's own.
@@ -117,7 +154,10 @@ fn call(operation: c_long, serial: i32) -> io::Result<Zeroizing<Vec<u8>>> {
 
 // linux/keyctl.h.
 const DESCRIBE: c_long = 6;
+const LINK: c_long = 8;
+const UNLINK: c_long = 9;
 const READ: c_long = 11;
+const THREAD_KEYRING: c_long = -1;
 /// The types of keys: Linux's own NVMe's, and that of keyrings elsewhere.
 const KINDS: [&str; 2] = ["psk", "user"];
 
