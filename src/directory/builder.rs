@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
+use crate::directory::aside::{ChecksumsAside, KeepsAside};
 use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
 use crate::directory::deleted::{Bits, DeletedSet};
 use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
@@ -45,6 +46,8 @@ pub struct DirectoryBuilder {
     checkpoints: Vec<Checkpoint>,
     lengths: Vec<u8>,
     checksums: Vec<u8>,
+    /// The checksums, in the place of those above.
+    aside: Option<ChecksumsAside>,
     /// By slot; empty while no sample has one.
     labels: Vec<i64>,
     label_range: LabelRange,
@@ -78,6 +81,9 @@ struct Shuffled {
     name_text: Vec<u8>,
 }
 
+/// Appends the name of a sample to a buffer.
+pub type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
+
 /// A sample to be added to the columns.
 struct NewSample<'a> {
     id: u64,
@@ -100,6 +106,7 @@ impl DirectoryBuilder {
             checkpoints: Vec::new(),
             lengths: Vec::new(),
             checksums: Vec::new(),
+            aside: None,
             labels: Vec::new(),
             label_range: LabelRange::default(),
             typed: ColumnTable::default(),
@@ -146,6 +153,16 @@ impl DirectoryBuilder {
     /// anyway, and ends with [`finish_named`](Self::finish_named).
     pub fn without_names(self) -> DirectoryBuilder {
         DirectoryBuilder { names_come_last: true, ..self }
+    }
+
+    /// Keeps the checksums, 4 bytes a sample, in `kept` instead of memory. The directory can be committed, and not
+    /// read until it is opened again.
+    ///
+    /// # Panics
+    /// If it has samples already.
+    pub fn with_checksums_aside(self, kept: Box<dyn KeepsAside>) -> DirectoryBuilder {
+        assert!(self.next_slot() == Slot(0), "all checksums are kept in one place");
+        DirectoryBuilder { aside: Some(ChecksumsAside::new(kept)), ..self }
     }
 
     /// The first slot of the next chunk; also the number of samples so far.
@@ -362,15 +379,32 @@ impl DirectoryBuilder {
         time_ns: u64,
         name: impl Fn(SampleId) -> &'n [u8],
     ) -> Result<Directory, FormatError> {
-        assert!(self.names_come_last, "the builder kept the names of its headers");
-        self.finish_with(generation, time_ns, Some(&name))
+        self.finish_named_by(generation, time_ns, &mut |id, out| {
+            out.extend_from_slice(name(id));
+            Ok(())
+        })
     }
 
-    fn finish_with<'n>(
+    /// As [`finish_named`](Self::finish_named), with names that `name` appends to an empty buffer. Ids ascend, and
+    /// the names of the first ones may not be asked for.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); those of `name`.
+    pub fn finish_named_by(
+        self,
+        generation: Generation,
+        time_ns: u64,
+        name: &mut GiveName<'_>,
+    ) -> Result<Directory, FormatError> {
+        assert!(self.names_come_last, "the builder kept the names of its headers");
+        self.finish_with(generation, time_ns, Some(name))
+    }
+
+    fn finish_with(
         mut self,
         generation: Generation,
         time_ns: u64,
-        given: Option<&dyn Fn(SampleId) -> &'n [u8]>,
+        given: Option<&mut GiveName<'_>>,
     ) -> Result<Directory, FormatError> {
         let placements: Vec<Placement> = self.parts.iter().map(|p| Placement::new(*p)).collect();
         self.check_ids(&placements)?;
@@ -403,6 +437,10 @@ impl DirectoryBuilder {
                 checkpoints: joined(|base| &base.checkpoints, self.checkpoints.as_bytes().to_vec()),
                 lengths: joined(|base| &base.lengths, self.lengths),
                 checksums: joined(|base| &base.checksums, self.checksums),
+                aside: self.aside.map(|mut aside| {
+                    aside.flush();
+                    Arc::new(aside)
+                }),
             },
             tree: Arc::new(tree.into()),
             deleted_ids,
@@ -467,7 +505,10 @@ impl DirectoryBuilder {
         }
         self.push_label(new.label);
         self.lengths.extend_from_slice(&new.len.to_le_bytes());
-        self.checksums.extend_from_slice(&new.crc.to_le_bytes());
+        match &mut self.aside {
+            Some(aside) => aside.push(new.len, new.crc),
+            None => self.checksums.extend_from_slice(&new.crc.to_le_bytes()),
+        }
         if self.shuffled.is_none() && new.id != slot {
             let (ids, name_ends, name_text) = Default::default();
             self.shuffled = Some(Shuffled { first_slot: slot, ids, name_ends, name_text });
@@ -577,10 +618,10 @@ impl DirectoryBuilder {
         })
     }
 
-    fn names<'n>(
+    fn names(
         &mut self,
         placements: &[Placement],
-        given: Option<&dyn Fn(SampleId) -> &'n [u8]>,
+        given: Option<&mut GiveName<'_>>,
     ) -> Result<Names, FormatError> {
         let end = self.next_slot().0;
         let mut names = std::mem::take(&mut self.names);
@@ -589,7 +630,12 @@ impl DirectoryBuilder {
             (None, _) => {}
             (Some(Shuffled { first_slot, ids, .. }), Some(name)) => {
                 drop(ids); // checked already
-                (first_slot..end).for_each(|id| names.push(name(SampleId(id))));
+                let mut text = Vec::new();
+                for id in first_slot..end {
+                    text.clear();
+                    name(SampleId(id), &mut text)?;
+                    names.push(&text);
+                }
             }
             (Some(shuffled), None) => slots_by_id(placements, shuffled.first_slot)
                 .for_each(|slot| names.push(shuffled.name(slot))),

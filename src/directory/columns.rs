@@ -4,10 +4,12 @@
 //! builder did, from the nearest checkpoint before the sample.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::directory::aside::ChecksumsAside;
 use crate::directory::{Bytes, Directory};
 use crate::format::chunk::ChunkId;
 use crate::format::error::{at_most, equal};
@@ -77,6 +79,8 @@ pub(crate) struct Columns {
     pub(crate) checkpoints: Bytes,
     pub(crate) lengths: Bytes,
     pub(crate) checksums: Bytes,
+    /// The checksums, in the place of those above, of a directory that is only committed.
+    pub(super) aside: Option<Arc<ChecksumsAside>>,
 }
 
 impl Columns {
@@ -226,7 +230,9 @@ impl Columns {
     /// its chunk, and the checkpoints match.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
-        equal("length of the checksums", self.lengths.len() as u64, self.checksums.len() as u64)?;
+        let checksums = self.checksums.len() as u64;
+        let checksums = self.aside.as_ref().map_or(checksums, |aside| aside.len_bytes());
+        equal("length of the checksums", self.lengths.len() as u64, checksums)?;
         let (table, lengths) = (self.table(), self.lengths.items::<U32>());
         equal("bytes behind the chunk table", 0, (self.chunks.len() % 40) as u64)?;
         at_most("number of chunks", table.len() as u64, u64::from(u32::MAX) - 1)?;
@@ -251,6 +257,9 @@ impl Columns {
 
     /// An empty sample is read without verifying its checksum, so it is verified here.
     fn check_empty_samples(&self) -> Result<(), FormatError> {
+        if let Some(aside) = &self.aside {
+            return aside.check_empty_samples();
+        }
         let (lengths, checksums) = (self.lengths.items::<U32>(), self.checksums.items::<U32>());
         let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
         // Branch-free per sample.

@@ -35,6 +35,7 @@
 //! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot, and
 //! `rewritten.rs` makes that of a purge.
 
+mod aside;
 mod builder;
 mod bytes;
 mod columns;
@@ -57,7 +58,8 @@ mod viewed;
 
 use std::sync::{Arc, OnceLock};
 
-pub use builder::DirectoryBuilder;
+pub use aside::KeepsAside;
+pub use builder::{DirectoryBuilder, GiveName};
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
 pub use intact::Intact;

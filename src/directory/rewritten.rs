@@ -63,6 +63,7 @@ impl Directory {
             checkpoints: checkpoints.as_bytes().to_vec().into(),
             lengths,
             checksums,
+            aside: None,
         };
         let metadata = ImageMetadata { started_ns, freed: Vec::new(), ..(*self.metadata).clone() };
         let mut directory = Directory {

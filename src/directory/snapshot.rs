@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::directory::aside::ChecksumsAside;
 use crate::directory::columns::Columns;
 use crate::directory::deleted::DeletedSet;
 use crate::directory::labels::Labels;
@@ -83,6 +84,7 @@ impl Directory {
             checkpoints: source.column(kind::CHECKPOINTS)?,
             lengths: source.column(kind::LENGTHS)?,
             checksums: source.column(kind::CHECKSUMS)?,
+            aside: None,
         };
         equal("length of the lengths", n.saturating_mul(4), columns.lengths.len() as u64)?;
         let deleted = |kind| match head.section(kind) {
@@ -216,38 +218,46 @@ impl Directory {
     /// `NotLoaded`: the names are still on media.
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let (tree, names) = (self.tree()?, self.names()?);
-        let mut sections: Vec<(u16, u64, Bytes)> = Vec::new();
+        let mut sections: Vec<(u16, u64, Content)> = Vec::new();
         if !self.typed.all().is_empty() || !self.field_types().is_empty() {
             let (bytes, head_len) = self.typed.encode(self.field_types());
-            sections.push((kind::TYPED, head_len, bytes.into()));
+            sections.push((kind::TYPED, head_len, Bytes::from(bytes).into()));
         }
+        let checksums = match &self.columns.aside {
+            Some(aside) => Content::Aside(aside.clone()),
+            None => self.columns.checksums.clone().into(),
+        };
         sections.extend([
-            (kind::FACTS, 0, self.encode_facts().into()),
-            (kind::CHUNKS, 0, self.columns.chunks.clone()),
-            (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone()),
-            (kind::LENGTHS, 0, self.columns.lengths.clone()),
-            (kind::CHECKSUMS, 0, self.columns.checksums.clone()),
-            (kind::TREE_KEYS, tree.len(), tree.keys().clone()),
-            (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone()),
+            (kind::FACTS, 0, Bytes::from(self.encode_facts()).into()),
+            (kind::CHUNKS, 0, self.columns.chunks.clone().into()),
+            (kind::CHECKPOINTS, 0, self.columns.checkpoints.clone().into()),
+            (kind::LENGTHS, 0, self.columns.lengths.clone().into()),
+            (kind::CHECKSUMS, 0, checksums),
+            (kind::TREE_KEYS, tree.len(), tree.keys().clone().into()),
+            (kind::TREE_IDS, tree.ids().1, tree.ids().0.clone().into()),
         ]);
         let deleted =
             [(kind::DELETED_IDS, &self.deleted_ids), (kind::DELETED_SLOTS, &self.deleted_slots)];
         for (kind, set) in deleted {
-            sections.extend(set.bits().map(|bits| (kind, 0, bits.clone())));
+            sections.extend(set.bits().map(|bits| (kind, 0, bits.clone().into())));
         }
         if let Some(labels) = &self.labels {
-            sections.push((kind::LABELS, labels.width_bytes() as u64, labels.shared().clone()));
+            sections.push((
+                kind::LABELS,
+                labels.width_bytes() as u64,
+                labels.shared().clone().into(),
+            ));
         }
-        sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone()));
-        sections.push((kind::NAMES, 0, names.text.clone()));
+        sections.push((kind::NAME_BLOCKS, 0, names.blocks.clone().into()));
+        sections.push((kind::NAMES, 0, names.text.clone().into()));
         if let Some(order) = &names.order {
             let width = id_width(self.num_samples()) as u64;
-            sections.push((kind::NAME_ORDER, width, order.clone()));
+            sections.push((kind::NAME_ORDER, width, order.clone().into()));
         }
         if !self.origins()?.is_empty()
             && let Some(origins) = self.origins.get()
         {
-            sections.push((kind::ORIGINS, 0, origins.clone()));
+            sections.push((kind::ORIGINS, 0, origins.clone().into()));
         }
         Ok(SnapshotWriter::new(self, sections))
     }
@@ -259,7 +269,7 @@ impl Directory {
     pub fn to_snapshot(&self) -> Result<Vec<u8>, FormatError> {
         let snapshot = self.snapshot()?;
         let mut bytes = vec![0; snapshot.len_bytes() as usize];
-        snapshot.read_at(0, &mut bytes);
+        snapshot.read_at(0, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -361,19 +371,58 @@ impl Directory {
 pub struct SnapshotWriter {
     head: [u8; SNAPSHOT_HEAD_BYTES],
     /// The offset of each piece, ascending; zeroes lie between them.
-    pieces: Vec<(u64, Bytes)>,
+    pieces: Vec<(u64, Content)>,
     len: u64,
 }
 
+/// The bytes of a section.
+#[derive(Debug)]
+enum Content {
+    Here(Bytes),
+    Aside(Arc<ChecksumsAside>),
+}
+
+impl From<Bytes> for Content {
+    fn from(bytes: Bytes) -> Content {
+        Content::Here(bytes)
+    }
+}
+
+impl Content {
+    fn len(&self) -> u64 {
+        match self {
+            Content::Here(bytes) => bytes.len() as u64,
+            Content::Aside(aside) => aside.len_bytes(),
+        }
+    }
+
+    fn crc32c(&self) -> u32 {
+        match self {
+            Content::Here(bytes) => crc32c(bytes),
+            Content::Aside(aside) => aside.crc32c(),
+        }
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        match self {
+            Content::Here(bytes) => {
+                out.copy_from_slice(&bytes[at as usize..at as usize + out.len()]);
+                Ok(())
+            }
+            Content::Aside(aside) => aside.read_at(at, out),
+        }
+    }
+}
+
 impl SnapshotWriter {
-    fn new(directory: &Directory, contents: Vec<(u16, u64, Bytes)>) -> SnapshotWriter {
+    fn new(directory: &Directory, contents: Vec<(u16, u64, Content)>) -> SnapshotWriter {
         let mut len = SNAPSHOT_HEAD_BYTES as u64;
         let (mut sections, mut pieces) = (Vec::new(), Vec::new());
         for (kind, param, bytes) in contents {
             let alignment = section_alignment(directory.layout.version, kind);
-            let (offset, crc32c) = (len.next_multiple_of(alignment), crc32c(&bytes));
-            sections.push(Section { kind, offset, len: bytes.len() as u64, crc32c, param });
-            len = offset + bytes.len() as u64;
+            let (offset, crc32c) = (len.next_multiple_of(alignment), bytes.crc32c());
+            sections.push(Section { kind, offset, len: bytes.len(), crc32c, param });
+            len = offset + bytes.len();
             pieces.push((offset, bytes));
         }
         let len = len.next_multiple_of(4096);
@@ -400,24 +449,31 @@ impl SnapshotWriter {
     }
 
     /// Copies the bytes from `offset` on into `out`; zeroes past the end.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) {
+    ///
+    /// # Errors
+    /// A column that is kept elsewhere cannot be read.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), FormatError> {
         out.fill(0);
-        copy_overlap(offset, out, 0, &self.head);
-        let end = offset.saturating_add(out.len() as u64);
-        let from = self.pieces.partition_point(|(at, piece)| at + piece.len() as u64 <= offset);
-        for (at, piece) in self.pieces[from..].iter().take_while(|(at, _)| *at < end) {
-            copy_overlap(offset, out, *at, piece);
+        if let Some((own, from)) = overlap(offset, out.len(), 0, self.head.len() as u64) {
+            let len = own.len();
+            out[own].copy_from_slice(&self.head[from as usize..from as usize + len]);
         }
+        let end = offset.saturating_add(out.len() as u64);
+        let from = self.pieces.partition_point(|(at, piece)| at + piece.len() <= offset);
+        for (at, piece) in self.pieces[from..].iter().take_while(|(at, _)| *at < end) {
+            if let Some((own, from)) = overlap(offset, out.len(), *at, piece.len()) {
+                piece.read_at(from, &mut out[own])?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Copies the overlap of `piece`, which lies at `at`, and `out`, which lies at `offset`.
-fn copy_overlap(offset: u64, out: &mut [u8], at: u64, piece: &[u8]) {
-    let (start, end) = (offset.max(at), (offset + out.len() as u64).min(at + piece.len() as u64));
-    if start < end {
-        let from = &piece[(start - at) as usize..(end - at) as usize];
-        out[(start - offset) as usize..(end - offset) as usize].copy_from_slice(from);
-    }
+/// The range of `out_len` bytes that lie at `offset` which a piece of `len` bytes at `at` fills, and where in the
+/// piece it begins.
+fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usize>, u64)> {
+    let (start, end) = (offset.max(at), (offset + out_len as u64).min(at + len));
+    (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
 }
 
 /// The sections of a snapshot, or of the part of one that begins at `base`, without the range `gap`.

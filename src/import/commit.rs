@@ -41,11 +41,12 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
         |at, piece| {
             let at = at as usize; // a record is in memory
             piece.copy_from_slice(&commit.record[at..at + piece.len()]);
+            Ok(())
         },
     )?;
     let len = commit.snapshot.len_bytes();
     write_range(&mut channel, &layout, commit.snapshot_range, len, |at, piece| {
-        commit.snapshot.read_at(at, piece);
+        commit.snapshot.read_at(at, piece).map_err(Error::from)
     })?;
     for step in commit.steps() {
         lease.check()?;
@@ -65,14 +66,14 @@ fn write_range(
     layout: &ImageLayout,
     range: CellRange,
     len: u64,
-    fill: impl Fn(u64, &mut [u8]),
+    fill: impl Fn(u64, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
     let start = layout.offset_of(range.cell).map_err(Error::from)?;
     let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
     let mut at = 0;
     while at < len {
         buf.truncate((len - at).min(PIECE_BYTES) as usize);
-        fill(at, &mut buf);
+        fill(at, &mut buf)?;
         let written = buf.len() as u64;
         buf = channel.write(range.namespace, start + at, buf)?;
         at += written;

@@ -53,6 +53,7 @@ mod scan;
 mod snapshot;
 pub mod sources;
 mod streamed;
+mod temporary;
 mod worker;
 mod write_behind;
 mod writer;

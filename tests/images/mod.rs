@@ -328,7 +328,7 @@ impl Image {
         let mut window = vec![0; 12_288];
         for offset in (0..commit.snapshot.len_bytes()).step_by(window.len()) {
             let len = (commit.snapshot.len_bytes() - offset).min(window.len() as u64) as usize;
-            commit.snapshot.read_at(offset, &mut window[..len]);
+            commit.snapshot.read_at(offset, &mut window[..len]).unwrap();
             let bytes = window[..len].to_vec();
             self.write(commit.snapshot_range.namespace, at + offset, &bytes);
         }

@@ -114,7 +114,11 @@ fn widen(pipe: &impl AsFd) {
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
-fn nameless_file(folder: &Path) -> io::Result<File> {
+/// A file in `folder` that disappears when it is closed.
+///
+/// # Errors
+/// Those of the file system.
+pub(in crate::import) fn nameless_file(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
     match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {

@@ -19,6 +19,7 @@ use crate::import::options::{Progress, Stage};
 use crate::import::part_sum::PartSum;
 use crate::import::prepare;
 use crate::import::scan::BLOCK_BYTES;
+use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
 use crate::qpair::ConnectOptions;
 use crate::units::{SampleId, Slot};
@@ -163,7 +164,9 @@ impl WritePlan {
             return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
         }
         progress.stage(Stage::Committing, samples, 0);
-        let builder = DirectoryBuilder::new(journal.layout);
+        // Nothing reads the checksums before they are in the snapshot.
+        let builder = DirectoryBuilder::new(journal.layout)
+            .with_checksums_aside(Box::new(TemporaryColumn::new()));
         let mut merge = Merge { builder, sequence: 0 };
         let mut channel = media.channel();
         for part in parts {
