@@ -15,11 +15,21 @@ use crate::error::{Error, ErrorKind, Result};
 /// `InvalidArgument`: `path` is not a regular file but, for example, a device node. Those of the file
 /// system. The old file is unchanged then.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_file_with(path, |file| file.write_all(bytes))
+}
+
+/// As [`replace_file`], with what `write` writes, which may be more than memory holds.
+///
+/// # Errors
+/// As [`replace_file`]; those of `write`.
+pub(crate) fn replace_file_with(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> Result<()> {
     let place = resolve(path)?;
     let old = permissions_of(path, &place)?;
     let (mut file, draft) = create_draft(&place).map_err(|error| cannot_write(path, error))?;
-    let written = file
-        .write_all(bytes)
+    let written = write(&mut file)
         .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
         .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&draft, &place))

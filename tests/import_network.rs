@@ -11,7 +11,12 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use dlfs::import::{self, EditOptions, ImportOptions, Onto, PlacementOrder};
+use dlfs::import::many::{
+    PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
+};
+use dlfs::import::{
+    self, EditOptions, ImportOptions, NewSample, Onto, PlacementOrder, Writer, WriterOptions,
+};
 use dlfs::nvme::Address;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -343,28 +348,173 @@ fn writers_ask_for_digests_and_readers_for_what_they_are_told() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
 }
 
+/// Writes samples number `ids` to the image.
+fn write(
+    writer: &mut dyn FnMut(&NewSample<'_>) -> dlfs::Result<()>,
+    ids: std::ops::Range<u32>,
+) -> dlfs::Result<()> {
+    for id in ids {
+        let (name, content) = (format!("sample-{id}"), vec![id as u8; 3000]);
+        let fields = [Some(&content[..])];
+        writer(&NewSample {
+            name: Some(name.as_bytes()),
+            fields: &fields,
+            ..NewSample::default()
+        })?;
+    }
+    Ok(())
+}
+
+fn writer_options(onto: Onto) -> WriterOptions {
+    WriterOptions { window_bytes: 100_000, image: short_leased(onto), ..WriterOptions::default() }
+}
+
+#[test]
+fn a_target_that_goes_in_the_middle_ends_a_writer_and_the_generation_before_stands() {
+    let disk = MemNamespace::new(16 << 20, 512).unwrap();
+    let target = serve(&disk);
+    let (listen, image) = (target.local_addr(), [target.address(Nsid(1))]);
+    let connect = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(500), ..short_timeouts() };
+    let begin = |onto| Writer::create(&image, writer_options(onto), &connect);
+    let mut out = begin(Onto::Empty).unwrap();
+    write(&mut |sample| out.write(sample).map(drop), 0..200).unwrap();
+    out.finish().unwrap();
+    let first = contents(&[Arc::new(disk.clone()) as Arc<dyn Device>]).unwrap();
+    assert_eq!(first.len(), 200);
+
+    let mut out = begin(Onto::Append).unwrap();
+    // Six windows: the writer takes the last ones when the first are written.
+    write(&mut |sample| out.write(sample).map(drop), 200..400).unwrap();
+    target.stop();
+    let error = write(&mut |sample| out.write(sample).map(drop), 400..800)
+        .and_then(|()| out.finish().map(drop))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
+    assert_eq!(contents(&[Arc::new(disk.clone()) as Arc<dyn Device>]).unwrap(), first);
+
+    let target = served::serve(std::slice::from_ref(&disk), Some(listen));
+    let mut out = begin(Onto::Append).unwrap();
+    write(&mut |sample| out.write(sample).map(drop), 200..300).unwrap();
+    assert_eq!(out.finish().unwrap().generation.0, 2);
+    target.stop();
+    let devices = [Arc::new(disk) as Arc<dyn Device>];
+    assert_eq!(contents(&devices).unwrap().len(), 300);
+}
+
+#[test]
+fn while_a_part_of_an_append_runs_where_no_lock_is_no_other_change_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, later) = (dir.path().join("first"), dir.path().join("later"));
+    let files = tree(&first, 40, 3000, 1);
+    tree(&later, 80, 6000, 2);
+    let disks = [(); 2].map(|()| MemNamespace::new(16 << 20, 512).unwrap());
+    let target = served::serve(&disks, None);
+    let (image, connect) =
+        ([1, 2].map(|nsid| target.address(Nsid(nsid))), ConnectOptions::default());
+    import_to(&first, &image, &short_leased(Onto::Empty), &connect).unwrap();
+    let (plan, append) = (dir.path().join("append.plan"), short_leased(Onto::Append));
+    plan_import(&paths(&later), &image, &append, &connect, &plan, &mut ()).unwrap();
+    let name = files.keys().next().unwrap().clone();
+    let delete =
+        || import::delete(&image, std::slice::from_ref(&name), &EditOptions::default(), &connect);
+    let mut error = None;
+    let mut meanwhile = || error = delete().err();
+    let mut progress = AfterChunks { left: 2, then: &mut meanwhile };
+    let report = import_part(&plan, 1, &connect, &mut progress).unwrap();
+    assert!(report.chunks > 1, "{report:?}");
+    assert_eq!(error.expect("the image is deleted from").kind(), ErrorKind::Busy);
+    // It has changed nothing, and the part counts; the next change gives the plan up.
+    assert_eq!(import_part(&plan, 1, &connect, &mut ()).unwrap().found, report.chunks);
+    import_part(&plan, 0, &connect, &mut ()).unwrap();
+    delete().unwrap();
+    for part in 0..2 {
+        let error = import_part(&plan, part, &connect, &mut ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Stale, "{error:?}");
+    }
+    assert_eq!(commit_import(&plan, &connect, &mut ()).unwrap_err().kind(), ErrorKind::Stale);
+    target.stop();
+    let devices = disks.map(|disk| Arc::new(disk) as Arc<dyn Device>);
+    assert_eq!(contents(&devices).unwrap().len(), 39);
+}
+
 /// Long: set `DLFS_LONG_TESTS`.
 #[test]
-fn a_network_that_hangs_for_good_ends_an_import_within_the_time_of_one_call() {
+fn a_network_that_hangs_for_good_ends_whatever_writes_within_the_time_of_one_call() {
     if std::env::var_os("DLFS_LONG_TESTS").is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    tree(dir.path(), 300, 20_000, 1);
-    let disk = MemNamespace::new(16 << 20, 512).unwrap();
-    let target = serve(&disk);
-    let wire = Wire::to(target.local_addr());
-    let held_at = std::sync::Mutex::new(None);
-    let mut hold = || {
-        wire.hold();
-        *held_at.lock().unwrap() = Some(Instant::now());
-    };
-    let mut progress = AfterChunks { left: 7, then: &mut hold };
-    let image = [through(&wire)];
+    tree(&dir.path().join("source"), 300, 20_000, 1);
+    let (source, connect) = (paths(&dir.path().join("source")), ConnectOptions::default());
     let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
-    import::import(&paths(dir.path()), &image, &options, &ConnectOptions::default(), &mut progress)
-        .unwrap_err();
-    let lasted = held_at.lock().unwrap().unwrap().elapsed();
-    println!("ended after {lasted:?}");
-    assert!(lasted < Duration::from_secs(70), "{lasted:?}");
+    let plan_of = |image: &[Address], name: &str| {
+        let plan = dir.path().join(name);
+        plan_import(&source, image, &options, &connect, &plan, &mut ()).unwrap();
+        plan
+    };
+    let written = |image: &[Address]| {
+        let options = writer_options(Onto::Empty);
+        WritePlan::create(image, &options, Vec::new(), &connect).unwrap()
+    };
+    let begin = |plan: &WritePlan| PartWriter::begin(plan, 0, PartPlace::Own, &connect).unwrap();
+    let jobs: [(&str, &(dyn Fn(&[Address], &mut Hold<'_>) -> dlfs::Result<()> + Sync)); 6] = [
+        ("import", &|image, hold| {
+            let mut progress = AfterChunks { left: 7, then: hold };
+            import::import(&source, image, &options, &connect, &mut progress).map(drop)
+        }),
+        ("part", &|image, hold| {
+            let plan = plan_of(image, "part.plan");
+            let mut progress = AfterChunks { left: 7, then: hold };
+            import_part(&plan, 0, &connect, &mut progress).map(drop)
+        }),
+        ("commit", &|image, hold| {
+            let plan = plan_of(image, "commit.plan");
+            import_part(&plan, 0, &connect, &mut ()).unwrap();
+            let mut progress = AfterChunks { left: 7, then: hold };
+            commit_import(&plan, &connect, &mut progress).map(drop)
+        }),
+        ("writer", &|image, hold| {
+            let mut out = Writer::create(image, writer_options(Onto::Empty), &connect).unwrap();
+            write(&mut |sample| out.write(sample).map(drop), 0..200).unwrap();
+            hold();
+            write(&mut |sample| out.write(sample).map(drop), 200..1000)?;
+            out.finish().map(drop)
+        }),
+        ("written part", &|image, hold| {
+            let mut out = begin(&written(image));
+            write(&mut |sample| out.write(sample).map(drop), 0..200).unwrap();
+            hold();
+            write(&mut |sample| out.write(sample).map(drop), 200..1000)?;
+            out.finish().map(drop)
+        }),
+        ("commit of written parts", &|image, hold| {
+            let plan = written(image);
+            let mut out = begin(&plan);
+            write(&mut |sample| out.write(sample).map(drop), 0..200).unwrap();
+            out.finish().unwrap();
+            let mut progress = AfterChunks { left: 1, then: hold };
+            plan.commit_all(1, &connect, &mut progress).map(drop)
+        }),
+    ];
+    std::thread::scope(|scope| {
+        for (name, job) in jobs {
+            scope.spawn(move || {
+                let disk = MemNamespace::new(16 << 20, 512).unwrap();
+                let target = serve(&disk);
+                let wire = Wire::to(target.local_addr());
+                let held_at = std::sync::Mutex::new(None);
+                let mut hold = || {
+                    wire.hold();
+                    *held_at.lock().unwrap() = Some(Instant::now());
+                };
+                let error = job(&[through(&wire)], &mut hold).unwrap_err();
+                let lasted = held_at.lock().unwrap().unwrap().elapsed();
+                println!("{name}: ended after {lasted:?}: {error}");
+                assert!(lasted < Duration::from_secs(70), "{name}: {lasted:?}");
+            });
+        }
+    });
 }
+
+/// Holds the network.
+type Hold<'a> = dyn FnMut() + Send + 'a;

@@ -7,7 +7,7 @@ use crate::format::{
     ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleEntry, SampleMeta, fields,
 };
 use crate::import::media::Channel;
-use crate::import::plan::{ChunkLayout, Rows, RowsAhead};
+use crate::import::plan::{ChunkLayout, RowOrder, Rows, RowsAhead};
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, SourceReader};
 use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, SampleId, Slot};
@@ -97,17 +97,17 @@ impl<'a, T> ChunkWriter<'a, T> {
         let buf = self.writes.chunk_buf();
         let mut builder = ChunkBuilder::new(self.job.spec.clone(), chunk.first_slot, buf)?;
         let mut bad = Vec::new();
-        let (placement, first) = (self.job.placement, self.job.placement.part().first);
-        self.reader.ask_ahead(slots(chunk).map(|slot| placement.id_at(slot).0 - first));
+        let (rows, placement) = (self.job.rows, self.job.placement);
+        self.reader.ask_ahead(slots(chunk).map(|slot| rows.row_at(slot, placement)));
         for slot in slots(chunk) {
-            let row = self.ahead.row(slot, self.job.rows.index, self.job.placement);
+            let row = self.ahead.row(slot, rows, placement);
             let len = self.job.rows.record_len(row, &mut self.lens)?;
             if let Err(reason) = self.read_record(row, builder.space(len)) {
                 bad.push((row, self.bad_entry(row, reason)));
                 // Keeps its space, so that the other rows are read at their usual offsets.
                 builder.space(len).fill(0);
             }
-            builder.add(&self.meta(row), len)?;
+            builder.add(&self.meta(slot, row), len)?;
             self.writes.has_read(len as usize);
         }
         let location = self.location(chunk);
@@ -134,7 +134,7 @@ impl<'a, T> ChunkWriter<'a, T> {
         let (job, slot) = (self.job, chunk.first_slot);
         let row = self.row_at(slot);
         let len = job.rows.record_len(row, &mut self.lens)?;
-        let (meta, location) = (self.meta(row), self.location(chunk));
+        let (meta, location) = (self.meta(slot, row), self.location(chunk));
         let unknown = RecordSums::unknown(len);
         let draft = ChunkBuilder::oversize(job.spec, slot, &meta, len, &unknown, location)?;
         let start = job.spec.layout.offset_of(chunk.cells.cell)?;
@@ -208,7 +208,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             && same_chunk
             && header.samples().all(|sample| {
                 let row = self.row_at(sample.slot);
-                let meta = self.meta(row);
+                let meta = self.meta(sample.slot, row);
                 sample.id == meta.id
                     && sample.name == meta.name
                     && sample.label == meta.label
@@ -245,9 +245,12 @@ impl<'a, T> ChunkWriter<'a, T> {
         Ok(())
     }
 
-    fn meta(&self, row: u64) -> SampleMeta<'a> {
+    fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
         SampleMeta {
-            id: SampleId(self.job.placement.part().first + row),
+            id: match self.job.rows.order {
+                RowOrder::Ids => SampleId(self.job.placement.part().first + row),
+                RowOrder::Slots(_) => self.job.placement.id_at(slot),
+            },
             name: self.job.rows.index.name(row),
             label: self.job.rows.label(row),
             values: self.job.rows.values(row),
@@ -264,7 +267,7 @@ impl<'a, T> ChunkWriter<'a, T> {
     }
 
     fn row_at(&self, slot: Slot) -> u64 {
-        self.job.placement.id_at(slot).0 - self.job.placement.part().first
+        self.job.rows.row_at(slot, self.job.placement)
     }
 
     fn bad_entry(&self, row: u64, reason: BadReason) -> BadEntry {

@@ -10,6 +10,7 @@ use crate::directory::commit::freed_by_next;
 use crate::format::{CellRange, Space, Uuid};
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
+use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, ImportOptions};
@@ -170,6 +171,7 @@ impl Edit {
         let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
         let lease = Lease::take(&media, ImportOptions::default().lease)?;
         let (media, current) = prepare::open_current(&media, options.accept_older_generation)?;
+        give_up_plan(&media, &current.directory, ImportOptions::default().lease)?;
         Ok(Edit { media, lease, current })
     }
 

@@ -24,7 +24,7 @@ use crate::import::options::{
     RowOptions, Stage, no_samples,
 };
 use crate::import::pass::{Outcome, Pass};
-use crate::import::plan::{Plan, Rows};
+use crate::import::plan::{Plan, RowOrder, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
 use crate::import::sources::objects::{self, FoundObjects};
@@ -370,6 +370,7 @@ impl Import<'_> {
             threads: self.threads(),
             look: self.state.resumed,
             skip_chunks: 0,
+            only_check: false,
         };
         let outcome = pass.run(Some(&mut builder), progress)?;
         if !outcome.bad.is_empty() {
@@ -489,7 +490,8 @@ impl Import<'_> {
             field_types,
             columns,
         };
-        Ok((Rows { index, source_fields, class_numbers, values }, spec, classes))
+        let order = RowOrder::Ids;
+        Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))
     }
 
     /// Clears cells that an earlier round with more rows used: its last chunks must not look like chunks of

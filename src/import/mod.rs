@@ -30,14 +30,17 @@ mod edit;
 mod field_types;
 pub mod formats;
 mod give_back;
+mod give_up;
 mod importer;
 pub mod journal;
 mod lease;
 pub mod many;
+mod mark;
 mod media;
 mod media_use;
 mod metered;
 mod options;
+mod orphans;
 mod part_sum;
 mod pass;
 mod pieces;
@@ -66,6 +69,7 @@ pub use options::{
     BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, OnError, Onto,
     PlacementOrder, Progress, RowOptions, Stage,
 };
+pub use orphans::orphans_on;
 pub use pieces::{PiecesReport, add_pieces, add_pieces_on};
 pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};

@@ -42,6 +42,8 @@ pub(super) struct Pass<'a> {
     pub(super) look: bool,
     /// Chunks below this number are on the media and need no check.
     pub(super) skip_chunks: u64,
+    /// Only read the source, in order to list bad rows.
+    pub(super) only_check: bool,
 }
 
 /// The result of a pass.
@@ -78,7 +80,7 @@ impl<'a> Pass<'a> {
             chunks: self.chunks,
             next: AtomicUsize::new(self.skip_chunks as usize),
             stop: AtomicBool::new(false),
-            only_check: AtomicBool::new(false),
+            only_check: AtomicBool::new(self.only_check),
             connection_lost: AtomicBool::new(false),
         };
         std::thread::scope(|scope| {
@@ -213,7 +215,8 @@ impl<'a, 'b> Collector<'a, 'b> {
 
     fn finish(mut self, shared: &Shared<'_>) -> Result<Outcome> {
         let planned = self.pass.chunks.len() as u64;
-        if self.outcome.bad.is_empty() && self.next != planned {
+        let is_complete = !self.outcome.bad.is_empty() || self.pass.only_check;
+        if !is_complete && self.next != planned {
             let text =
                 format!("{planned} chunks were planned, and chunk {} was not written", self.next);
             return Err(Error::new(ErrorKind::Internal, text));

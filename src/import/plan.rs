@@ -21,9 +21,45 @@ pub(super) struct Rows<'a> {
     pub(super) class_numbers: Vec<i64>,
     /// Their values in the typed columns, if the import gives any.
     pub(super) values: Option<RowColumns<'a>>,
+    /// In which order the index has them.
+    pub(super) order: RowOrder,
+}
+
+/// The order of the rows of an index.
+#[derive(Debug)]
+pub(super) enum RowOrder {
+    /// All samples of the part, in the order of ids.
+    Ids,
+    /// Those of some chunks, in the order of slots: the first slot of each chunk, ascending, and its row.
+    Slots(Vec<(Slot, u64)>),
+}
+
+impl RowOrder {
+    /// The order of an index with the rows of `chunks`, chunk by chunk.
+    pub(super) fn of_chunks(chunks: &[ChunkLayout]) -> RowOrder {
+        let mut row = 0;
+        let firsts = chunks.iter().map(|chunk| {
+            let first = (chunk.first_slot, row);
+            row += u64::from(chunk.num_slots);
+            first
+        });
+        RowOrder::Slots(firsts.collect())
+    }
 }
 
 impl<'a> Rows<'a> {
+    /// The row of the sample at `slot`, which the index has.
+    pub(super) fn row_at(&self, slot: Slot, placement: &Placement) -> u64 {
+        match &self.order {
+            RowOrder::Ids => placement.id_at(slot).0 - placement.part().first,
+            RowOrder::Slots(firsts) => {
+                let chunk = firsts.partition_point(|(first, _)| *first <= slot) - 1;
+                let (first, row) = firsts[chunk];
+                row + (slot.0 - first.0)
+            }
+        }
+    }
+
     /// Values of a row in the typed columns.
     pub(super) fn values(&self, row: u64) -> RowValues<'a> {
         match self.index.columns() {
@@ -68,7 +104,10 @@ pub(super) struct RowsAhead {
 
 impl RowsAhead {
     /// The row at `slot`.
-    pub(super) fn row(&mut self, slot: Slot, index: &Index, placement: &Placement) -> u64 {
+    pub(super) fn row(&mut self, slot: Slot, rows: &Rows<'_>, placement: &Placement) -> u64 {
+        if let RowOrder::Slots(_) = rows.order {
+            return rows.row_at(slot, placement); // they follow each other in memory
+        }
         if let Some(row) = self.rows.get(slot.0.wrapping_sub(self.first_slot) as usize) {
             return *row;
         }
@@ -78,7 +117,7 @@ impl RowsAhead {
         self.rows.clear();
         let row = |slot| placement.id_at(Slot(slot)).0 - part.first;
         self.rows.extend((slot.0..end).map(row));
-        index.touch(&self.rows);
+        rows.index.touch(&self.rows);
         self.rows[0]
     }
 }
@@ -132,7 +171,7 @@ impl Plan {
         while next < end {
             let (first_slot, mut oversize) = (Slot(next), false);
             while next < end && !oversize {
-                let row = ahead.row(Slot(next), rows.index, placement);
+                let row = ahead.row(Slot(next), rows, placement);
                 let id = SampleId(part.first + row);
                 let len = rows.record_len(row, &mut lens)?;
                 let (name, label) = (rows.index.name(row), rows.label(row));

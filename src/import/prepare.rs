@@ -13,6 +13,7 @@ use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset};
 use crate::format::superblock_set::{SuperblockSet, SuperblockSetError, select_generation};
 use crate::format::{ChunkHead, FormatError, ImageLayout, Part, Space, Superblock, Uuid};
+use crate::import::give_up::give_up_plan;
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
 use crate::import::media::{Channel, Media};
@@ -69,6 +70,7 @@ pub(super) fn prepare(
         }
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
+            give_up_plan(&media, &current.directory, options.lease)?;
             append(media, current, options, fingerprint, samples)
         }
         Onto::Resume => resume(media, channel, options, fingerprint, samples),
@@ -114,6 +116,18 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
     load_current(opened, media)
 }
 
+/// Opens the generation before that of `journal`, whose commit may have been interrupted.
+///
+/// # Errors
+/// As [`open_current`].
+pub(super) fn open_base(media: &Media, journal: &Journal) -> Result<(Media, Current)> {
+    let opened = opened(media)?;
+    if !is_its_own_commit(&opened, journal, media)? {
+        refuse_lost_generation(&opened, media)?;
+    }
+    load_current(opened, media)
+}
+
 /// Refuses a commit that could overwrite a newer generation.
 fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
     let Some(lost) = opened.lost_generation() else { return Ok(()) };
@@ -154,11 +168,16 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
 pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
     let mut space = Space::new(layout, &media.capacities());
     if let Some(current) = current {
-        let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
-        let cells: Vec<u64> = media.devices().iter().map(cells).collect();
+        let cells = num_cells(media, layout);
         reserve_current(&mut space, &current.directory, &current.superblocks[0], &cells);
     }
     space
+}
+
+/// The cells of each namespace, at its present length.
+pub(super) fn num_cells(media: &Media, layout: &ImageLayout) -> Vec<u64> {
+    let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
+    media.devices().iter().map(cells).collect()
 }
 
 /// The current time in ns since 1970, or the time that the caller asked for.
@@ -285,6 +304,7 @@ fn resume(
         return Err(nothing_to_resume());
     }
     check_layout("journal of an import", current.directory.layout(), &journal.layout)?;
+    give_up_plan(&media, &current.directory, options.lease)?;
     let found = current.directory.generation();
     // Meanwhile a delete or purge may have used the generation's number.
     let done = found == journal.generation && current.directory.time_ns() == journal.time_ns;

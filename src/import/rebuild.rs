@@ -22,6 +22,7 @@ use crate::format::{
 };
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
+use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
@@ -109,6 +110,7 @@ pub fn rebuild_on(
     let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
     let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
     progress.stage(Stage::Committing, 0, 0);
+    lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
     let result = with_retry(media.retry_budget(), || {
         let mut space = Space::new(&layout, &media.capacities());
         // Every known chunk stays where it is, those of older generations included.

@@ -352,7 +352,7 @@ pub(super) fn child(words: &[&str]) {
 }
 
 /// The most memory that this process had.
-fn peak_bytes() -> u64 {
+pub(super) fn peak_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
@@ -437,6 +437,7 @@ fn parts_and_commit_killed_at_any_moment_end_with_the_same_bytes_when_run_again(
             }
         }
         assert!(scene.bytes() == whole, "round {round}: other bytes");
+        assert_eq!(import::orphans_on(&scene.opened()).unwrap(), [], "round {round}");
     }
     println!("{hit} processes were at work when they were killed");
     assert!(hit > kills / 4, "only {hit} of {kills} were at work when they were killed");

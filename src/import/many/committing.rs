@@ -2,23 +2,26 @@
 
 use std::path::Path;
 
+use crate::directory::commit::{freed_by_next, reserve_current};
 use crate::directory::{Directory, DirectoryBuilder};
-use crate::format::{ChunkHead, ChunkHeader, ChunkSpec};
+use crate::format::{CellRange, ChunkHead, ChunkHeader, ChunkSpec, FormatError, Space};
 use crate::import::commit;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
-use crate::import::many::mark::{Mark, State};
 use crate::import::many::part::{check_prepared, open_planned};
 use crate::import::many::plan_file::PlanFile;
+use crate::import::many::planned_names::PlannedNames;
+use crate::import::mark::{Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
 use crate::import::plan::ChunkLayout;
-use crate::import::prepare;
+use crate::import::prepare::{self, Current};
 use crate::import::scan::BLOCK_BYTES;
+use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
 use crate::nvme::Address;
 use crate::qpair::ConnectOptions;
-use crate::units::SampleId;
+use crate::units::{Generation, SampleId};
 use crate::{Error, ErrorKind, Result};
 
 /// Commits the plan in the file at `plan`, all of whose parts must be complete; also returns the namespaces of the
@@ -32,7 +35,7 @@ pub fn commit_import(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<(WriteReport, Vec<Address>)> {
-    let file = PlanFile::read(plan)?;
+    let file = PlanFile::read(plan, None)?;
     let media = open_planned(&file.image, connect)?;
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
     let result = match committed(&file, &media)? {
@@ -73,9 +76,12 @@ pub(super) fn committed_directory(
     }
     let opened = prepare::opened(media)?;
     let superblock = opened.superblock();
-    if superblock.generation != journal.generation {
+    if superblock.generation < journal.generation {
+        return Ok(None); // the generation that the plan appends to
+    }
+    if (superblock.generation, superblock.time_ns) != (journal.generation, journal.time_ns) {
         let text = format!(
-            "the plan is committed, and the image has changed since: it has generation {}",
+            "the image has changed since the import was planned or committed: it has generation {}",
             superblock.generation
         );
         return Err(Error::new(ErrorKind::Stale, text));
@@ -110,11 +116,25 @@ fn commit_parts(
     lease: &Lease,
     progress: &mut dyn Progress,
 ) -> Result<WriteReport> {
-    let (journal, spec, index) = (&file.journal, file.spec(), &file.index);
-    let mut space = prepare::free_space(media, &journal.layout, None);
-    let mut builder = DirectoryBuilder::new(journal.layout).without_names();
+    let (journal, spec) = (&file.journal, file.spec());
+    let base = match journal.generation {
+        Generation(1) => None,
+        _ => Some(prepare::open_base(media, journal)?.1),
+    };
+    let mut space = Space::new(&journal.layout, &media.capacities());
+    let mut builder = match &base {
+        // Nothing reads the checksums before they are in the snapshot.
+        None => DirectoryBuilder::new(journal.layout)
+            .with_checksums_aside(Box::new(TemporaryColumn::new())),
+        Some(Current { directory, superblocks }) => {
+            // As long as the namespaces were then, so that what is free is what was.
+            reserve_current(&mut space, directory, &superblocks[0], &file.planned_cells);
+            DirectoryBuilder::after(directory)?
+        }
+    }
+    .without_names();
     let mut channel = media.channel();
-    progress.stage(Stage::Committing, index.len(), 0);
+    progress.stage(Stage::Committing, journal.part.count, 0);
     for chunk in &file.chunks {
         if space.allocate(chunk.sequence, chunk.cells.cells) != Some(chunk.cells) {
             let text = "the namespaces are not as long as when the import was planned";
@@ -128,8 +148,25 @@ fn commit_parts(
         }
     }
     builder.set_classes(file.classes.clone());
-    let name = |id: SampleId| index.name(id.0 - journal.part.first);
-    let directory = builder.finish_named(journal.generation, journal.time_ns, name)?;
+    if let Some(Current { directory, superblocks }) = &base {
+        let kept: Vec<CellRange> = builder.cell_ranges().collect();
+        builder.set_freed(freed_by_next(directory, &superblocks[0], kept));
+    }
+    let (mut names, mut failed) = (PlannedNames::new(file), None);
+    let finished =
+        builder.finish_named_by(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
+            let name = names.name(id.0 - journal.part.first).map_err(|error| {
+                let why = error.to_string();
+                failed = Some(error);
+                FormatError::Unread { what: "names of a plan", why }
+            })?;
+            out.extend_from_slice(name);
+            Ok(())
+        });
+    let directory = match failed {
+        Some(error) => return Err(error),
+        None => finished?,
+    };
     let commit = commit::prepare(media, directory, &mut space)?;
     commit::write(media, lease, &commit)?;
     let used = commit.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
@@ -169,12 +206,11 @@ fn header_of(
 }
 
 fn report(file: &PlanFile, directory: &Directory, image_bytes: u64) -> WriteReport {
-    let index = &file.index;
     WriteReport {
         uuid: directory.uuid(),
         generation: directory.generation(),
-        samples: index.len(),
-        sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
+        samples: file.journal.part.count,
+        sample_bytes: file.sample_bytes,
         live_samples: directory.num_live(),
         chunks: file.chunks.len() as u64,
         image_bytes,

@@ -1,14 +1,19 @@
-//! The plan of an import by many: a file that every part and the commit read.
+//! The plan of an import by many: a file of which every part and the commit read what they need.
 //!
 //! ```text
-//! magic, version | what the image is like | the index of the source | chunks | XXH3-128 of all before
+//! magic, version | rows of the parts | names | head | bytes of the head (u64) | XXH3-128 of the head
 //! ```
 //!
-//! The last 16 bytes are the plan's id. Numbers are LEB128, texts have their length before them.
+//! The rows of a part lie in pieces of a megabyte or two (`pieces.rs`), in the order in which its chunks have them, and
+//! the names of all samples in the order of ids. The head says what the image is like, where its chunks lie, and has
+//! the hash of each piece. Its own hash is the plan's id. Numbers are LEB128, texts have their length before them.
 
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::format::builder::ChunkSpec;
 use crate::format::columns::{ColumnSpec, ColumnType};
@@ -16,13 +21,12 @@ use crate::format::cursor::{Cursor, label_code, label_of, put_number, put_string
 use crate::format::error::{at_most, equal};
 use crate::format::field_type::FieldType;
 use crate::format::{CellRange, FieldTypes, FormatError, Part, Placement};
-use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::journal::{JOURNAL_BYTES, Journal};
-use crate::import::options::ColumnsFrom;
-use crate::import::plan::{ChunkLayout, Rows};
+use crate::import::many::pieces::{Piece, put_pieces, take_pieces, write_names, write_rows};
+use crate::import::plan::{ChunkLayout, RowOrder, Rows};
 use crate::import::sources::{Index, Source, SourceKind};
 use crate::nvme::Address;
-use crate::replace_file::replace_file;
+use crate::replace_file::replace_file_with;
 use crate::units::Slot;
 use crate::{Error, ErrorKind, Result};
 
@@ -44,55 +48,116 @@ pub(super) struct PlanFile {
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image.
     pub(super) class_numbers: Vec<i64>,
-    /// The table of values, and its fingerprint.
-    pub(super) values: Option<(ColumnsFrom, u64)>,
-    pub(super) index: Index,
-    /// All chunks, in the order of their numbers.
+    /// The bytes of all samples.
+    pub(super) sample_bytes: u64,
+    /// The cells of each namespace when the import was planned.
+    pub(super) planned_cells: Vec<u64>,
+    /// Containers, fields and classes of the source: an index without rows.
+    pub(super) shared: Index,
+    /// All chunks, in the order of their numbers; of a part, its own.
     pub(super) chunks: Vec<ChunkLayout>,
+    /// The rows of each part.
+    pub(super) rows: Vec<Vec<Piece>>,
+    /// The names of all samples.
+    pub(super) names: Vec<Piece>,
+    /// Where the pieces lie, once it is written or read.
+    pub(super) file: Option<File>,
 }
 
 impl PlanFile {
-    /// Writes it to the file at `path`, and gives it its id.
+    /// Writes it to the file at `path` with the rows of the source, piece by piece, and gives it its id.
     ///
     /// # Errors
-    /// Those of the file system. `InvalidArgument`: a path that is not UTF-8.
-    pub(super) fn write(&mut self, path: &Path) -> Result<()> {
-        let mut out = MAGIC.to_vec();
-        put_number(&mut out, VERSION);
-        self.put_image(&mut out)?;
-        self.index.save(&mut out);
-        self.put_chunks(&mut out);
-        self.id = xxh3_128(&out).to_le_bytes();
-        out.extend_from_slice(&self.id);
-        replace_file(path, &out)
+    /// Those of the file system.
+    pub(super) fn write(&mut self, path: &Path, rows: &Rows<'_>) -> Result<()> {
+        replace_file_with(path, |file| {
+            let mut at = (MAGIC.len() + 1) as u64;
+            file.write_all(&[&MAGIC[..], &[VERSION]].concat())?;
+            let (spec, placement) = (self.spec(), self.placement());
+            for part in 0..self.journal.layout.num_namespaces {
+                let chunks = self.chunks_of(part);
+                self.rows.push(write_rows(file, &mut at, rows, &chunks, &spec, &placement)?);
+            }
+            self.names = write_names(file, &mut at, rows.index)?;
+            let head = self.head();
+            self.id = xxh3_128(&head).to_le_bytes();
+            file.write_all(&head)?;
+            file.write_all(&(head.len() as u64).to_le_bytes())?;
+            file.write_all(&self.id)
+        })
     }
 
-    /// Reads the plan at `path`.
+    /// Reads the plan at `path`, with the chunks of one part, or with all of them.
     ///
     /// # Errors
     /// `Corrupt`: it is damaged. `InvalidArgument`: it is no plan. Those of the file system.
-    pub(super) fn read(path: &Path) -> Result<PlanFile> {
-        let bytes = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
-        let Some(rest) = bytes.strip_prefix(&MAGIC).filter(|rest| rest.len() >= ID_BYTES) else {
+    pub(super) fn read(path: &Path, part: Option<u16>) -> Result<PlanFile> {
+        let named = |error: std::io::Error| Error::from(error).path(path);
+        let file = File::open(path).map_err(named)?;
+        let len = file.metadata().map_err(named)?.len();
+        let mut front = [0; MAGIC.len() + 1];
+        let is_long_enough = len >= (front.len() + TAIL_BYTES) as u64;
+        if is_long_enough {
+            file.read_exact_at(&mut front, 0).map_err(named)?;
+        }
+        if !is_long_enough || front[..MAGIC.len()] != MAGIC {
             let text = "this is not the plan of an import";
             let error = Error::new(ErrorKind::InvalidArgument, text).path(path);
-            return Err(match bytes.starts_with(&WRITTEN_MAGIC) {
+            return Err(match front.starts_with(&WRITTEN_MAGIC) {
                 true => error.hint("programs write its parts: commit them with --parts K"),
                 false => error,
             });
-        };
-        let (body, id) = rest.split_at(rest.len() - ID_BYTES);
-        if xxh3_128(&bytes[..bytes.len() - ID_BYTES]).to_le_bytes() != id {
-            let text = "the plan is damaged: its bytes do not have the hash at its end";
-            return Err(Error::new(ErrorKind::Corrupt, text)
-                .path(path)
-                .hint("copy it again from where it was made, or make another"));
         }
-        let id = id.try_into().expect("split there");
-        PlanFile::parse(body, id).map_err(|error| Error::from(error).path(path))
+        if front[MAGIC.len()] != VERSION {
+            let text = "another release of dlfs made this plan";
+            return Err(Error::new(ErrorKind::InvalidArgument, text)
+                .path(path)
+                .hint("use that release, or plan again"));
+        }
+        let mut tail = [0; TAIL_BYTES];
+        file.read_exact_at(&mut tail, len - TAIL_BYTES as u64).map_err(named)?;
+        let (head_len, id) = tail.split_at(8);
+        let head_len = u64::from_le_bytes(head_len.try_into().expect("8 bytes"));
+        let room = len - (front.len() + TAIL_BYTES) as u64;
+        let head_len = (head_len <= room).then_some(head_len).ok_or_else(|| damaged(path))?;
+        let mut head = vec![0; head_len as usize];
+        file.read_exact_at(&mut head, len - TAIL_BYTES as u64 - head_len).map_err(named)?;
+        if xxh3_128(&head).to_le_bytes() != id {
+            return Err(damaged(path));
+        }
+        let id = id.try_into().expect("16 bytes");
+        let plan = PlanFile::parse(&head, id, room - head_len, part);
+        let plan = plan.map_err(|error| Error::from(error).path(path))?;
+        Ok(PlanFile { file: Some(file), ..plan })
     }
 
-    fn put_image(&self, out: &mut Vec<u8>) -> Result<()> {
+    /// The bytes of a piece.
+    ///
+    /// # Errors
+    /// `Corrupt`: they are not those that were planned. Those of the file system.
+    pub(super) fn read_piece(&self, piece: &Piece) -> Result<Vec<u8>> {
+        let file = self.file.as_ref();
+        let file = file.ok_or_else(|| Error::new(ErrorKind::Internal, "the plan is not open"))?;
+        let mut bytes = vec![0; piece.len as usize];
+        file.read_exact_at(&mut bytes, piece.offset).map_err(Error::from)?;
+        match xxh3_64(&bytes) == piece.hash {
+            true => Ok(bytes),
+            false => Err(damaged(Path::new(""))),
+        }
+    }
+
+    /// What follows the pieces.
+    fn head(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.put_image(&mut out);
+        self.shared.save_shared(&mut out);
+        self.put_chunks(&mut out);
+        self.rows.iter().for_each(|pieces| put_pieces(&mut out, pieces));
+        put_pieces(&mut out, &self.names);
+        out
+    }
+
+    fn put_image(&self, out: &mut Vec<u8>) {
         put_string(out, Address::list_to_string(&self.image).as_bytes());
         out.extend_from_slice(&self.journal.encode());
         put_number(out, self.journal.part.count);
@@ -107,18 +172,8 @@ impl PlanFile {
         }
         put_number(out, self.class_numbers.len() as u64);
         self.class_numbers.iter().for_each(|number| put_number(out, label_code(Some(*number))));
-        put_number(out, self.values.is_some().into());
-        if let Some((from, fingerprint)) = &self.values {
-            let Some(path) = from.path.to_str() else {
-                let text = "a plan names its table of values by a path in UTF-8";
-                return Err(Error::new(ErrorKind::InvalidArgument, text).path(&from.path));
-            };
-            put_string(out, path.as_bytes());
-            put_string(out, from.key.as_deref().unwrap_or_default().as_bytes());
-            put_columns(out, from.only.iter().map(|(name, kind)| (&**name, *kind)));
-            put_number(out, *fingerprint);
-        }
-        Ok(())
+        put_number(out, self.sample_bytes);
+        self.planned_cells.iter().for_each(|cells| put_number(out, *cells));
     }
 
     fn put_chunks(&self, out: &mut Vec<u8>) {
@@ -132,9 +187,14 @@ impl PlanFile {
         }
     }
 
-    fn parse(body: &[u8], id: [u8; 16]) -> std::result::Result<PlanFile, FormatError> {
-        let mut from = Cursor::new(WHAT, body);
-        equal("version of a plan", VERSION, from.number()?)?;
+    /// Reads the head, which `pieces_len` bytes of pieces lie before.
+    fn parse(
+        head: &[u8],
+        id: [u8; 16],
+        pieces_len: u64,
+        part: Option<u16>,
+    ) -> std::result::Result<PlanFile, FormatError> {
+        let mut from = Cursor::new(WHAT, head);
         let image = text(&mut from)?;
         let image = Address::parse_list(&image).map_err(|_| wrong("addresses of a plan"))?;
         let mut journal = Journal::parse(from.bytes(JOURNAL_BYTES as u64)?)?;
@@ -158,18 +218,28 @@ impl PlanFile {
         for _ in 0..from.count(1)? {
             class_numbers.push(label_of(from.number()?).ok_or_else(|| wrong("number of a class"))?);
         }
-        let values = match from.number()? {
-            0 => None,
-            _ => {
-                let (path, key) = (text(&mut from)?.into(), text(&mut from)?);
-                let (key, only) = ((!key.is_empty()).then_some(key), take_columns(&mut from)?);
-                Some((ColumnsFrom { path, key, only }, from.number()?))
-            }
-        };
-        let index = Index::load(&mut from)?;
-        equal("samples of a plan", journal.part.count, index.len())?;
-        let chunks = take_chunks(&mut from, &journal)?;
-        equal("bytes behind the chunks of a plan", 0, from.len() as u64)?;
+        let sample_bytes = from.number()?;
+        let planned_cells = (0..image.len()).map(|_| from.number());
+        let planned_cells = planned_cells.collect::<std::result::Result<_, _>>()?;
+        let shared = Index::load_shared(&mut from)?;
+        let mut chunks = take_chunks(&mut from, &journal)?;
+        let (mut at, mut rows) = ((MAGIC.len() + 1) as u64, Vec::new());
+        for namespace in 0..journal.layout.num_namespaces {
+            let own = chunks.iter().filter(|chunk| chunk.cells.namespace == namespace).count();
+            let pieces = take_pieces(&mut from, &mut at)?;
+            let found = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.count));
+            equal("chunks of a part of a plan", own as u64, found)?;
+            rows.push(pieces);
+        }
+        let names = take_pieces(&mut from, &mut at)?;
+        let found = names.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.count));
+        equal("names of a plan", journal.part.count, found)?;
+        equal("bytes of the pieces of a plan", (MAGIC.len() + 1) as u64 + pieces_len, at)?;
+        if let Some(part) = part {
+            chunks.retain(|chunk| chunk.cells.namespace == part);
+            chunks.shrink_to_fit();
+        }
+        equal("bytes behind the pieces of a plan", 0, from.len() as u64)?;
         Ok(PlanFile {
             id,
             image,
@@ -181,9 +251,13 @@ impl PlanFile {
             classes,
             source_fields,
             class_numbers,
-            values,
-            index,
+            sample_bytes,
+            planned_cells,
+            shared,
             chunks,
+            rows,
+            names,
+            file: None,
         })
     }
 
@@ -208,38 +282,24 @@ impl PlanFile {
         Placement::new(self.journal.part)
     }
 
-    /// The table of values, read again.
+    /// The source, with the rows of a piece.
     ///
     /// # Errors
-    /// `BadSource`: it is not the one that was planned with.
-    pub(super) fn column_file(&self) -> Result<Option<ColumnFile>> {
-        let Some((from, fingerprint)) = &self.values else { return Ok(None) };
-        let file = ColumnFile::read(from)?;
-        if file.fingerprint() != *fingerprint {
-            let text = "the table of values has changed since the import was planned";
-            return Err(Error::new(ErrorKind::BadSource, text).path(&from.path));
-        }
-        Ok(Some(file))
+    /// `Corrupt`: the piece is damaged. A folder of the source does not open.
+    pub(super) fn source(&self, piece: &Piece, num_rows: u64) -> Result<Source> {
+        let bytes = self.read_piece(piece)?;
+        let mut from = Cursor::new(WHAT, &bytes);
+        let index = self.shared.load_rows(&mut from)?;
+        equal("rows of a piece of a plan", num_rows, index.len())?;
+        Source::of_plan(self.kind, index)
     }
 
-    /// The source, with the index of the plan, which has none afterwards.
-    ///
-    /// # Errors
-    /// A folder of the source does not open.
-    pub(super) fn source(&mut self) -> Result<Source> {
-        Source::of_plan(self.kind, std::mem::take(&mut self.index))
-    }
-
-    /// The rows of `source`.
-    pub(super) fn rows<'a>(
-        &self,
-        index: &'a Index,
-        values: Option<&'a ColumnFile>,
-    ) -> Result<Rows<'a>> {
-        let values: Option<RowColumns<'a>> = values.map(|file| file.of_rows(index)).transpose()?;
+    /// The rows of `chunks`, which `index` has.
+    pub(super) fn rows<'a>(&self, index: &'a Index, chunks: &[ChunkLayout]) -> Rows<'a> {
         let (source_fields, class_numbers) =
             (self.source_fields.clone(), self.class_numbers.clone());
-        Ok(Rows { index, source_fields, class_numbers, values })
+        let order = RowOrder::of_chunks(chunks);
+        Rows { index, source_fields, class_numbers, values: None, order }
     }
 
     /// The chunks of a namespace, in the order of their numbers.
@@ -335,9 +395,17 @@ pub(super) fn wrong(what: &'static str) -> FormatError {
     FormatError::Mismatch { what, expected: 0, found: 1 }
 }
 
+fn damaged(path: &Path) -> Error {
+    let text = "the plan is damaged: its bytes do not have the hash that it says";
+    let error = Error::new(ErrorKind::Corrupt, text)
+        .hint("copy it again from where it was made, or make another");
+    if path.as_os_str().is_empty() { error } else { error.path(path) }
+}
+
 const WHAT: &str = "plan of an import";
 const MAGIC: [u8; 8] = *b"DLFSPLAN";
 /// The plan of parts that programs write begins with this.
 pub(super) const WRITTEN_MAGIC: [u8; 8] = *b"DLFSWPLN";
-const VERSION: u64 = 2;
-const ID_BYTES: usize = 16;
+const VERSION: u8 = 3;
+/// The bytes of the head, and the id.
+const TAIL_BYTES: usize = 8 + 16;

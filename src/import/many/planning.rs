@@ -8,12 +8,12 @@ use crate::import::columns::ColumnFile;
 use crate::import::device::open_for_import;
 use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
 use crate::import::lease::Lease;
-use crate::import::many::mark::Mark;
 use crate::import::many::plan_file::PlanFile;
+use crate::import::mark::{Mark, State};
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, Progress, Stage};
-use crate::import::plan::Plan;
-use crate::import::prepare::{self, write_journals};
+use crate::import::plan::{Plan, Rows};
+use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::with_retry;
 use crate::import::sources::BadEntry;
 use crate::nvme::Address;
@@ -37,12 +37,13 @@ pub struct PlanReport {
     pub bad: Vec<BadEntry>,
 }
 
-/// Plans to import `sources` as a new image at `image`, and writes the plan to the file at `plan`: see
-/// [`many`](crate::import::many). Each namespace is a part.
+/// Plans to import `sources` as a new image at `image`, or with [`Onto::Append`] as its next generation, and writes
+/// the plan to the file at `plan`: see [`many`](crate::import::many). Each namespace is a part. A plan to append lasts
+/// until something else changes the image.
 ///
 /// # Errors
-/// Those of an import before it writes. `InvalidArgument`: an append or resume; `BadSource`: a source that can be
-/// read only once. `Refused`: there is a file at `plan`.
+/// Those of an import before it writes. `InvalidArgument`: a resume; `BadSource`: a source that can be read only once.
+/// `Refused`: there is a file at `plan`.
 pub fn plan_import(
     sources: &[PathBuf],
     image: &[Address],
@@ -51,11 +52,14 @@ pub fn plan_import(
     plan: &Path,
     progress: &mut dyn Progress,
 ) -> Result<PlanReport> {
-    if !matches!(options.onto, Onto::Empty | Onto::Force) {
-        let text = "a plan is for a new image";
-        return Err(Error::new(ErrorKind::InvalidArgument, text)
-            .hint("add to an image with dlfs import --append"));
+    if options.onto == Onto::Resume {
+        let text = "a plan is not resumed: each of its parts goes on by itself";
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, text).hint("run dlfs import part PLAN N again")
+        );
     }
+    // A commit refuses what may hide a newer generation, so that the plan would be of no use.
+    let options = &ImportOptions { accept_older_generation: false, ..options.clone() };
     if plan.exists() {
         let text =
             "there is a file here already, which may be the plan of an import that is running";
@@ -75,7 +79,7 @@ pub fn plan_import(
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;
         match ready(*source, columns, media, lease, options, progress)? {
-            Ready::Import(import) => planned(*import, options, plan, progress),
+            Ready::Import(import) => planned(*import, plan, progress),
             Ready::Done(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
         }
     });
@@ -88,27 +92,16 @@ pub fn plan_import(
     result
 }
 
-fn planned(
-    mut import: Import<'_>,
-    options: &ImportOptions,
-    path: &Path,
-    progress: &mut dyn Progress,
-) -> Result<PlanReport> {
+fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
-    let (mut file, sample_bytes) = lay_out(&import, options)?;
+    let (mut file, rows) = lay_out(&import)?;
+    file.write(path, &rows)?;
+    drop(rows);
     let bad = import.all_bad();
-    let Import { source, state, lease, .. } = import;
-    file.index = source.into_index()?;
-    file.write(path)?;
-    let prepared = lease.explain(with_retry(state.media.retry_budget(), || {
-        let (mut channel, layout) = (state.media.channel(), &state.journal.layout);
-        for namespace in 0..state.media.len() {
-            state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
-            Mark::remove(&mut channel, namespace)?;
-        }
-        write_journals(&state.media, &state.journal)
-    }));
+    let Import { state, lease, .. } = import;
+    let prepared =
+        lease.explain(with_retry(state.media.retry_budget(), || prepare_namespaces(&state, &file)));
     if let Err(error) = prepared {
         // It would be of no use, and the next plan would be refused because of it.
         let _ = std::fs::remove_file(path);
@@ -120,27 +113,40 @@ fn planned(
         uuid: file.journal.layout.uuid,
         parts: (0..).zip(&file.image).map(|(at, one)| (one.to_string(), chunks(at))).collect(),
         samples: file.journal.part.count,
-        sample_bytes,
+        sample_bytes: file.sample_bytes,
         bad,
     })
 }
 
-/// The plan but for its index, and the bytes of all samples.
-fn lay_out(import: &Import<'_>, options: &ImportOptions) -> Result<(PlanFile, u64)> {
-    let (journal, index) = (&import.state.journal, import.source.index());
+/// Gives each namespace its journal. What a plan appends to is an image that others may change, and its mark says
+/// whether they have.
+fn prepare_namespaces(state: &ImportState, file: &PlanFile) -> Result<()> {
+    let (mut channel, layout) = (state.media.channel(), &state.journal.layout);
+    for namespace in 0..state.media.len() {
+        state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
+        Mark::remove(&mut channel, namespace)?;
+    }
+    write_journals(&state.media, &state.journal)?;
+    if state.current.is_some() {
+        for namespace in 0..state.media.len() {
+            let chunks = file.chunks_of(namespace).len() as u64;
+            let mark = Mark { plan: file.id, namespace, state: State::Planned, chunks };
+            mark.write(&mut channel, namespace)?;
+        }
+    }
+    Ok(())
+}
+
+/// The plan but for its rows, and the rows.
+fn lay_out<'i>(import: &'i Import<'_>) -> Result<(PlanFile, Rows<'i>)> {
+    let (state, index) = (&import.state, import.source.index());
+    let journal = &state.journal;
     let (rows, spec, classes) = import.shape()?;
-    let free = prepare::free_space(&import.state.media, &journal.layout, None);
+    let free = prepare::free_space(&state.media, &journal.layout, state.current.as_ref());
     let plan = Plan::new(&rows, &spec, &Placement::new(journal.part), free)?;
-    // With columns from fields, the index has the values of the table, too.
-    let own = index.columns().is_none().then(|| options.columns.clone()).flatten();
-    let values = own.zip(import.columns.as_ref().map(ColumnFile::fingerprint));
-    let values = values.map(|(mut from, fingerprint)| {
-        from.path = std::path::absolute(&from.path).map_err(Error::from)?;
-        Ok::<_, Error>((from, fingerprint))
-    });
     let file = PlanFile {
         id: [0; 16],
-        image: addresses(&import.state.media)?,
+        image: addresses(&state.media)?,
         journal: *journal,
         kind: import.source.kind(),
         fields: spec.fields.clone(),
@@ -149,11 +155,15 @@ fn lay_out(import: &Import<'_>, options: &ImportOptions) -> Result<(PlanFile, u6
         classes,
         source_fields: rows.source_fields.clone(),
         class_numbers: rows.class_numbers.clone(),
-        values: values.transpose()?,
-        index: Default::default(),
+        sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
+        planned_cells: prepare::num_cells(&state.media, &journal.layout),
+        shared: import.source.shared()?,
         chunks: plan.chunks,
+        rows: Vec::new(),
+        names: Vec::new(),
+        file: None,
     };
-    Ok((file, (0..index.len()).map(|row| index.payload_bytes(row)).sum()))
+    Ok((file, rows))
 }
 
 /// The addresses of the namespaces, in the order of the image, for processes in any folder.

@@ -342,16 +342,19 @@ impl Index {
 
     /// The map of a payload that is sparse, and where in the file it begins.
     pub fn sparse(&self, payload: &Payload) -> Option<(&SparseMap, u64)> {
+        let map = self.sparse.get(self.sparse_number(payload)?)?;
+        Some((map, payload.offset_or_stamp & u64::from(u32::MAX)))
+    }
+
+    /// The number of the map of a payload that is sparse.
+    fn sparse_number(&self, payload: &Payload) -> Option<usize> {
         let place = payload.offset_or_stamp;
-        if self.sparse.is_empty() || place & SPARSE == 0 {
-            return None;
-        }
-        let map = self.sparse.get(((place & !SPARSE) >> 32) as usize)?;
-        Some((map, place & u64::from(u32::MAX)))
+        let is_sparse = !self.sparse.is_empty() && place & SPARSE != 0;
+        is_sparse.then_some(((place & !SPARSE) >> 32) as usize)
     }
 
     /// Sets the values of typed columns, a row for each row.
-    pub(super) fn set_columns(&mut self, columns: ColumnTable) {
+    pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
         self.columns = Some(columns);
     }
 
@@ -434,6 +437,36 @@ impl Index {
         }
         kept.columns = columns;
         kept
+    }
+
+    /// The rows `rows` alone, in this order, for another process to read: without the values of typed columns, the
+    /// bad entries, and how files were treated.
+    pub(in crate::import) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
+        let mut selected = Index {
+            containers: self.containers.clone(),
+            fields: self.fields.clone(),
+            classes: self.classes.clone(),
+            ..Index::default()
+        };
+        for row in rows {
+            selected.push(self.name(row), self.label(row));
+            for payload in self.payloads(row) {
+                let offset_or_stamp = match self.sparse_number(&payload) {
+                    None => payload.offset_or_stamp,
+                    Some(number) => {
+                        let place = selected.push_sparse(self.sparse[number].clone());
+                        let place = place.expect("fewer maps than this index has");
+                        place | payload.offset_or_stamp & u64::from(u32::MAX)
+                    }
+                };
+                selected.push_payload(Payload { offset_or_stamp, ..payload });
+                if let Some(value) = self.value(row, payload.field) {
+                    let (row, place) = (selected.len() - 1, selected.payload_lens.len() - 1);
+                    selected.replace(row, place, value);
+                }
+            }
+        }
+        selected
     }
 
     /// The entry for a row that cannot be imported.

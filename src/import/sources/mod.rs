@@ -243,11 +243,11 @@ impl Source {
         Ok(Source { kind, index, store, origins: OriginsBuilder::default() })
     }
 
-    /// Its index, with paths that lead to the containers from every working directory.
+    /// Its index without rows, with paths that lead to the containers from every working directory.
     ///
     /// # Errors
     /// `BadSource`: a container has no path any more.
-    pub(in crate::import) fn into_index(mut self) -> Result<Index> {
+    pub(in crate::import) fn shared(&self) -> Result<Index> {
         if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
             let text =
                 "a source that is unpacked while it is imported cannot be shared by processes";
@@ -257,10 +257,11 @@ impl Source {
             let text = "objects of stores are imported by one process";
             return Err(Error::new(ErrorKind::BadSource, text).hint("use dlfs import"));
         }
-        for container in &mut self.index.containers {
+        let mut shared = self.index.select(std::iter::empty());
+        for container in &mut shared.containers {
             container.path = std::path::absolute(&container.path).map_err(Error::from)?;
         }
-        Ok(self.index)
+        Ok(shared)
     }
 
     /// How the source's files were treated.

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::format::ImageLayout;
 use crate::format::checksum::crc32c;
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
-use crate::import::many::mark::{MARK_BYTES, MARK_OFFSET};
+use crate::import::mark::{MARK_BYTES, MARK_OFFSET};
 use crate::import::media::Channel;
 use crate::{Error, ErrorKind, Result};
 

@@ -1,4 +1,5 @@
-//! An index as bytes, for the plan of an import that many processes share.
+//! An index as bytes, for the plan of an import that many processes share: once what all rows share, and rows in
+//! pieces, of which a process reads those that it needs.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,8 +14,8 @@ use crate::format::error::{at_most, equal};
 use crate::import::sources::sparse::{MapBuilder, Mapped, SparseMap};
 
 impl Index {
-    /// Appends all that reading the payloads needs: not the bad entries, nor how files were treated.
-    pub(in crate::import) fn save(&self, out: &mut Vec<u8>) {
+    /// Appends what all rows share: containers, fields and classes.
+    pub(in crate::import) fn save_shared(&self, out: &mut Vec<u8>) {
         put_number(out, self.containers.len() as u64);
         for container in &self.containers {
             put_string(out, container.path.as_os_str().as_bytes());
@@ -25,6 +26,10 @@ impl Index {
             put_number(out, list.len() as u64);
             list.iter().for_each(|name| put_string(out, name));
         }
+    }
+
+    /// Appends all rows with what reading their payloads needs: not the bad entries, nor how files were treated.
+    pub(in crate::import) fn save_rows(&self, out: &mut Vec<u8>) {
         put_string(out, &self.names.bytes);
         put_all(out, &self.names.blocks, |number| number.to_le_bytes());
         put_all(out, &self.names.starts, |number| number.to_le_bytes());
@@ -57,11 +62,11 @@ impl Index {
         }
     }
 
-    /// Reads what [`save`](Self::save) wrote.
+    /// Reads what [`save_shared`](Self::save_shared) wrote: an index without rows.
     ///
     /// # Errors
     /// The bytes are no index.
-    pub(in crate::import) fn load(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
+    pub(in crate::import) fn load_shared(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
         let mut index = Index::default();
         for _ in 0..from.count(3)? {
             let path = PathBuf::from(OsStr::from_bytes(from.string()?));
@@ -73,6 +78,21 @@ impl Index {
                 list.push(from.string()?.to_vec());
             }
         }
+        Ok(index)
+    }
+
+    /// Reads the rows that [`save_rows`](Self::save_rows) wrote, whose containers, fields and classes are those of
+    /// this index.
+    ///
+    /// # Errors
+    /// The bytes are no rows, or no rows of this index.
+    pub(in crate::import) fn load_rows(&self, from: &mut Cursor<'_>) -> Result<Index, FormatError> {
+        let mut index = Index {
+            containers: self.containers.clone(),
+            fields: self.fields.clone(),
+            classes: self.classes.clone(),
+            ..Index::default()
+        };
         index.names = Names {
             bytes: from.string()?.to_vec(),
             blocks: take_all(from, u64::from_le_bytes)?,
@@ -239,17 +259,49 @@ mod tests {
 
     fn saved(index: &Index) -> Vec<u8> {
         let mut bytes = Vec::new();
-        index.save(&mut bytes);
+        index.save_shared(&mut bytes);
+        index.save_rows(&mut bytes);
         bytes
+    }
+
+    fn load(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
+        Index::load_shared(from)?.load_rows(from)
     }
 
     #[test]
     fn an_index_reads_back() {
         let bytes = saved(&index());
         let mut from = Cursor::new("index", &bytes);
-        let loaded = Index::load(&mut from).unwrap();
+        let loaded = load(&mut from).unwrap();
         assert_eq!((from.len(), saved(&loaded)), (0, bytes));
         assert_eq!(loaded.fingerprint(), index().fingerprint());
+    }
+
+    #[test]
+    fn selected_rows_are_those_rows_in_the_order_asked_for() {
+        let all = index();
+        let rows = [100, 5, 99, 0];
+        let selected = all.select(rows.into_iter());
+        assert_eq!(selected.len(), 4);
+        for (at, row) in (0..).zip(rows) {
+            assert_eq!((selected.name(at), selected.label(at)), (all.name(row), all.label(row)));
+            assert_eq!(selected.payloads(at).len(), all.payloads(row).len());
+            for (one, other) in selected.payloads(at).zip(all.payloads(row)) {
+                assert_eq!((one.field, one.len_bytes), (other.field, other.len_bytes));
+                assert_eq!(one.container, other.container);
+                if let Some(value) = all.value(row, other.field) {
+                    assert_eq!(selected.value(at, one.field), Some(value));
+                }
+                let map = |index: &Index, payload| {
+                    index.sparse(payload).map(|(map, start)| (map.len_bytes(), start))
+                };
+                assert_eq!(map(&selected, &one), map(&all, &other));
+                let is_plain = map(&all, &other).is_none();
+                assert!(!is_plain || one.offset_or_stamp == other.offset_or_stamp);
+            }
+        }
+        let bytes = saved(&selected);
+        assert_eq!(saved(&load(&mut Cursor::new("index", &bytes)).unwrap()), bytes);
     }
 
     #[test]
@@ -258,7 +310,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let Ok(loaded) = Index::load(&mut Cursor::new("index", &damaged)) else { continue };
+            let Ok(loaded) = load(&mut Cursor::new("index", &damaged)) else { continue };
             for row in 0..loaded.len() {
                 let payloads = loaded.payloads(row).filter(|payload| {
                     loaded.value(row, payload.field).is_some_and(|value| value.len() > 1 << 20)
@@ -267,7 +319,7 @@ mod tests {
             }
         }
         for len in 0..bytes.len() {
-            assert!(Index::load(&mut Cursor::new("index", &bytes[..len])).is_err());
+            assert!(load(&mut Cursor::new("index", &bytes[..len])).is_err());
         }
     }
 }

@@ -30,7 +30,8 @@ pub(crate) enum ManyCommand {
 ///
 /// Indexes the sources, lays out all chunks, prepares the namespaces, and writes the plan to a file. The parts and the
 /// commit read that file and find the sources by the same paths, on whatever host. The image is the one that
-/// dlfs import would make, byte for byte. A source named plan is written as ./plan.
+/// dlfs import would make, byte for byte. With --append it is the next generation of an image that is there; any other
+/// change of the image gives the plan up. A source named plan is written as ./plan.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]

@@ -14,7 +14,7 @@ use crate::{Error, ErrorKind, Result};
 /// | 0..8       | `magic`     | "DLFSPART"                                 |
 /// | 8..24      | `plan`      | the plan's id                              |
 /// | 24..26     | `namespace` | which part it is: the index of a namespace |
-/// | 26..28     | `state`     | 1: begun; 2: complete                      |
+/// | 26..28     | `state`     | 1: begun; 2: complete; 3: planned          |
 /// | 28..36     | `chunks`    | how many chunks it has                     |
 /// | 36..4092   | `reserved`  | zero                                       |
 /// | 4092..4096 | `crc`       | CRC32C of bytes 0..4092                    |
@@ -34,6 +34,8 @@ const _: () = assert!(size_of::<RawMark>() == MARK_BYTES);
 /// How far a part is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
+    /// None of its chunks is there: the mark of a part of an append.
+    Planned,
     /// Some of its chunks may be there.
     Begun,
     /// All its chunks are durable.
@@ -55,7 +57,12 @@ impl Mark {
             magic: MAGIC,
             plan: self.plan,
             namespace: self.namespace.into(),
-            state: if self.state == State::Begun { BEGUN } else { COMPLETE }.into(),
+            state: match self.state {
+                State::Planned => PLANNED,
+                State::Begun => BEGUN,
+                State::Complete => COMPLETE,
+            }
+            .into(),
             chunks: self.chunks.into(),
             reserved: [0; 4056],
             crc: 0.into(),
@@ -71,6 +78,7 @@ impl Mark {
         let state = match raw.state.get() {
             BEGUN => State::Begun,
             COMPLETE => State::Complete,
+            PLANNED => State::Planned,
             _ => return None,
         };
         let (namespace, chunks) = (raw.namespace.get(), raw.chunks.get());
@@ -117,6 +125,7 @@ pub(super) const MARK_BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"DLFSPART";
 const BEGUN: u16 = 1;
 const COMPLETE: u16 = 2;
+const PLANNED: u16 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -124,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_mark_reads_back_and_every_flipped_bit_is_seen() {
-        for state in [State::Begun, State::Complete] {
+        for state in [State::Planned, State::Begun, State::Complete] {
             let mark = Mark { plan: [7; 16], namespace: 3, state, chunks: 1 << 40 };
             let bytes = mark.encode();
             assert_eq!(Mark::parse(&bytes), Some(mark));
