@@ -20,6 +20,8 @@
 //   dlfs_last_error, dlfs_strerror               why a call failed
 //   dlfs_log                                     warnings of the library
 //   dlfs_writer_open, dlfs_write, dlfs_writer_finish      write samples as a new image, or add them to one
+//   dlfs_import_plan, _part, _commit             import files by many processes, or add them to an image
+//   dlfs_write_plan, dlfs_writer_open_part       write one image by many processes
 //   dlfs_delete, dlfs_purge                      change an image: delete samples, and free their space
 //   dlfs_ns_open, _submit, _poll, _close         blocks without a data set, for benchmarks
 //
@@ -934,6 +936,29 @@ typedef struct {
     size_t num_values;
 } dlfs_new_sample;
 
+// Options of an import that is planned. Set `size` to `sizeof(dlfs_import_options)`, and all fields without
+// a value to zero. The call copies it.
+typedef struct {
+    // sizeof(dlfs_import_options).
+    size_t size;
+    // The kind of the sources, as `dlfs import --from` takes it; NULL: it is detected.
+    const char *from;
+    // DLFS_WRITE_NEW, DLFS_WRITE_APPEND or DLFS_WRITE_OVERWRITE.
+    uint32_t onto;
+    // DLFS_WRITE_SHUFFLED: all samples together; or DLFS_WRITE_IN_ORDER.
+    uint32_t order;
+    // Seed of the shuffle.
+    uint64_t seed;
+    // Bytes of a chunk, a power of two from 64 KiB to 256 MiB; 0: 4 MiB.
+    uint32_t chunk_size;
+    // 1: samples follow each other without padding; 0: small ones avoid crossing blocks.
+    uint32_t tight;
+    // 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
+    uint32_t skip_bad;
+    // Reserved: 0.
+    uint32_t reserved;
+} dlfs_import_options;
+
 // Facts about a namespace. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
 typedef struct {
     // sizeof(dlfs_ns_info_t).
@@ -1412,7 +1437,8 @@ int dlfs_write(dlfs_writer *writer,
 int dlfs_writer_next_id(dlfs_writer *writer, uint64_t *id);
 
 // Commits what was written as one generation, and stores its number in `*generation`, which may be NULL.
-// Closes the handle, also if it fails; then the image is as it was before. Any thread.
+// Closes the handle, also if it fails; then the image is as it was before. A part of dlfs_writer_open_part is
+// complete then, and its generation, here 0, comes with dlfs_import_commit. Any thread.
 //
 // DLFS_E_INVALID: no sample was written, or fewer than `count`.
 int dlfs_writer_finish(dlfs_writer *writer,
@@ -1420,6 +1446,71 @@ int dlfs_writer_finish(dlfs_writer *writer,
 
 // Closes the handle, and discards what was written: the image is as it was before. Any thread.
 int dlfs_writer_discard(dlfs_writer *writer);
+
+// Plans to import the `num_sources` files or folders in `sources` onto the image at `addresses`, each of
+// whose namespaces is a part, and writes the plan to the file at `plan`, which must not be there. Stores in
+// `*samples`, which may be NULL, how many samples there are.
+//
+// Nothing is visible before dlfs_import_commit. Hosts find the plan, the sources and the namespaces by the same
+// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections and
+// `should_stop` apply. Any thread.
+//
+// DLFS_E_INVALID: entries cannot be imported, or the source can be read only once. DLFS_E_REFUSED: there is
+// data that `onto` does not allow to overwrite, or a file at `plan`. DLFS_E_BUSY: another process is changing the
+// image.
+int dlfs_import_plan(const char *const *sources,
+                     size_t num_sources,
+                     const char *addresses,
+                     const dlfs_import_options *options,
+                     const dlfs_mount_options *connection,
+                     const char *plan,
+                     uint64_t *samples);
+
+// Imports part number `part`, from 0, of the plan in the file at `plan`, and stores in `*samples`, which may
+// be NULL, how many samples it has. May be called again after it failed: what is written is not written again.
+// `connection` as for dlfs_import_plan. Any thread.
+//
+// DLFS_E_BUSY: another attempt at it is running. DLFS_E_INVALID: entries have changed since they were planned.
+// DLFS_E_STALE: something else has changed the image that the plan appends to.
+int dlfs_import_part(const char *plan,
+                     uint32_t part,
+                     const dlfs_mount_options *connection,
+                     uint64_t *samples);
+
+// Commits the parts of the plan in the file at `plan` as one generation, and stores its number in
+// `*generation`, which may be NULL. `num_parts`: 0 for a plan of dlfs_import_plan; for one of dlfs_write_plan,
+// how many parts there are. May be called again. `connection` as for dlfs_import_plan. Any thread.
+//
+// DLFS_E_NOT_FOUND: parts are not complete, and dlfs_last_error lists them. DLFS_E_BUSY: one is being written.
+// DLFS_E_STALE: something else has changed the image.
+int dlfs_import_commit(const char *plan,
+                       uint64_t num_parts,
+                       const dlfs_mount_options *connection,
+                       uint64_t *generation);
+
+// Plans a new image at `addresses` whose parts programs write, and writes the plan, some kilobytes, to the file at
+// `plan`. There may be more parts than namespaces, of any length; each namespace takes one at a time. `classes`: the
+// names of all classes, `num_classes` of them. `options` and `connection` as for dlfs_writer_open. Any thread.
+//
+// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: an append, or `count`.
+int dlfs_write_plan(const char *addresses,
+                    const dlfs_writer_options *options,
+                    const char *const *classes,
+                    size_t num_classes,
+                    const dlfs_mount_options *connection,
+                    const char *plan);
+
+// Begins to write part number `part` of the plan of dlfs_write_plan in the file at `plan`, and stores in
+// `*writer` a handle for dlfs_write; the ids count the samples of the part. dlfs_writer_finish completes the
+// part, and dlfs_writer_discard gives it up. `anywhere` 1: onto the next namespace that is free; 0: onto that of its
+// number. `connection` as for dlfs_writer_open. Any thread.
+//
+// DLFS_E_BUSY: another part, or another attempt, is being written there.
+int dlfs_writer_open_part(const char *plan,
+                          uint64_t part,
+                          uint32_t anywhere,
+                          const dlfs_mount_options *connection,
+                          dlfs_writer **writer);
 
 // Opens the namespace at `address` (a path, an NVMe/TCP address, with `?ns=` if the subsystem has
 // several namespaces, or any other address that this build supports), creates a queue pair with

@@ -128,8 +128,8 @@ unsafe fn give_count(to: *mut u64, count: u64) -> Result<c_int, Failure> {
     Ok(DLFS_OK)
 }
 
-/// Asks the caller's `should_stop` between the pieces of a purge.
-struct Asking<'a>(&'a mut Stop);
+/// Asks the caller's `should_stop` between the pieces of a purge or import.
+pub(crate) struct Asking<'a>(pub(crate) &'a mut Stop);
 
 impl Progress for Asking<'_> {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}

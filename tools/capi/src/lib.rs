@@ -30,6 +30,7 @@ pub mod mount;
 pub mod names;
 pub mod namespace;
 pub mod options;
+pub mod parts;
 mod peers;
 pub mod read_batch;
 pub mod sequence;

@@ -8,6 +8,7 @@ use dlfs::dataset::cataloging;
 use dlfs::format::columns::{ColumnSpec, Value};
 use dlfs::format::field_type::FieldType;
 use dlfs::format::{FieldTypes, Pack};
+use dlfs::import::many::PartWriter;
 use dlfs::import::{self, ImportOptions, Label, NewSample, Onto, WriteOrder, WriterOptions};
 use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
@@ -156,10 +157,27 @@ unsafe impl Struct for NewSampleIn {
 /// The object behind a writer's handle.
 pub(crate) struct Writing {
     /// `None` once it is finished or discarded.
-    writer: Mutex<Option<import::Writer>>,
-    image: Vec<Address>,
-    connect: ConnectOptions,
-    onto: Onto,
+    pub(crate) writer: Mutex<Option<Out>>,
+    pub(crate) image: Vec<Address>,
+    pub(crate) connect: ConnectOptions,
+    pub(crate) onto: Onto,
+}
+
+/// What is written.
+pub(crate) enum Out {
+    /// A generation.
+    Image(Box<import::Writer>),
+    /// A part of one, which others commit.
+    Part(Box<PartWriter>),
+}
+
+impl Out {
+    fn samples(&mut self) -> &mut import::Writer {
+        match self {
+            Out::Image(writer) => writer,
+            Out::Part(part) => part.samples(),
+        }
+    }
 }
 
 /// Begins to write the image at `addresses`, and stores a handle in `*writer`, to be ended with
@@ -187,7 +205,7 @@ pub unsafe extern "C" fn dlfs_writer_open(
                 Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?;
             let connect = ConnectOptions { writable: true, ..given.options()?.open.connect };
             let onto = options.image.onto;
-            let made = import::Writer::create(&image, options, &connect)?;
+            let made = Out::Image(Box::new(import::Writer::create(&image, options, &connect)?));
             let writing = Writing { writer: Mutex::new(Some(made)), image, connect, onto };
             let handle = handles::insert(writing)?;
             put(writer, handle.cast::<WriterHandle>(), "writer")?;
@@ -228,7 +246,7 @@ pub unsafe extern "C" fn dlfs_write(
                 values: &values,
             };
             let mut writer = writing.writer.lock().unwrap_or_else(|error| error.into_inner());
-            writer.as_mut().ok_or_else(over)?.write(&new)?
+            writer.as_mut().ok_or_else(over)?.samples().write(&new)?
         };
         if !id.is_null() {
             // SAFETY: by the header `id` is NULL or points to a number.
@@ -245,8 +263,8 @@ pub unsafe extern "C" fn dlfs_write(
 pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
         let writing = handles::get::<Writing>(writer.cast::<c_void>())?;
-        let writer = writing.writer.lock().unwrap_or_else(|error| error.into_inner());
-        let next = writer.as_ref().ok_or_else(over)?.next_id();
+        let mut writer = writing.writer.lock().unwrap_or_else(|error| error.into_inner());
+        let next = writer.as_mut().ok_or_else(over)?.samples().next_id();
         let next = next.ok_or_else(|| {
             Failure::invalid("as many samples are written as were announced: finish")
         })?;
@@ -257,7 +275,8 @@ pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut
 }
 
 /// Commits what was written as one generation, and stores its number in `*generation`, which may be NULL.
-/// Closes the handle, also if it fails; then the image is as it was before. Any thread.
+/// Closes the handle, also if it fails; then the image is as it was before. A part of dlfs_writer_open_part is
+/// complete then, and its generation, here 0, comes with dlfs_import_commit. Any thread.
 ///
 /// DLFS_E_INVALID: no sample was written, or fewer than `count`.
 #[unsafe(no_mangle)]
@@ -267,12 +286,21 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 ) -> c_int {
     guard(|| {
         let writing = handles::remove::<Writing>(writer.cast::<c_void>())?;
-        let report = writing.taken().ok_or_else(over)?.finish()?;
-        let made_by = if writing.onto == Onto::Append { "append" } else { "import" };
-        cataloging::committed(&writing.image, report.generation, &writing.connect, made_by);
+        let number = match writing.taken().ok_or_else(over)? {
+            Out::Part(part) => {
+                part.finish()?;
+                0
+            }
+            Out::Image(writer) => {
+                let report = writer.finish()?;
+                let made_by = if writing.onto == Onto::Append { "append" } else { "import" };
+                cataloging::committed(&writing.image, report.generation, &writing.connect, made_by);
+                report.generation.0
+            }
+        };
         if !generation.is_null() {
             // SAFETY: by the header `generation` is NULL or points to a number.
-            unsafe { put(generation, report.generation.0, "generation")? };
+            unsafe { put(generation, number, "generation")? };
         }
         Ok(DLFS_OK)
     })
@@ -288,14 +316,14 @@ pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int
 }
 
 impl Writing {
-    fn taken(&self) -> Option<import::Writer> {
+    fn taken(&self) -> Option<Out> {
         self.writer.lock().unwrap_or_else(|error| error.into_inner()).take()
     }
 }
 
 /// # Safety
 /// The pointers in `given` satisfy the header.
-unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions, Failure> {
+pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions, Failure> {
     let onto = match given.onto {
         DLFS_WRITE_NEW => Onto::Empty,
         DLFS_WRITE_APPEND => Onto::Append,

@@ -438,6 +438,24 @@ fn images_are_written_sample_by_sample() {
 }
 
 #[test]
+fn one_image_is_imported_and_written_by_parts() {
+    let Some(prefix) = prefix() else { return };
+    for how in How::all() {
+        println!("{how:?}");
+        let folder = tempfile::tempdir().unwrap();
+        for (folder_name, count) in [("first", 120), ("later", 40)] {
+            fs::create_dir(folder.path().join(folder_name)).unwrap();
+            for number in 0..count {
+                let path = folder.path().join(format!("{folder_name}/{folder_name}-{number:03}"));
+                fs::write(path, vec![number as u8; number * 97]).unwrap();
+            }
+        }
+        let program = Program::build(prefix, &here().join("tests/c/parts.c"), how);
+        program.run(&[folder.path().to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn the_examples_do_what_they_say() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();

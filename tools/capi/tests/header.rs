@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "error",
     "options",
     "mount",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 17] = [
     "log",
     "edit",
     "writer",
+    "parts",
     "namespace",
 ];
 

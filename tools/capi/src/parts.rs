@@ -1,0 +1,301 @@
+//! One import by many processes: of a source that one of them plans, or of samples that all of them write.
+
+use std::ffi::{OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use dlfs::dataset::cataloging;
+use dlfs::format::Pack;
+use dlfs::import::many::{
+    PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
+};
+use dlfs::import::{ImportOptions, OnError, Onto, PlacementOrder};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
+
+use crate::edit::Asking;
+use crate::error::{DLFS_OK, Failure, guard};
+use crate::handles;
+use crate::options::{MountOptions, Stop, unknown};
+use crate::structs::{Struct, array, put, take_or, text, utf8};
+use crate::writer::{
+    DLFS_WRITE_APPEND, DLFS_WRITE_IN_ORDER, DLFS_WRITE_NEW, DLFS_WRITE_OVERWRITE,
+    DLFS_WRITE_SHUFFLED, Out, WriteOptions, WriterHandle, Writing, writer_options,
+};
+
+/// Options of an import that is planned. Set `size` to `sizeof(dlfs_import_options)`, and all fields without
+/// a value to zero. The call copies it.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ImportOptionsIn {
+    /// sizeof(dlfs_import_options).
+    pub size: usize,
+    /// The kind of the sources, as `dlfs import --from` takes it; NULL: it is detected.
+    pub from: *const c_char,
+    /// DLFS_WRITE_NEW, DLFS_WRITE_APPEND or DLFS_WRITE_OVERWRITE.
+    pub onto: u32,
+    /// DLFS_WRITE_SHUFFLED: all samples together; or DLFS_WRITE_IN_ORDER.
+    pub order: u32,
+    /// Seed of the shuffle.
+    pub seed: u64,
+    /// Bytes of a chunk, a power of two from 64 KiB to 256 MiB; 0: 4 MiB.
+    pub chunk_size: u32,
+    /// 1: samples follow each other without padding; 0: small ones avoid crossing blocks.
+    pub tight: u32,
+    /// 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
+    pub skip_bad: u32,
+    /// Reserved: 0.
+    pub reserved: u32,
+}
+// SAFETY: numbers and pointers, the size first.
+unsafe impl Struct for ImportOptionsIn {
+    const NAME: &str = "dlfs_import_options";
+}
+
+impl Default for ImportOptionsIn {
+    fn default() -> ImportOptionsIn {
+        ImportOptionsIn {
+            size: 0,
+            from: std::ptr::null(),
+            onto: DLFS_WRITE_NEW,
+            order: DLFS_WRITE_SHUFFLED,
+            seed: 0,
+            chunk_size: 0,
+            tight: 0,
+            skip_bad: 0,
+            reserved: 0,
+        }
+    }
+}
+
+/// Plans to import the `num_sources` files or folders in `sources` onto the image at `addresses`, each of
+/// whose namespaces is a part, and writes the plan to the file at `plan`, which must not be there. Stores in
+/// `*samples`, which may be NULL, how many samples there are.
+///
+/// Nothing is visible before dlfs_import_commit. Hosts find the plan, the sources and the namespaces by the same
+/// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections and
+/// `should_stop` apply. Any thread.
+///
+/// DLFS_E_INVALID: entries cannot be imported, or the source can be read only once. DLFS_E_REFUSED: there is
+/// data that `onto` does not allow to overwrite, or a file at `plan`. DLFS_E_BUSY: another process is changing the
+/// image.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_import_plan(
+    sources: *const *const c_char,
+    num_sources: usize,
+    addresses: *const c_char,
+    options: *const ImportOptionsIn,
+    connection: *const MountOptions,
+    plan: *const c_char,
+    samples: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header strings end with NUL, arrays have as many elements as is said, and structs the
+        // size that they state; `samples` is NULL or points to a number; nothing changes during the call.
+        unsafe {
+            let sources = array(sources, num_sources, "sources")?.iter();
+            let sources = sources.map(|&source| path(source, "a source"));
+            let sources = sources.collect::<Result<Vec<_>, Failure>>()?;
+            let image = image(addresses)?;
+            let options = import_options(take_or(options, ImportOptionsIn::default())?)?;
+            let (connect, mut stop) = reach(connection)?;
+            let plan = path(plan, "plan")?;
+            let asking = &mut Asking(&mut stop);
+            let report = plan_import(&sources, &image, &options, &connect, &plan, asking)?;
+            store(samples, report.samples, "samples")
+        }
+    })
+}
+
+/// Imports part number `part`, from 0, of the plan in the file at `plan`, and stores in `*samples`, which may
+/// be NULL, how many samples it has. May be called again after it failed: what is written is not written again.
+/// `connection` as for dlfs_import_plan. Any thread.
+///
+/// DLFS_E_BUSY: another attempt at it is running. DLFS_E_INVALID: entries have changed since they were planned.
+/// DLFS_E_STALE: something else has changed the image that the plan appends to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_import_part(
+    plan: *const c_char,
+    part: u32,
+    connection: *const MountOptions,
+    samples: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as dlfs_import_plan.
+        unsafe {
+            let (plan, (connect, mut stop)) = (path(plan, "plan")?, reach(connection)?);
+            let part = u16::try_from(part)
+                .map_err(|_| Failure::invalid(format!("an image has no part {part}")))?;
+            let report = import_part(&plan, part, &connect, &mut Asking(&mut stop))?;
+            store(samples, report.samples, "samples")
+        }
+    })
+}
+
+/// Commits the parts of the plan in the file at `plan` as one generation, and stores its number in
+/// `*generation`, which may be NULL. `num_parts`: 0 for a plan of dlfs_import_plan; for one of dlfs_write_plan,
+/// how many parts there are. May be called again. `connection` as for dlfs_import_plan. Any thread.
+///
+/// DLFS_E_NOT_FOUND: parts are not complete, and dlfs_last_error lists them. DLFS_E_BUSY: one is being written.
+/// DLFS_E_STALE: something else has changed the image.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_import_commit(
+    plan: *const c_char,
+    num_parts: u64,
+    connection: *const MountOptions,
+    generation: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as dlfs_import_plan.
+        unsafe {
+            let (plan, (connect, mut stop)) = (path(plan, "plan")?, reach(connection)?);
+            let asking = &mut Asking(&mut stop);
+            let (report, image) = match num_parts {
+                0 => commit_import(&plan, &connect, asking)?,
+                count => {
+                    let plan = WritePlan::load(&plan)?;
+                    (plan.commit_all(count, &connect, asking)?, plan.image().to_vec())
+                }
+            };
+            cataloging::committed(&image, report.generation, &connect, "import");
+            store(generation, report.generation.0, "generation")
+        }
+    })
+}
+
+/// Plans a new image at `addresses` whose parts programs write, and writes the plan, some kilobytes, to the file at
+/// `plan`. There may be more parts than namespaces, of any length; each namespace takes one at a time. `classes`: the
+/// names of all classes, `num_classes` of them. `options` and `connection` as for dlfs_writer_open. Any thread.
+///
+/// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: an append, or `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_write_plan(
+    addresses: *const c_char,
+    options: *const WriteOptions,
+    classes: *const *const c_char,
+    num_classes: usize,
+    connection: *const MountOptions,
+    plan: *const c_char,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as dlfs_import_plan.
+        unsafe {
+            let options = writer_options(take_or(options, WriteOptions::default())?)?;
+            let classes = array(classes, num_classes, "classes")?.iter();
+            let classes = classes.map(|&class| Ok(text(class, "a class")?.to_vec()));
+            let classes = classes.collect::<Result<Vec<_>, Failure>>()?;
+            let (plan, (connect, _)) = (path(plan, "plan")?, reach(connection)?);
+            WritePlan::create(&image(addresses)?, &options, classes, &connect)?.save(&plan)?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// Begins to write part number `part` of the plan of dlfs_write_plan in the file at `plan`, and stores in
+/// `*writer` a handle for dlfs_write; the ids count the samples of the part. dlfs_writer_finish completes the
+/// part, and dlfs_writer_discard gives it up. `anywhere` 1: onto the next namespace that is free; 0: onto that of its
+/// number. `connection` as for dlfs_writer_open. Any thread.
+///
+/// DLFS_E_BUSY: another part, or another attempt, is being written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_writer_open_part(
+    plan: *const c_char,
+    part: u64,
+    anywhere: u32,
+    connection: *const MountOptions,
+    writer: *mut *mut WriterHandle,
+) -> c_int {
+    guard(|| {
+        let place = match anywhere {
+            0 => PartPlace::Own,
+            1 => PartPlace::AnyFree,
+            other => return Err(unknown("anywhere", other)),
+        };
+        // SAFETY: as dlfs_import_plan; `writer` is NULL or a place for a handle.
+        unsafe {
+            put(writer, std::ptr::null_mut(), "writer")?;
+            let (connect, _) = reach(connection)?;
+            let plan = WritePlan::load(&path(plan, "plan")?)?;
+            let made = Out::Part(Box::new(PartWriter::begin(&plan, part, place, &connect)?));
+            let (image, onto) = (plan.image().to_vec(), Onto::Empty);
+            let writing = Writing { writer: Mutex::new(Some(made)), image, connect, onto };
+            put(writer, handles::insert(writing)?.cast::<WriterHandle>(), "writer")?;
+        }
+        Ok(DLFS_OK)
+    })
+}
+
+/// # Safety
+/// `given` satisfies the header.
+unsafe fn path(given: *const c_char, what: &str) -> Result<PathBuf, Failure> {
+    // SAFETY: as this function.
+    let bytes = unsafe { text(given, what)? };
+    Ok(Path::new(OsStr::from_bytes(bytes)).to_path_buf())
+}
+
+/// # Safety
+/// `addresses` satisfies the header.
+unsafe fn image(addresses: *const c_char) -> Result<Vec<Address>, Failure> {
+    // SAFETY: as this function.
+    let list = unsafe { text(addresses, "addresses")? };
+    Ok(Address::parse_list_os(OsStr::from_bytes(list)).map_err(dlfs::Error::from)?)
+}
+
+/// How to connect, and whom to ask whether to stop.
+///
+/// # Safety
+/// `connection` satisfies the header.
+unsafe fn reach(connection: *const MountOptions) -> Result<(ConnectOptions, Stop), Failure> {
+    // SAFETY: as this function.
+    let (given, connect) = unsafe {
+        let given = take_or(connection, MountOptions::default())?;
+        (given, given.options()?.open.connect)
+    };
+    Ok((ConnectOptions { writable: true, ..connect }, given.stop()))
+}
+
+/// # Safety
+/// `to` is NULL or points to a number.
+unsafe fn store(to: *mut u64, number: u64, what: &str) -> Result<c_int, Failure> {
+    if !to.is_null() {
+        // SAFETY: as this function.
+        unsafe { put(to, number, what)? };
+    }
+    Ok(DLFS_OK)
+}
+
+/// # Safety
+/// The string in `given` ends with NUL.
+unsafe fn import_options(given: ImportOptionsIn) -> Result<ImportOptions, Failure> {
+    let mut options = ImportOptions { seed: given.seed, ..ImportOptions::default() };
+    if !given.from.is_null() {
+        // SAFETY: as this function.
+        options.from = unsafe { utf8(given.from, "from")? }.parse()?;
+    }
+    options.onto = match given.onto {
+        DLFS_WRITE_NEW => Onto::Empty,
+        DLFS_WRITE_APPEND => Onto::Append,
+        DLFS_WRITE_OVERWRITE => Onto::Force,
+        other => return Err(unknown("onto", other)),
+    };
+    options.placement = match given.order {
+        DLFS_WRITE_SHUFFLED => PlacementOrder::Shuffled,
+        DLFS_WRITE_IN_ORDER => PlacementOrder::Source,
+        other => return Err(unknown("order", other)),
+    };
+    options.pack = match given.tight {
+        0 => Pack::Aligned,
+        1 => Pack::Tight,
+        other => return Err(unknown("tight", other)),
+    };
+    options.on_error = match given.skip_bad {
+        0 => OnError::Stop,
+        1 => OnError::Skip,
+        other => return Err(unknown("skip_bad", other)),
+    };
+    if given.chunk_size != 0 {
+        options.chunk_size_bytes = given.chunk_size;
+    }
+    Ok(options)
+}
