@@ -1,4 +1,4 @@
-//! Catalogues in a Redis server, where one is installed.
+//! Catalogues in a Redis or Valkey server, of those that are installed.
 
 mod common;
 
@@ -12,15 +12,28 @@ use common::{Ran, TestDir, dlfs, finish, signal, wait};
 struct Redis {
     child: Child,
     port: u16,
+    /// The command to ask it.
+    cli: &'static str,
+}
+
+/// Runs a test with each kind of server.
+fn with_each(test: impl Fn(&TestDir, &mut Redis)) {
+    for (server, cli) in [("redis-server", "redis-cli"), ("valkey-server", "valkey-cli")] {
+        let dir = TestDir::with_image();
+        if let Some(mut redis) = Redis::start(&dir, server, cli) {
+            println!("{server}");
+            test(&dir, &mut redis);
+        }
+    }
 }
 
 impl Redis {
     /// `None`: there is no server on this machine.
-    fn start(dir: &TestDir) -> Option<Redis> {
+    fn start(dir: &TestDir, server: &str, cli: &'static str) -> Option<Redis> {
         // Another program may take the port before the server does, which then ends.
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let mut command = Command::new("redis-server");
+            let mut command = Command::new(server);
             command.args([
                 "--port",
                 &port.to_string(),
@@ -31,20 +44,20 @@ impl Redis {
             ]);
             command.args(["--dir", &dir.arg(""), "--save", "", "--appendonly", "no"]);
             let Ok(mut child) = command.stdout(Stdio::null()).spawn() else {
-                println!("SKIPPED: redis-server is not installed");
+                println!("SKIPPED: {server} is not installed");
                 return None;
             };
             let began = Instant::now();
             while child.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(60) {
                 if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                    return Some(Redis { child, port });
+                    return Some(Redis { child, port, cli });
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
             let _ = child.kill(); // it may have ended
             child.wait().unwrap();
         }
-        panic!("redis-server does not start");
+        panic!("{server} does not start");
     }
 
     fn run(&self, dir: &TestDir, arguments: &[&str]) -> Ran {
@@ -71,9 +84,11 @@ const PASSWORD: &str = "v3ry-s3cret";
 
 #[test]
 fn names_aliases_and_the_index_are_kept_in_a_server() {
-    let dir = TestDir::with_image();
-    let Some(redis) = Redis::start(&dir) else { return };
-    let dlfs = |arguments: &[&str]| redis.run(&dir, arguments);
+    with_each(keeps_names);
+}
+
+fn keeps_names(dir: &TestDir, redis: &mut Redis) {
+    let dlfs = |arguments: &[&str]| redis.run(dir, arguments);
     dlfs(&["catalog", "add", "dlfs://site/train", &dir.arg("train.dlfs"), "--alias", "stable"])
         .code(0);
     assert_eq!(
@@ -95,9 +110,9 @@ fn names_aliases_and_the_index_are_kept_in_a_server() {
     dlfs(&compare).code(0);
     let ask = |command: &[&str]| {
         let port = redis.port.to_string();
-        let mut cli = Command::new("redis-cli");
+        let mut cli = Command::new(redis.cli);
         cli.args(["-p", &port, "--no-auth-warning", "-a", PASSWORD]).args(command);
-        let output = cli.output().expect("redis-cli is installed beside redis-server");
+        let output = cli.output().expect("it is installed beside the server");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     let chunks = ask(&["HGETALL", "dlfs:chunks:train"]);
@@ -117,44 +132,49 @@ fn names_aliases_and_the_index_are_kept_in_a_server() {
 
 #[test]
 fn moves_by_many_processes_at_once_leave_one_history() {
-    let dir = TestDir::with_image();
-    let Some(redis) = Redis::start(&dir) else { return };
-    redis.run(&dir, &["catalog", "add", "dlfs://site/train", &dir.arg("train.dlfs")]).code(0);
+    with_each(orders_moves);
+}
+
+fn orders_moves(dir: &TestDir, redis: &mut Redis) {
+    let redis = &*redis; // several threads have it
+    redis.run(dir, &["catalog", "add", "dlfs://site/train", &dir.arg("train.dlfs")]).code(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..5 {
-                    redis.run(&dir, &["catalog", "tag", "dlfs://site/train", "stable"]).code(0);
+                    redis.run(dir, &["catalog", "tag", "dlfs://site/train", "stable"]).code(0);
                 }
             });
         }
     });
     let shown =
-        redis.run(&dir, &["catalog", "show", "dlfs://site/train@stable"]).code(0).text().to_owned();
+        redis.run(dir, &["catalog", "show", "dlfs://site/train@stable"]).code(0).text().to_owned();
     assert_eq!(shown.matches("1 -> ").count(), 19, "{shown}");
 }
 
 #[test]
 fn a_server_that_freezes_or_dies_is_replaced_by_what_was_known_last_and_no_password_is_shown() {
-    let dir = TestDir::with_image();
-    let Some(mut redis) = Redis::start(&dir) else { return };
+    with_each(may_freeze_or_die);
+}
+
+fn may_freeze_or_die(dir: &TestDir, redis: &mut Redis) {
     let image = dir.arg("train.dlfs");
-    redis.run(&dir, &["catalog", "add", "dlfs://site/train", &image]).code(0);
+    redis.run(dir, &["catalog", "add", "dlfs://site/train", &image]).code(0);
     let read = ["read", "dlfs://site/train", "--json"];
-    redis.run(&dir, &read).code(0);
-    let wrong = redis.run_with(&dir, "wr0ng-s3cret", "none", &read).code(1);
+    redis.run(dir, &read).code(0);
+    let wrong = redis.run_with(dir, "wr0ng-s3cret", "none", &read).code(1);
     wrong.complains_of(&["site", "did not answer"]);
     assert!(!wrong.stderr.contains("s3cret"), "{}", wrong.stderr);
 
     signal(&redis.child, "STOP");
-    let frozen = redis.run(&dir, &read).code(0);
+    let frozen = redis.run(dir, &read).code(0);
     frozen.complains_of(&["cannot be reached", "generation 1"]);
     assert_eq!(frozen.json()["samples"], 300);
     redis.child.kill().unwrap();
     wait(&mut redis.child);
-    let dead = redis.run(&dir, &read).code(0);
+    let dead = redis.run(dir, &read).code(0);
     dead.complains_of(&["cannot be reached"]);
-    let unknown = redis.run_with(&dir, PASSWORD, "none", &read).code(1);
+    let unknown = redis.run_with(dir, PASSWORD, "none", &read).code(1);
     unknown.complains_of(&["site"]);
     for ran in [&unknown, &dead, &frozen] {
         assert!(!ran.stderr.contains("s3cret"), "{}", ran.stderr);
