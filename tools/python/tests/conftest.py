@@ -50,11 +50,11 @@ class Source:
 
 
 @contextlib.contextmanager
-def target(image, port=0):
-    """Serves `image` over NVMe/TCP on loopback; yields the process and its address."""
+def target(image, port=0, *options):
+    """Serves `image` over NVMe/TCP on loopback, with more `options`; yields the process and its address."""
     listen = f"127.0.0.1:{port}"
     child = subprocess.Popen(
-        [sys.executable, "-m", "dlfs", "serve", str(image), "--json", "--listen", listen],
+        [sys.executable, "-m", "dlfs", "serve", str(image), "--json", "--listen", listen, *options],
         stdout=subprocess.PIPE, text=True,
     )
     try:

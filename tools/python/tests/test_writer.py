@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 import dlfs
+from conftest import target
 
 
 def content(number: int) -> bytes:
@@ -227,6 +228,28 @@ for number in range(10**9):
         out.write(b"second")
     dataset = dlfs.open(path)
     assert [dataset[0], dataset[1]] == [b"first", b"second"]
+
+
+def test_a_target_that_is_killed_ends_a_writer_and_the_generation_before_stands(tmp_path: Path) -> None:
+    path = tmp_path / "namespace"
+    with path.open("wb") as file:
+        file.truncate(32 << 20)
+    with target(path, 0, "--writable") as (process, address):
+        with dlfs.Writer(address, chunk_size=1 << 16) as out:
+            for number in range(200):
+                out.write(content(number))
+        port = int(address.split("/")[2].rsplit(":", 1)[1])
+        with pytest.raises(dlfs.Disconnected):
+            with dlfs.Writer(address, append=True, shuffle_bytes=100_000, ctrl_loss_tmo=1, io_timeout=1) as out:
+                for number in range(2000):
+                    if number == 1000:  # the first windows are written
+                        process.kill()
+                        process.wait()
+                    out.write(bytes(1000))
+    with target(path, port, "--writable") as (_, address):
+        dataset = dlfs.open(address)
+        assert dataset.generation == 1
+        assert [dataset[number] for number in range(len(dataset))] == [content(number) for number in range(200)]
 
 
 def test_a_new_image_gets_its_name_in_a_catalogue(tmp_path: Path) -> None:
