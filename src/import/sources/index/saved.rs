@@ -280,7 +280,8 @@ mod tests {
     #[test]
     fn selected_rows_are_those_rows_in_the_order_asked_for() {
         let all = index();
-        let rows = [100, 5, 99, 0];
+        // Of the rows before the fifth, the index says that their values are zero.
+        let rows = [100, 5, 99, 7];
         let selected = all.select(rows.into_iter());
         assert_eq!(selected.len(), 4);
         for (at, row) in (0..).zip(rows) {
