@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
 use futures_util::StreamExt;
@@ -139,6 +139,11 @@ impl Client {
         self.options().window_bytes
     }
 
+    /// The shortest time until it began to answer, if anything was asked of it.
+    pub(super) fn delay(&self) -> Option<Duration> {
+        self.0.shared.delay()
+    }
+
     /// The buffers of its ranges.
     pub(super) fn pool(&self) -> &Arc<Pool> {
         &self.0.shared.pool
@@ -251,7 +256,9 @@ impl std::fmt::Debug for Client {
 async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure> {
     let mut options = GetOptions { head: true, ..GetOptions::default() };
     options.extensions.insert(note.clone());
+    let sent = Instant::now();
     let answer = limited(shared, shared.store.get(key, options), note).await?;
+    shared.answered(sent);
     Ok(object(answer.meta))
 }
 
@@ -371,11 +378,6 @@ impl Pending {
     /// Waits for the bytes.
     pub(super) fn bytes(self) -> Result<RangeBuf> {
         self.asked?.wait()
-    }
-
-    /// Whether they have arrived, or cannot.
-    pub(super) fn is_ready(&self) -> bool {
-        self.asked.as_ref().map_or(true, |asked| !asked.answer.is_empty())
     }
 }
 

@@ -39,6 +39,8 @@ struct Host {
     flow: Flow,
     /// Of small and of large requests.
     latencies: [Mutex<Latencies>; 2],
+    /// The shortest time until an answer began.
+    delay: Mutex<Option<Duration>>,
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +77,11 @@ impl Shared {
         options: PlaceOptions,
         seen: Arc<Seen>,
     ) -> Shared {
-        let host = Arc::new(Host { flow: Flow::new(), latencies: Default::default() });
+        let host = Arc::new(Host {
+            flow: Flow::new(),
+            latencies: Default::default(),
+            delay: Mutex::default(),
+        });
         let counts = Arc::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
         Shared { place, store, options, seen, counts, pool, host }
@@ -86,6 +92,17 @@ impl Shared {
         let Shared { options, seen, counts, pool, host, .. } = self;
         let (options, seen, counts) = (options.clone(), seen.clone(), counts.clone());
         Shared { place, store, options, seen, counts, pool: pool.clone(), host: host.clone() }
+    }
+
+    /// The answer to a request that was sent at `sent` begins.
+    pub(super) fn answered(&self, sent: Instant) {
+        let (mut delay, took) = (self.host.delay.lock(), sent.elapsed());
+        *delay = Some(delay.map_or(took, |least| least.min(took)));
+    }
+
+    /// The shortest time until an answer began.
+    pub(super) fn delay(&self) -> Option<Duration> {
+        *self.host.delay.lock()
     }
 
     /// The bytes of a range.
@@ -195,7 +212,9 @@ impl Shared {
             options.if_match = Some(etag.clone()).filter(|etag| !etag.starts_with("W/"));
         }
         let failed = |error: object_store::Error| Failure::of(&error, note.read());
+        let sent = Instant::now();
         let answer = self.store.get(&wanted.key, options).await.map_err(failed)?;
+        self.answered(sent);
         let meta = &answer.meta;
         let same = match &wanted.version {
             Version::Tag(None) => true,

@@ -2,24 +2,22 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
-use std::time::Instant;
 
 use super::Object;
 use super::client::{Client, Pending};
-use super::flow::{Ahead, Piece, Ranges};
+use super::flow::{Piece, Ranges, ahead};
 use super::pool::{Kept, RangeBuf};
 use crate::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
 /// [`Read`] gives its bytes, and nothing at its end; [`BufRead`] gives them without a copy.
 ///
-/// Ranges of the following objects are asked for meanwhile, as many as make it faster, within the window.
+/// Ranges of the following objects are asked for meanwhile, as many as the store's delay needs, within the window.
 #[derive(Debug)]
 pub struct Reader {
     client: Client,
     objects: Vec<Object>,
     ranges: Ranges,
-    ahead: Ahead,
     /// In the order of the objects.
     pending: VecDeque<(Piece, Pending)>,
     /// How many objects [`next_object`](Self::next_object) has given.
@@ -56,10 +54,10 @@ impl Reader {
     pub fn with_window(client: Client, objects: Vec<Object>, window_bytes: u64) -> Reader {
         let range_bytes = client.options().range_bytes;
         let lens = objects.iter().map(|object| object.len_bytes);
-        let ahead = Ahead::new(range_bytes, window_bytes);
-        let ranges = Ranges::new(lens, range_bytes, ahead.bytes());
+        let ahead = ahead(client.delay(), range_bytes, window_bytes);
+        let ranges = Ranges::new(lens, range_bytes, ahead);
         let (pending, kept) = (VecDeque::new(), client.pool().keep());
-        Reader { client, objects, ranges, ahead, pending, begun: 0, current: None, _kept: kept }
+        Reader { client, objects, ranges, pending, begun: 0, current: None, _kept: kept }
     }
 
     /// Goes to the next object, whatever is left of this one; `None` after the last.
@@ -92,12 +90,9 @@ impl Reader {
             if self.pending.front().is_some_and(is_of_this)
                 && let Some((piece, pending)) = self.pending.pop_front()
             {
-                let waited = !pending.is_ready();
                 // Until it is let go of, it counts as held.
                 let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(piece.len()))?;
                 self.current = Some(Current { bytes, read: 0 });
-                self.ahead.handed_over(Instant::now(), piece.len(), waited);
-                self.ranges.set_budget(self.ahead.bytes());
             }
         }
         Ok(self.current.as_ref().map_or(&[], |current| &current.bytes[current.read..]))

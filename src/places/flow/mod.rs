@@ -8,7 +8,7 @@ mod ranges;
 mod retry;
 mod window;
 
-pub(super) use ahead::Ahead;
+pub(super) use ahead::ahead;
 pub(super) use hedge::Latencies;
 pub(super) use ranges::{Piece, Ranges};
 pub(super) use retry::{Patience, Retry};

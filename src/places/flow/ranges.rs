@@ -65,11 +65,6 @@ impl Ranges {
         Some(piece)
     }
 
-    /// From now on at most so many bytes are held at once.
-    pub(in crate::places) fn set_budget(&mut self, budget_bytes: u64) {
-        self.budget_bytes = budget_bytes;
-    }
-
     /// A range of `len` bytes that was handed out is not held any more.
     pub(in crate::places) fn give_back(&mut self, len: u64) {
         self.held_bytes -= len;
