@@ -52,7 +52,16 @@ impl Spdk {
         let to_log = std::fs::File::create(&log).map_err(|error| error.to_string())?;
         let memory_mb = ((region >> 20) + 1024).to_string();
         let target = Command::new(tgt)
-            .args(["-m", &mask(TARGET_CPU), "--no-huge", "-s", &memory_mb, "-u", "--json"])
+            .args([
+                "-m",
+                &mask(TARGET_CPU),
+                "--disable-cpumask-locks",
+                "--no-huge",
+                "-s",
+                &memory_mb,
+                "-u",
+                "--json",
+            ])
             .arg(&config)
             .args(["-r", &folder.path().join("rpc.sock").to_string_lossy()])
             .stdin(Stdio::null())
