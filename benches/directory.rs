@@ -110,7 +110,7 @@ fn lookups(samples: u64) {
 fn opened(directory: &Directory) -> Directory {
     let snapshot = directory.snapshot().expect("it has its names");
     let mut bytes = IoBuf::zeroed(snapshot.len_bytes() as usize);
-    snapshot.read_at(0, &mut bytes);
+    snapshot.read_at(0, &mut bytes).expect("its checksums are in memory");
     Directory::from_snapshot(bytes).expect("a snapshot just made")
 }
 

@@ -1,16 +1,14 @@
 //! External programs: fio, iperf3, openssl. Each reports why it cannot be run.
 
-use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::hosts::HOST_CPU;
 use crate::slice::{Done, Slice};
-use crate::support::{cpu_seconds_of, cpus};
+use crate::support::cpus;
 use crate::targets::TARGET_CPU;
 
 /// The path of `program`.

@@ -43,7 +43,7 @@ fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
 pub(super) fn with_views(schema: &Schema) -> Schema {
     let fields = schema.fields().iter().map(|field| match field.data_type() {
         DataType::Struct(inner) if is_file(inner) => {
-            let inner = inner.iter().map(|field| viewing(field)).collect();
+            let inner = inner.iter().map(viewing).collect();
             Arc::new(field.as_ref().clone().with_data_type(DataType::Struct(inner)))
         }
         _ => viewing(field),

@@ -175,7 +175,7 @@ fn positions_in_sequence_are_those_drawn_singly() {
         let first = random.next() % 300;
         for position in first..first + 400 {
             // Leaves the sequence now and then.
-            if random.next() % 150 == 0 {
+            if random.next().is_multiple_of(150) {
                 in_sequence.draw(random.next() % 700);
             }
             let alone = Mixture::new(&spec).unwrap().draw(position);
