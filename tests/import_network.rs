@@ -437,15 +437,21 @@ fn while_a_part_of_an_append_runs_where_no_lock_is_no_other_change_begins() {
     assert_eq!(contents(&devices).unwrap().len(), 39);
 }
 
-/// Long: set `DLFS_LONG_TESTS`.
+/// Long: set `DLFS_LONG_TESTS`. Calls end after 5 s here; an import tries again for 45 s.
 #[test]
-fn a_network_that_hangs_for_good_ends_whatever_writes_within_the_time_of_one_call() {
+fn a_network_that_hangs_for_good_ends_whatever_writes() {
     if std::env::var_os("DLFS_LONG_TESTS").is_none() {
+        println!("SKIPPED: set DLFS_LONG_TESTS; it takes a minute");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     tree(&dir.path().join("source"), 300, 20_000, 1);
-    let (source, connect) = (paths(&dir.path().join("source")), ConnectOptions::default());
+    let source = paths(&dir.path().join("source"));
+    let connect = ConnectOptions {
+        connect_timeout: Duration::from_secs(5),
+        ctrl_loss_tmo: Duration::from_secs(5),
+        ..ConnectOptions::default()
+    };
     let options = ImportOptions { reader_threads: 3, ..short_leased(Onto::Empty) };
     let plan_of = |image: &[Address], name: &str| {
         let plan = dir.path().join(name);
@@ -510,8 +516,8 @@ fn a_network_that_hangs_for_good_ends_whatever_writes_within_the_time_of_one_cal
                 let error = job(&[through(&wire)], &mut hold).unwrap_err();
                 let lasted = held_at.lock().unwrap().unwrap().elapsed();
                 println!("{name}: ended after {lasted:?}: {error}");
-                // A call's 60 s, and what a busy machine takes to see that they are over.
-                assert!(lasted < Duration::from_secs(180), "{name}: {lasted:?}");
+                // 46 s at most, and what a busy machine takes to see that they are over.
+                assert!(lasted < Duration::from_secs(120), "{name}: {lasted:?}");
             });
         }
     });
