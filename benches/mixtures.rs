@@ -1,9 +1,9 @@
 //! Eight data sets mixed by one loader, beside one data set of the same samples.
 //!
 //! `cargo bench --bench mixtures`. Every side is read over TCP on loopback from the memory of another process of this
-//! program: that one on the first processor, the loader on the second. The eight data sets have a namespace each. They
-//! are compared with one data set on eight such namespaces, so with as many connections, and with one on a single
-//! namespace. The window is too small to keep chunks between epochs. Each round reads every side once, so a ratio
+//! program: that one on the first processor, the loader on the second. The eight data sets have a namespace each, in a
+//! subsystem of its own. They are compared with one data set on eight such namespaces, so with as many connections, and
+//! with one on a single namespace. The window is too small to keep chunks between epochs. Each round reads every side once, so a ratio
 //! compares measurements that are close in time.
 
 #[path = "support/mod.rs"]
@@ -189,14 +189,16 @@ fn serve(count: usize, len: usize) -> dlfs::Result<()> {
     drop(folder);
     let mut serving = Vec::new();
     for (number, disks) in [single, spread, parts].into_iter().enumerate() {
-        let nqn = format!("nqn.2026-11.io.dlfs:mixtures-{number}");
-        let nqn = Nqn::new(nqn).expect("a valid name");
-        let nsids = 1..=disks.len() as u32;
-        let disks = disks.iter().map(|disk| Arc::new(disk.read_only()) as Arc<dyn Device>);
-        let target = Target::bind(TargetOptions::new(nqn), disks.collect())?;
-        let addresses: Vec<_> = nsids.map(|nsid| target.address(Nsid(nsid)).to_string()).collect();
+        let mut addresses = Vec::new();
+        for (nth, disk) in disks.iter().enumerate() {
+            // Namespaces of one subsystem would share the connection of a data set.
+            let nqn = format!("nqn.2026-11.io.dlfs:mixtures-{number}-{nth}");
+            let options = TargetOptions::new(Nqn::new(nqn).expect("a valid name"));
+            let target = Target::bind(options, vec![Arc::new(disk.read_only())])?;
+            addresses.push(target.address(Nsid(1)).to_string());
+            serving.push(target);
+        }
         println!("{}", addresses.join(" "));
-        serving.push(target);
     }
     std::io::stdout().flush()?;
     wait_for_end_of_input();
