@@ -1,10 +1,10 @@
 //! Eight data sets mixed by one loader, beside one data set of the same samples.
 //!
-//! `cargo bench --bench mixtures`. Every side is read over TCP on loopback from the memory of another process of this
-//! program: that one on the first processor, the loader on the second. The eight data sets have a namespace each, in a
-//! subsystem of its own. They are compared with one data set on eight such namespaces, so with as many connections, and
-//! with one on a single namespace. The window is too small to keep chunks between epochs. Each round reads every side once, so a ratio
-//! compares measurements that are close in time.
+//! `cargo bench --bench mixtures`. Every side is read over TCP on loopback from the memory of another process of
+//! this program: that one on the first processor, the loader on the second. The eight data sets have a namespace
+//! each, in a subsystem of its own. They are compared with one data set on eight such namespaces, so with as many
+//! connections, and with one on a single namespace. The window is too small to keep chunks between epochs. Each
+//! round reads every side once, so a ratio compares measurements that are close in time.
 
 #[path = "support/mod.rs"]
 mod support;
