@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex};
 use archives::{member, record};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{
-    ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage, import_onto,
+    ColumnsFrom, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
+    import_onto,
 };
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
@@ -75,6 +76,8 @@ struct Case {
     kind: SourceKind,
     placement: PlacementOrder,
     on_error: OnError,
+    /// What else is asked for.
+    more: Box<dyn Fn(&mut ImportOptions)>,
 }
 
 impl Case {
@@ -83,14 +86,14 @@ impl Case {
         for (name, bytes) in shards {
             watched.store.put(&format!("x/{name}"), bytes.clone());
         }
-        Case { watched, kind, placement, on_error: OnError::Stop }
+        Case { watched, kind, placement, on_error: OnError::Stop, more: Box::new(|_| {}) }
     }
 
     fn import(&self, devices: &[Arc<dyn Device>], onto: Onto, after: u64) -> Result<ImportReport> {
         let mut places = self.watched.store.options();
         places.range_bytes = 1 << 20;
         places.window_bytes = 4 << 20;
-        let options = ImportOptions {
+        let mut options = ImportOptions {
             places,
             from: self.kind,
             placement: self.placement,
@@ -98,6 +101,7 @@ impl Case {
             chunk_size_bytes: 1 << 20,
             ..options(onto)
         };
+        (self.more)(&mut options);
         let sources = [PathBuf::from("s3://bucket/x")];
         import_onto(&sources, devices, &options, &mut After(after))
     }
@@ -182,6 +186,64 @@ fn shards_go_on_in_the_object_and_at_the_byte_where_the_import_was() {
             assert!(report.chunks_found > 0);
         }
     }
+}
+
+/// An array of so many 32-bit numbers, as numpy writes it.
+fn npy(len: usize, seed: u64) -> Vec<u8> {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({len},), }}");
+    let padded = format!("{header:<117}\n");
+    [&b"\x93NUMPY\x01\x00\x76\x00"[..], padded.as_bytes(), &bytes_of(seed, 4 * len)].concat()
+}
+
+#[test]
+fn typed_fields_and_columns_go_on_as_well() {
+    let shard = |shard: u64| {
+        let members = (0..300).flat_map(|number| {
+            let name = format!("d/{shard}-{number}");
+            let array = npy(10_000, shard * 1000 + number);
+            let class = (number % 7).to_string();
+            [
+                member(&format!("{name}.npy"), b'0', "", &array),
+                member(&format!("{name}.cls"), b'0', "", class.as_bytes()),
+            ]
+            .concat()
+        });
+        end(members.collect())
+    };
+    let shards = [("0.tar", shard(0)), ("1.tar", shard(1)), ("2.tar", shard(2))];
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("table.csv");
+    let rows = (0..3).flat_map(|shard| (0..200).map(move |number| (shard, number)));
+    let rows =
+        rows.map(|(shard, number)| format!("d/{shard}-{number},{number}.5,c{}\n", number % 5));
+    std::fs::write(&table, format!("name,weight,city\n{}", rows.collect::<String>())).unwrap();
+    let mut case = Case::new(SourceKind::WebDataset, PlacementOrder::Source, &shards);
+    case.more = Box::new(move |options| {
+        // The first array says what all are.
+        options.field_types = vec!["npy:npy".parse().unwrap(), "cls:i64".parse().unwrap()];
+        options.field_columns = vec!["class=cls".parse().unwrap()];
+        options.columns = Some(ColumnsFrom { path: table.clone(), key: None, only: Vec::new() });
+    });
+    let (expected, image) = case.whole();
+    assert_eq!(expected.columns.map(|counts| counts.samples), Some(600));
+    let devices = case.interrupted(880);
+    let report = case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert!(all(&devices) == image, "another image");
+    assert_eq!(
+        (report.samples, report.columns, &report.field_types),
+        (900, expected.columns, &expected.field_types)
+    );
+    let asked = case.watched.asked();
+    assert!(!asked.contains_key("x/0.tar") && !asked.contains_key("x/1.tar"), "{asked:?}");
+    // Who asks for other columns does not get those that are there.
+    let devices = case.interrupted(880);
+    case.more = Box::new(|options| {
+        options.field_types = vec!["npy:npy".parse().unwrap(), "cls:i64".parse().unwrap()];
+    });
+    let report = case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+    assert_eq!((report.samples, report.columns), (900, None));
+    assert_eq!(contents(&devices).unwrap().len(), 900);
+    assert!(case.watched.asked().contains_key("x/0.tar"));
 }
 
 #[test]

@@ -136,6 +136,16 @@ impl Typing {
         Ok(Typing { names, kinds })
     }
 
+    /// The same, where the first file of a field is among samples of these types, which came before.
+    pub(super) fn with_known(mut self, types: &FieldTypes) -> Typing {
+        for (field, kind) in self.kinds.iter_mut().enumerate() {
+            if let (Kind::OfFirst, Some(known)) = (&kind, types.of(field)) {
+                *kind = Kind::Is(known.clone());
+            }
+        }
+        self
+    }
+
     /// The types, in the order of the source's fields.
     pub(super) fn types(&self) -> FieldTypes {
         let known = |kind: &Kind| match kind {

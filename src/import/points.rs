@@ -28,8 +28,8 @@ pub(super) struct Points {
 }
 
 impl Points {
-    /// Those of the import of `found`, if it can go on where it was: of a source that a place in an object and the
-    /// names so far describe.
+    /// Those of the import of `found`, if it can go on where it was: of a source that a place in an object and what is
+    /// on the media describe.
     pub(super) fn of(
         found: &Found,
         columns: Option<&ColumnFile>,
@@ -39,14 +39,7 @@ impl Points {
         let kind = found.kind;
         let is_shards =
             matches!(kind, SourceKind::Tar | SourceKind::WebDataset | SourceKind::TfRecord);
-        let is_typed = columns.is_some()
-            || !options.field_columns.is_empty()
-            || !options.field_types.is_empty()
-            || state.current.as_ref().is_some_and(|current| {
-                let directory = &current.directory;
-                !directory.columns().is_empty() || !directory.field_types().is_empty()
-            });
-        if found.objects.is_empty() || !is_shards || is_typed {
+        if found.objects.is_empty() || !is_shards {
             return None;
         }
         let objects = ObjectList::new(found.objects.iter().flat_map(|(client, objects)| {
@@ -54,7 +47,8 @@ impl Points {
                 .iter()
                 .map(|object| (address(client, object), object.len_bytes, object.etag.as_deref()))
         }));
-        let checkpoint = Checkpoint::new(&state.journal, &kind.to_string(), &objects);
+        let checkpoint =
+            Checkpoint::new(&state.journal, &read_as(kind, columns, options), &objects);
         let (first, pending) = (state.journal.part.first, VecDeque::new());
         Some(Points { objects, checkpoint, first, pending, last: (0, 0) })
     }
@@ -110,6 +104,13 @@ impl Points {
         }
         Ok(())
     }
+}
+
+/// What becomes of the bytes of the objects: whoever asks for something else begins again.
+fn read_as(kind: SourceKind, columns: Option<&ColumnFile>, options: &ImportOptions) -> String {
+    let ImportOptions { placement, seed, rows, field_types, field_columns, .. } = options;
+    let columns = columns.map(ColumnFile::fingerprint);
+    format!("{kind} {placement:?} {seed} {rows:?} {field_types:?} {field_columns:?} {columns:?}")
 }
 
 fn address(client: &Client, object: &Object) -> String {

@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Result;
 use crate::buf::IoBuf;
-use crate::format::chunk::ChunkKind;
+use crate::format::chunk::{ChunkKind, SampleEntry};
+use crate::format::columns::ColumnSpec;
 use crate::format::{ChunkHead, ChunkHeader, DraftLen, FieldTypes, SampleMeta};
 use crate::import::chunk_stream::{ChunkStream, NewRecord};
 use crate::import::chunks::{ordinary_is_sound, oversize_is_sound};
@@ -22,39 +23,59 @@ pub(super) struct Restored {
     pub(super) names: HashSet<u128>,
     /// Names of the fields.
     pub(super) fields: Vec<Vec<u8>>,
+    /// Types of the fields.
+    pub(super) field_types: FieldTypes,
     /// Bytes of its samples.
     pub(super) sample_bytes: u64,
 }
 
+/// What all chunks of an import have in common.
+#[derive(Clone, PartialEq, Eq)]
+struct Shape {
+    fields: Vec<Vec<u8>>,
+    field_types: FieldTypes,
+    columns: Vec<ColumnSpec>,
+}
+
+impl Shape {
+    fn of(header: &ChunkHeader) -> Shape {
+        Shape {
+            fields: header.fields().map(<[u8]>::to_vec).collect(),
+            field_types: header.field_types().clone(),
+            columns: header.columns().cloned().collect(),
+        }
+    }
+}
+
 impl ChunkStream<'_> {
-    /// Takes over the first `samples` samples of the part, before anything else. `None`: not all of them are on the
-    /// media as they should be, and this stream is useless.
+    /// Takes over the first `samples` samples of the part, before anything else; `seen` is given their names, in order.
+    /// `None`: not all of them are on the media as they should be, and this stream is useless.
     ///
     /// # Errors
     /// Those of reading and writing.
     pub(super) fn restore(
         &mut self,
         samples: u64,
+        seen: &mut dyn FnMut(&[u8]),
         progress: &mut dyn Progress,
     ) -> Result<Option<Restored>> {
         let end = self.next_slot().0.saturating_add(samples);
         let mut restored = Restored::default();
-        let mut fields: Option<(Vec<Vec<u8>>, FieldTypes)> = None;
+        let mut shape: Option<Shape> = None;
         while self.next_slot().0 < end {
             if progress.stop() {
                 return Err(stopped());
             }
             let Some((header, bytes)) = self.read_next_chunk()? else { return Ok(None) };
-            let own: (Vec<Vec<u8>>, FieldTypes) =
-                (header.fields().map(<[u8]>::to_vec).collect(), header.field_types().clone());
-            if fields.get_or_insert_with(|| own.clone()) != &own
-                || header.columns().next().is_some()
-            {
+            let own = Shape::of(&header);
+            if shape.get_or_insert_with(|| own.clone()) != &own {
                 return Ok(None);
             }
-            self.set_fields(&own.0, own.1);
+            self.set_fields(&own.fields, own.field_types);
+            self.set_columns(own.columns);
             for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
                 restored.names.insert(xxh3_128(sample.name));
+                seen(sample.name);
                 restored.sample_bytes += u64::from(sample.len_bytes);
             }
             if header.head().end_slot().0 <= end {
@@ -69,13 +90,15 @@ impl ChunkStream<'_> {
                 let Some(record) = bytes.get(start..start + sample.len_bytes as usize) else {
                     return Ok(None);
                 };
-                let (id, name, label) = (sample.id, sample.name, sample.label);
-                let meta = SampleMeta { id, name, label, values: Default::default() };
+                let SampleEntry { id, name, label, values, .. } = sample;
+                let meta = SampleMeta { id, name, label, values };
                 let put = |space: &mut [u8]| space.copy_from_slice(record);
                 self.push(&meta, NewRecord { len: sample.len_bytes, put: &put })?;
             }
         }
-        restored.fields = fields.map(|(names, _)| names).unwrap_or_default();
+        if let Some(shape) = shape {
+            (restored.fields, restored.field_types) = (shape.fields, shape.field_types);
+        }
         Ok(Some(restored))
     }
 

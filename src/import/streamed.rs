@@ -6,7 +6,7 @@
 
 use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
-use crate::format::{SampleMeta, fields};
+use crate::format::{FieldTypes, SampleMeta, fields};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::field_types::{FieldSpec, Typing, is_named, typed_fields};
@@ -168,6 +168,8 @@ struct StreamImport<'a> {
     field_columns: Option<FieldColumns>,
     /// The types of the fields, known with the first sample.
     typing: Option<Typing>,
+    /// Those of the samples that are taken over from an interrupted import.
+    known_types: FieldTypes,
     /// The values of the samples so far, if the import gives any.
     values: Option<RowColumns<'a>>,
     /// The name of the first sample, if there are values.
@@ -200,6 +202,7 @@ impl<'a> StreamImport<'a> {
             file: columns,
             field_columns: None,
             typing: None,
+            known_types: FieldTypes::default(),
             values: columns.map(ColumnFile::of_stream),
             example: None,
             progress,
@@ -220,14 +223,25 @@ impl<'a> StreamImport<'a> {
     ) -> Result<Option<(StreamPlace, Restored)>> {
         let Some(points) = &mut self.points else { return Ok(None) };
         for point in points.saved(&self.state.media, objects)? {
-            if let Some(restored) = self.chunks.restore(point.samples, self.progress)? {
+            let (values, example) = (&mut self.values, &mut self.example);
+            let mut seen = |name: &[u8]| {
+                if let Some(values) = values {
+                    example.get_or_insert_with(|| name.to_vec());
+                    values.next(name);
+                }
+            };
+            let restored = self.chunks.restore(point.samples, &mut seen, self.progress)?;
+            if let Some(restored) = restored {
                 (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
+                self.known_types = restored.field_types.clone();
                 points.begin_at(point, self.sample_bytes);
                 self.progress.advance(self.samples, self.sample_bytes);
                 return Ok(Some((point.place, restored)));
             }
             let current = self.state.current.as_ref().map(|current| &*current.directory);
-            self.chunks = ChunkStream::new(self.state, self.lease, columns_with(None, current))?;
+            let columns = columns_with(self.file, current);
+            self.chunks = ChunkStream::new(self.state, self.lease, columns)?;
+            (self.values, self.example) = (self.file.map(ColumnFile::of_stream), None);
         }
         Ok(None)
     }
@@ -314,7 +328,7 @@ impl<'a> StreamImport<'a> {
                 });
                 let own: Vec<FieldSpec> = own.filter(|own| !is_given(own)).collect();
                 let specs: Vec<FieldSpec> = given.iter().cloned().chain(own).collect();
-                Typing::new(&specs, source.fields(), image)?
+                Typing::new(&specs, source.fields(), image)?.with_known(&self.known_types)
             }
         };
         Ok(self.typing.insert(typing))
