@@ -360,6 +360,60 @@ fn the_class_of_a_row_that_is_left_out_gets_no_number() {
 }
 
 #[test]
+fn the_class_of_a_row_that_is_rejected_gets_no_number_in_either_placement() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("a.jsonl");
+    let mut rows = String::new();
+    for at in 0..60 {
+        let (class, x, y) = match at % 6 {
+            0 => (format!("type-{at}"), "many", "1"),
+            1 => (format!("column-{at}"), "1", "none"),
+            _ => (format!("class-{}", at / 6), "2", "3"),
+        };
+        rows += &format!(
+            "{{\"id\": \"{at}\", \"kind\": \"{class}\", \"x\": \"{x}\", \"y\": \"{y}\"}}\n"
+        );
+        // The name of a rejected row is free.
+        if at == 0 {
+            rows += "{\"id\": \"0\", \"kind\": \"first\", \"x\": \"2\", \"y\": \"3\"}\n";
+        }
+    }
+    fs::write(&lines, rows).unwrap();
+    let mut expected = vec![b"first".to_vec()];
+    expected.extend((0..10).map(|class| format!("class-{class}").into_bytes()));
+    for placement in [PlacementOrder::Source, PlacementOrder::Shuffled] {
+        let disks = Disks::new(1, 8 << 20);
+        let rows = RowOptions {
+            name: Some("id".to_owned()),
+            label: Some("kind".to_owned()),
+            ..RowOptions::default()
+        };
+        let skip = ImportOptions {
+            rows,
+            placement,
+            field_types: vec!["x:i64=text".parse().unwrap()],
+            field_columns: vec!["y:int".parse().unwrap()],
+            on_error: OnError::Skip,
+            ..options(Onto::Empty)
+        };
+        let report = import_onto(&[lines.clone()], &disks.devices(), &skip, &mut ()).unwrap();
+        assert_eq!((report.samples, report.bad.len()), (41, 20), "{:?}", report.bad);
+        assert!(report.bad.iter().all(|bad| bad.within.as_deref() == Some(&*lines)));
+        let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
+        assert_eq!(image.directory().classes(), expected, "{placement:?}");
+        let found = samples(&disks);
+        for (name, (fields, label)) in found {
+            let at: i64 = name.parse().unwrap();
+            let class = if at == 0 { 0 } else { 1 + at / 6 };
+            assert_eq!(
+                (label, fields["x"].clone()),
+                (Some(class), numbers("i64", &[], [2i64.to_le_bytes()]))
+            );
+        }
+    }
+}
+
+#[test]
 fn rows_are_shuffled_within_windows_or_keep_their_order_and_can_be_appended() {
     let ids = |placement: PlacementOrder, seed: u64| {
         let disks = Disks::new(2, 8 << 20);

@@ -20,6 +20,7 @@
 //! [`many`] divides an import among processes. [`Writer`] takes samples from a program that makes them: read
 //! `writer/mod.rs`, then `chunk_stream.rs`, which also writes what `streamed.rs` reads.
 
+mod checked;
 mod checkpoint;
 mod chunk_stream;
 mod chunks;

@@ -6,10 +6,11 @@
 
 use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
-use crate::format::{FieldTypes, SampleMeta, fields};
+use crate::format::{SampleMeta, fields};
+use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
-use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
-use crate::import::field_types::{FieldSpec, Typing, is_named, typed_fields};
+use crate::import::columns::{ColumnFile, RowColumns, columns_of};
+use crate::import::field_types::typed_fields;
 use crate::import::formats::{self, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -27,7 +28,7 @@ use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSam
 use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
-    BadEntry, BadReason, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    BadEntry, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
 };
 use crate::places::{Client, Object};
 use crate::units::SampleId;
@@ -53,30 +54,29 @@ pub(super) fn run(
     let origins = SharedOrigins::default();
     let points = Points::of(&found, columns.as_ref(), &state, options);
     let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
-    let mut source = open(found.files, found.objects, kind, image, options, &origins)?;
+    let checks = Checks { image, file: columns.as_ref(), options };
+    let mut source = open(found.files, found.objects, kind, checks, &origins)?;
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
         state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
-    let mut import = StreamImport::new(&state, columns.as_ref(), lease, options, progress)?;
+    let mut import = StreamImport::new(&state, columns.as_ref(), lease, progress)?;
     import.points = points;
     if let Some((files, objects)) = again
         && let Some((place, restored)) = import.restore(&objects)?
     {
-        source = go_on(files, objects, kind, options, place, restored)?;
+        source = go_on(files, objects, kind, checks, place, restored)?;
     }
     loop {
         import.note(&*source)?;
-        let Some(mut sample) = source.next_sample()? else { break };
-        if !import.only_names_matter && options.on_error == OnError::Stop {
-            import.only_names_matter = !source.bad().is_empty();
-        }
-        import.take(&mut sample, &*source)?;
+        let Some(sample) = source.next_sample()? else { break };
+        import.only_names_matter = options.on_error == OnError::Stop && !source.bad().is_empty();
+        import.take(&sample, &*source)?;
         source.give_back(sample);
     }
-    let bad = found.bad.iter().chain(source.bad()).chain(&import.bad);
+    let bad = found.bad.iter().chain(source.bad());
     let bad: Vec<BadEntry> = bad.cloned().collect();
     if options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
@@ -103,13 +103,13 @@ fn open<'a>(
     files: Vec<FoundFile>,
     objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
-    image: Option<&'a Directory>,
-    options: &'a ImportOptions,
+    checks: Checks<'a>,
     origins: &SharedOrigins,
 ) -> Result<Box<dyn SampleStream + 'a>> {
     for (client, objects) in &objects {
         objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
     }
+    let Checks { image, options, .. } = checks;
     let source: Box<dyn SampleStream> = match kind {
         rows if rows.is_rows() => {
             formats::open(files, objects, kind, image, &options.rows, origins)?
@@ -120,18 +120,18 @@ fn open<'a>(
             Box::new(StreamSource::of_inputs(Inputs::new(files, objects), kind, fields)?)
         }
     };
-    Ok(placed(source, options, 0))
+    Ok(placed(Checked::new(source, checks), options, 0))
 }
 
 /// The samples of shards in a store behind those that are there.
-fn go_on(
+fn go_on<'a>(
     files: Vec<FoundFile>,
     objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
-    options: &ImportOptions,
+    checks: Checks<'a>,
     place: StreamPlace,
     restored: Restored,
-) -> Result<Box<dyn SampleStream>> {
+) -> Result<Box<dyn SampleStream + 'a>> {
     let StreamPlace { input, offset, record, windows } = place;
     let inputs = Inputs::from(files, objects, input, offset)?;
     let source: Box<dyn SampleStream> = match kind {
@@ -141,15 +141,17 @@ fn go_on(
             Box::new(source.after(offset, restored.names))
         }
     };
-    Ok(placed(source, options, windows))
+    let source = Checked::new(source, checks).after(restored.field_types);
+    Ok(placed(source, checks.options, windows))
 }
 
 /// The samples in the order of placement, behind so many windows.
 fn placed<'a>(
-    source: Box<dyn SampleStream + 'a>,
+    source: Checked<'a>,
     options: &ImportOptions,
     windows: u64,
 ) -> Box<dyn SampleStream + 'a> {
+    let source = Box::new(source);
     match options.placement {
         PlacementOrder::Source => source,
         PlacementOrder::Shuffled => {
@@ -162,14 +164,9 @@ fn placed<'a>(
 struct StreamImport<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
-    options: &'a ImportOptions,
     file: Option<&'a ColumnFile>,
-    /// The columns from fields, known with the first sample.
-    field_columns: Option<FieldColumns>,
-    /// The types of the fields, known with the first sample.
-    typing: Option<Typing>,
-    /// Those of the samples that are taken over from an interrupted import.
-    known_types: FieldTypes,
+    /// A row of the columns from fields, if there are any.
+    row: Option<ColumnTable>,
     /// The values of the samples so far, if the import gives any.
     values: Option<RowColumns<'a>>,
     /// The name of the first sample, if there are values.
@@ -180,10 +177,8 @@ struct StreamImport<'a> {
     points: Option<Points>,
     samples: u64,
     sample_bytes: u64,
-    bad: Vec<BadEntry>,
     /// The import has failed already; the rest of the stream is read only to list bad entries.
     only_names_matter: bool,
-    stop: bool,
 }
 
 impl<'a> StreamImport<'a> {
@@ -191,18 +186,14 @@ impl<'a> StreamImport<'a> {
         state: &'a ImportState,
         columns: Option<&'a ColumnFile>,
         lease: &'a Lease,
-        options: &'a ImportOptions,
         progress: &'a mut dyn Progress,
     ) -> Result<StreamImport<'a>> {
         let current = state.current.as_ref().map(|current| &*current.directory);
         Ok(StreamImport {
             state,
             lease,
-            options,
             file: columns,
-            field_columns: None,
-            typing: None,
-            known_types: FieldTypes::default(),
+            row: None,
             values: columns.map(ColumnFile::of_stream),
             example: None,
             progress,
@@ -210,9 +201,7 @@ impl<'a> StreamImport<'a> {
             points: None,
             samples: 0,
             sample_bytes: 0,
-            bad: Vec::new(),
             only_names_matter: false,
-            stop: options.on_error == OnError::Stop,
         })
     }
 
@@ -233,7 +222,6 @@ impl<'a> StreamImport<'a> {
             let restored = self.chunks.restore(point.samples, &mut seen, self.progress)?;
             if let Some(restored) = restored {
                 (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
-                self.known_types = restored.field_types.clone();
                 points.begin_at(point, self.sample_bytes);
                 self.progress.advance(self.samples, self.sample_bytes);
                 return Ok(Some((point.place, restored)));
@@ -250,37 +238,19 @@ impl<'a> StreamImport<'a> {
     fn note(&mut self, source: &dyn SampleStream) -> Result<()> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
-        if self.bad.is_empty() && !self.only_names_matter {
+        if !self.only_names_matter {
             points.note(self.samples, self.sample_bytes, source);
         }
         Ok(())
     }
 
-    fn take(&mut self, sample: &mut StreamSample, source: &dyn SampleStream) -> Result<()> {
-        let field_names = source.fields();
-        if let Err(reason) = self.typing(source)?.of_sample(sample) {
-            return self.reject(sample, reason);
-        }
-        let own = match self.own_values(sample, field_names)? {
-            Ok(own) => own,
-            Err(reason) => return self.reject(sample, reason),
-        };
-        if let Some(current) = &self.state.current
-            && current.directory.lookup(&sample.name)?.is_some()
-        {
-            return self.reject(sample, BadReason::NameTaken);
-        }
-        let lens: Vec<Option<u64>> = sample
-            .fields
-            .iter()
-            .map(|field| field.as_ref().map(|bytes| bytes.len() as u64))
-            .collect();
-        let Ok(len) = fields::record_len(&lens) else {
-            let len = lens.iter().flatten().sum();
-            return self.reject(sample, BadReason::TooLarge(len));
-        };
+    fn take(&mut self, sample: &StreamSample, source: &dyn SampleStream) -> Result<()> {
         if self.only_names_matter {
             return Ok(());
+        }
+        if self.samples == 0 {
+            // The first sample determines them.
+            self.chunks.set_fields(source.fields(), source.field_types());
         }
         let values = match &mut self.values {
             Some(values) => {
@@ -289,15 +259,21 @@ impl<'a> StreamImport<'a> {
             }
             None => RowValues::default(),
         };
-        let values = if own.is_empty() { values } else { own.row(0) };
-        if self.samples == 0 {
-            // The first sample determines them.
-            let types = match &self.state.current {
-                Some(current) => current.directory.field_types().clone(),
-                None => self.typing.as_ref().map(Typing::types).unwrap_or_default(),
-            };
-            self.chunks.set_fields(field_names, types);
-        }
+        let values = match source.field_columns() {
+            Some(columns) => {
+                let row = self.row.get_or_insert_with(|| {
+                    let image = self.state.current.as_ref().map(|current| &*current.directory);
+                    self.chunks.set_columns(columns.join(columns_with(self.file, image)));
+                    columns.table()
+                });
+                row.clear();
+                columns.push(row, &sample.name, self.file, &sample.values);
+                row.row(0)
+            }
+            None => values,
+        };
+        let lens = sample.lens();
+        let len = fields::record_len(&lens)?;
         // Slots are ids here: samples lie on media in the order of the stream.
         let id = SampleId(self.chunks.next_slot().0);
         let meta = SampleMeta { id, name: &sample.name, label: sample.label, values };
@@ -309,61 +285,6 @@ impl<'a> StreamImport<'a> {
         if self.progress.stop() {
             return Err(stopped());
         }
-        Ok(())
-    }
-
-    /// The types that the options give, or else the source.
-    fn typing(&mut self, source: &dyn SampleStream) -> Result<&mut Typing> {
-        let typing = match self.typing.take() {
-            Some(typing) => typing,
-            None => {
-                let image = self.state.current.as_ref().map(|current| &*current.directory);
-                let given = &self.options.field_types;
-                let is_given =
-                    |own: &FieldSpec| given.iter().any(|spec| is_named(&own.field, &spec.field));
-                let own = source.fields().iter().zip(source.field_types());
-                let own = own.filter_map(|(field, kind)| {
-                    kind.as_ref()?;
-                    Some(FieldSpec { field: field.clone(), kind: kind.clone() })
-                });
-                let own: Vec<FieldSpec> = own.filter(|own| !is_given(own)).collect();
-                let specs: Vec<FieldSpec> = given.iter().cloned().chain(own).collect();
-                Typing::new(&specs, source.fields(), image)?.with_known(&self.known_types)
-            }
-        };
-        Ok(self.typing.insert(typing))
-    }
-
-    /// The values that fields of the sample give: a table of one row, or an empty one.
-    fn own_values(
-        &mut self,
-        sample: &StreamSample,
-        field_names: &[Vec<u8>],
-    ) -> Result<std::result::Result<ColumnTable, BadReason>> {
-        if self.options.field_columns.is_empty() {
-            return Ok(Ok(ColumnTable::default()));
-        }
-        if self.field_columns.is_none() {
-            let image = self.state.current.as_ref().map(|current| &*current.directory);
-            let types = self.typing.as_ref().map(Typing::types).unwrap_or_default();
-            let given = &self.options.field_columns;
-            let columns = FieldColumns::new(given, field_names, &types, self.file, image)?;
-            self.chunks.set_columns(columns.join(columns_with(self.file, image)));
-            self.field_columns = Some(columns);
-        }
-        let columns = self.field_columns.as_ref().expect("made just above");
-        let mut table = columns.table();
-        let pushed = columns.push(&mut table, &sample.name, self.file, |field| {
-            let bytes = sample.fields.get(usize::from(field)).and_then(Option::as_deref);
-            let len = bytes.map_or(0, <[u8]>::len) as u64;
-            columns.check_len(field, len).map(|()| bytes)
-        });
-        Ok(pushed.map(|()| table))
-    }
-
-    fn reject(&mut self, sample: &StreamSample, reason: BadReason) -> Result<()> {
-        self.bad.push(BadEntry::new(&sample.name, reason));
-        self.only_names_matter |= self.stop;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::{ColumnFile, check_room, columns_of};
 
 /// The columns from fields of an import.
 #[derive(Debug)]
-pub(in crate::import) struct FieldColumns {
+pub struct FieldColumns {
     columns: Vec<OfField>,
     /// With those of the file of values.
     specs: Vec<ColumnSpec>,
@@ -91,28 +91,34 @@ impl FieldColumns {
         ColumnTable::new(&self.specs)
     }
 
-    /// Appends the row of a sample: the values of `file`, and those that `bytes` of its fields give.
+    /// The values that `bytes` of the fields of a sample give.
     ///
     /// # Errors
     /// Which field has no value of its column.
-    pub(in crate::import) fn push<'b>(
+    pub(in crate::import) fn values<'b>(
+        &self,
+        bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
+    ) -> std::result::Result<Vec<Owned>, BadReason> {
+        let value = |column: &OfField| {
+            let value = bytes(column.field)?.map_or(Ok(Owned::None), |bytes| column.value(bytes));
+            value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
+        };
+        self.columns.iter().map(value).collect()
+    }
+
+    /// Appends the row of a sample: the values of `file`, and its `own`.
+    pub(in crate::import) fn push(
         &self,
         table: &mut ColumnTable,
         name: &[u8],
         file: Option<&ColumnFile>,
-        bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
-    ) -> std::result::Result<(), BadReason> {
-        let mut own = Vec::with_capacity(self.columns.len());
-        for column in &self.columns {
-            let value = bytes(column.field)?.map_or(Ok(Owned::None), |bytes| column.value(bytes));
-            own.push(value.map_err(|what| BadReason::Field { field: column.name.clone(), what })?);
-        }
+        own: &[Owned],
+    ) {
         let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
         table.push(|spec| {
             let at = self.columns.iter().position(|column| column.spec.name == spec.name);
             at.map_or_else(|| row.get(spec), |at| own[at].as_value())
         });
-        Ok(())
     }
 
     /// Gives the rows of a source their values; returns the rows that have none.
@@ -152,13 +158,16 @@ impl FieldColumns {
             let bytes = |field: u16| {
                 Ok(read.iter().find(|(own, _)| *own == field).map(|(_, bytes)| &bytes[..]))
             };
-            let pushed = match failed {
+            let values = match failed {
                 Some(reason) => Err(reason),
-                None => self.push(&mut table, index.name(row), file, bytes),
+                None => self.values(bytes),
             };
-            if let Err(reason) = pushed {
-                bad.push((row, index.bad_row(row, reason)));
-                table.push(|_| Value::None); // rows stay rows
+            match values {
+                Ok(own) => self.push(&mut table, index.name(row), file, &own),
+                Err(reason) => {
+                    bad.push((row, index.bad_row(row, reason)));
+                    table.push(|_| Value::None); // rows stay rows
+                }
             }
         }
         source.set_values(table);

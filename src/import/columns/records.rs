@@ -54,7 +54,7 @@ pub(super) enum Cell<'a> {
 
 /// A value of a column.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Owned {
+pub(in crate::import) enum Owned {
     None,
     Int(i64),
     Float(f64),

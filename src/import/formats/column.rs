@@ -1,5 +1,6 @@
 //! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
 
+use crate::format::FieldTypes;
 use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
 use crate::import::sources::sample_stream::FieldBytes;
@@ -117,12 +118,12 @@ impl Chosen {
     }
 
     /// The types of the fields.
-    pub(super) fn types(&self, columns: &[Column]) -> Vec<Option<FieldType>> {
+    pub(super) fn types(&self, columns: &[Column]) -> FieldTypes {
         let kind = |at: &usize| match &columns[*at].kind {
             CellKind::Elements(kind) => Some(kind.clone()),
             _ => None,
         };
-        self.fields.iter().map(kind).collect()
+        FieldTypes::new(self.fields.iter().map(kind).collect())
     }
 }
 

@@ -8,7 +8,8 @@ use super::RowFile;
 use super::column::{CellKind, Cells, Chosen, Column};
 use super::input::Input;
 use crate::directory::Directory;
-use crate::format::field_type::{Element, FieldType};
+use crate::format::FieldTypes;
+use crate::format::field_type::Element;
 use crate::format::meta::check_label;
 use crate::import::columns::{Number, number};
 use crate::import::options::RowOptions;
@@ -53,15 +54,15 @@ impl From<BadReason> for RowError {
 pub(super) struct RowSource<'a> {
     files: std::vec::IntoIter<RowFile>,
     options: &'a RowOptions,
-    /// What the rows are appended to.
-    image: Option<&'a Directory>,
     open: Option<OpenFile>,
     /// The columns of the first file, which all have.
     columns: Vec<Column>,
     chosen: Chosen,
     fields: Vec<Vec<u8>>,
-    types: Vec<Option<FieldType>>,
+    types: FieldTypes,
     classes: Classes,
+    /// The class of the row that was read last, until it is accepted.
+    class: Option<FieldBytes>,
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
@@ -109,13 +110,13 @@ impl<'a> RowSource<'a> {
         Ok(RowSource {
             files,
             options,
-            image,
             open: Some(open),
             types: chosen.types(&columns),
             columns,
             chosen,
             fields,
             classes,
+            class: None,
             names: HashSet::new(),
             bad: Vec::new(),
             failure: None,
@@ -180,46 +181,40 @@ impl<'a> RowSource<'a> {
         };
         let label = self.chosen.label.and_then(&mut take);
         let fields = self.chosen.fields.iter().map(|at| take(*at)).collect();
-        let found = self.sample(&name, label, fields);
-        match found {
-            Ok(sample) => Some(sample),
+        let mut sample = StreamSample::new(name, fields);
+        match self.check(&mut sample, label) {
+            Ok(()) => Some(sample),
             Err(reason) => {
-                let open = self.open.as_ref()?;
-                self.bad.push(BadEntry::new(&name, reason).within(&open.input.path));
+                self.reject(&sample.name, reason);
                 None
             }
         }
     }
 
-    fn sample(
+    /// Gives the sample its label, unless that is a class: one that is new has no number before the sample is accepted.
+    fn check(
         &mut self,
-        name: &[u8],
+        sample: &mut StreamSample,
         label: Option<FieldBytes>,
-        fields: Vec<Option<FieldBytes>>,
-    ) -> std::result::Result<StreamSample, BadReason> {
-        if name.is_empty() {
+    ) -> std::result::Result<(), BadReason> {
+        if sample.name.is_empty() {
             return Err(BadReason::Name("there is none in its column"));
         }
-        let print = xxh3_128(name);
-        if self.names.contains(&print) {
+        if self.names.contains(&xxh3_128(&sample.name)) {
             return Err(BadReason::Twice);
         }
-        let mut sample = StreamSample { name: name.to_vec(), label: None, fields };
         if sample.fields.iter().all(Option::is_none) {
             return Err(BadReason::Syntax("the row has none of the fields"));
         }
         if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(sample.len_bytes() as u64));
         }
-        let taken = self.image.map(|image| image.lookup(name));
-        if matches!(taken, Some(Ok(Some(_)))) {
-            return Err(BadReason::NameTaken);
+        self.class = None;
+        match (self.classes.element, label) {
+            (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
+            (_, label) => self.class = label,
         }
-        // Last, so that the class of a row that is left out gets no number, and its name is free.
-        let label = label.and_then(|label| self.classes.label(&label).transpose()).transpose()?;
-        sample.label = label;
-        self.names.insert(print);
-        Ok(sample)
+        Ok(())
     }
 }
 
@@ -228,8 +223,8 @@ impl SampleStream for RowSource<'_> {
         &self.fields
     }
 
-    fn field_types(&self) -> &[Option<FieldType>] {
-        &self.types
+    fn field_types(&self) -> FieldTypes {
+        self.types.clone()
     }
 
     fn classes(&self) -> &[Vec<u8>] {
@@ -246,6 +241,21 @@ impl SampleStream for RowSource<'_> {
             }
         }
         Ok(None)
+    }
+
+    fn accept(&mut self, sample: &mut StreamSample) {
+        if let Some(class) = self.class.take() {
+            sample.label = Some(self.classes.number(&class));
+        }
+        self.names.insert(xxh3_128(&sample.name));
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.open {
+            Some(open) => bad.within(&open.input.path),
+            None => bad,
+        });
     }
 
     fn bad(&self) -> &[BadEntry] {
@@ -290,9 +300,8 @@ impl Classes {
         number
     }
 
-    /// The label that a cell gives; a number below 0 stands for none where numbers are those of classes.
-    fn label(&mut self, cell: &[u8]) -> std::result::Result<Option<i64>, BadReason> {
-        let Some(element) = self.element else { return Ok(Some(self.number(cell))) };
+    /// The label that a number gives; one below 0 stands for none where numbers are those of classes.
+    fn label(&self, element: Element, cell: &[u8]) -> std::result::Result<Option<i64>, BadReason> {
         let Number::Int(number) = number(element, cell) else {
             return Err(BadReason::Syntax("its label is no integer"));
         };

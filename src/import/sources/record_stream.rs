@@ -49,16 +49,12 @@ impl RecordStream {
     fn take(&mut self, name: Vec<u8>, record: Record) -> Option<StreamSample> {
         let reason = match record {
             Record::Sound(bytes) if name.len() <= MAX_NAME_BYTES => {
-                return Some(StreamSample { name, label: None, fields: vec![Some(bytes.into())] });
+                return Some(StreamSample::new(name, vec![Some(bytes.into())]));
             }
             Record::Sound(_) => BadReason::Name("is longer than 4,096 bytes"),
             Record::Bad(reason) => reason,
         };
-        let bad = BadEntry::new(&name, reason);
-        self.bad.push(match &self.open {
-            Some(open) => bad.within(&open.file.path),
-            None => bad,
-        });
+        self.reject(&name, reason);
         None
     }
 }
@@ -97,6 +93,14 @@ impl SampleStream for RecordStream {
                 }
             }
         }
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.open {
+            Some(open) => bad.within(&open.file.path),
+            None => bad,
+        });
     }
 
     fn place(&self) -> Option<StreamPlace> {

@@ -5,18 +5,24 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::file_counts::FileCount;
-use super::index::BadEntry;
+use super::index::{BadEntry, BadReason};
 use crate::Result;
-use crate::format::field_type::FieldType;
+use crate::format::FieldTypes;
+use crate::import::columns::{FieldColumns, Owned};
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
     /// Names of the fields, known with the first sample; empty for one unnamed field.
     fn fields(&self) -> &[Vec<u8>];
 
-    /// The types that the source itself gives to fields, by their places; behind the last one, no field has one.
-    fn field_types(&self) -> &[Option<FieldType>] {
-        &[]
+    /// The types that the source itself gives to fields, known with the first sample.
+    fn field_types(&self) -> FieldTypes {
+        FieldTypes::default()
+    }
+
+    /// The columns whose values samples have, known with the first one.
+    fn field_columns(&self) -> Option<&FieldColumns> {
+        None
     }
 
     /// The names of the classes so far: labels are indexes into them. Empty: labels are numbers.
@@ -29,6 +35,14 @@ pub trait SampleStream {
     /// # Errors
     /// What ends the import. What concerns one entry alone is in [`bad`](Self::bad).
     fn next_sample(&mut self) -> Result<Option<StreamSample>>;
+
+    /// Accepts the sample that was read last: it holds its name, and its class has a number.
+    fn accept(&mut self, sample: &mut StreamSample) {
+        let _ = sample; // where no class is numbered as it comes
+    }
+
+    /// Rejects the sample that was read last, which has this name.
+    fn reject(&mut self, name: &[u8], reason: BadReason);
 
     /// Where the next sample begins, if the stream can be read from there on: [`bad`](Self::bad) and the like are empty
     /// then, and nothing else is to be remembered but the names.
@@ -69,7 +83,7 @@ pub struct StreamPlace {
 }
 
 /// A complete sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StreamSample {
     /// Its name.
     pub name: Vec<u8>,
@@ -77,9 +91,21 @@ pub struct StreamSample {
     pub label: Option<i64>,
     /// Its fields, in the order of the stream's.
     pub fields: Vec<Option<FieldBytes>>,
+    /// Its values in columns from fields.
+    pub(in crate::import) values: Vec<Owned>,
 }
 
 impl StreamSample {
+    /// A sample without a label.
+    pub fn new(name: Vec<u8>, fields: Vec<Option<FieldBytes>>) -> StreamSample {
+        StreamSample { name, label: None, fields, values: Vec::new() }
+    }
+
+    /// The lengths of its fields, in bytes.
+    pub fn lens(&self) -> Vec<Option<u64>> {
+        self.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.len() as u64)).collect()
+    }
+
     /// The bytes of its fields.
     pub fn len_bytes(&self) -> usize {
         self.fields.iter().flatten().map(|field| field.len()).sum()

@@ -4,10 +4,11 @@
 //! the seed and the samples alone, so that a resumed import writes the same chunks.
 
 use super::file_counts::FileCount;
-use super::index::BadEntry;
+use super::index::{BadEntry, BadReason};
 use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::Result;
-use crate::format::field_type::FieldType;
+use crate::format::FieldTypes;
+use crate::import::columns::FieldColumns;
 use crate::permutation::{Key, Permutation};
 
 /// The samples of a stream, shuffled among those of their window.
@@ -67,8 +68,12 @@ impl SampleStream for Shuffled<'_> {
         self.from.fields()
     }
 
-    fn field_types(&self) -> &[Option<FieldType>] {
+    fn field_types(&self) -> FieldTypes {
         self.from.field_types()
+    }
+
+    fn field_columns(&self) -> Option<&FieldColumns> {
+        self.from.field_columns()
     }
 
     fn classes(&self) -> &[Vec<u8>] {
@@ -83,6 +88,10 @@ impl SampleStream for Shuffled<'_> {
         let at = order.forward(self.next as u64) as usize;
         self.next += 1;
         Ok(self.window[at].take())
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        self.from.reject(name, reason);
     }
 
     fn place(&self) -> Option<StreamPlace> {

@@ -126,7 +126,7 @@ impl StreamSource {
         }
         if !self.grouped {
             let fields = vec![Some(self.payload(member.len_bytes)?.into())];
-            return Ok(Some(StreamSample { name, label: None, fields }));
+            return Ok(Some(StreamSample::new(name, fields)));
         }
         let (key, field) = key_and_field(&name)?;
         let done = match &self.open {
@@ -162,11 +162,7 @@ impl StreamSource {
         if self.open.is_none() {
             self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at());
         }
-        let open = self.open.get_or_insert_with(|| StreamSample {
-            name: key.to_vec(),
-            label: None,
-            fields: Vec::new(),
-        });
+        let open = self.open.get_or_insert_with(|| StreamSample::new(key.to_vec(), Vec::new()));
         open.fields.resize(known.len().max(open.fields.len()), None);
         if open.fields[at].is_some() {
             return Err(BadReason::Twice);
@@ -249,6 +245,10 @@ impl SampleStream for StreamSource {
 
     fn bad(&self) -> &[BadEntry] {
         &self.bad
+    }
+
+    fn reject(&mut self, name: &[u8], reason: BadReason) {
+        self.push_bad(name, reason);
     }
 
     fn place(&self) -> Option<StreamPlace> {
