@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -254,6 +255,67 @@ def test_ctrl_c_ends_waits_for_a_target_that_is_gone(image, run_python):
     lines = out.splitlines()
     assert [line.split()[0] for line in lines] == ["begin", "next", "item", "batch", "name"]
     assert all(" was interrupted " in line for line in lines)
+
+
+SILENT = """
+import os, signal, threading, time, dlfs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
+ds = dlfs.open("s3://bucket/data")
+loader = dlfs.Loader(ds, 4)
+waits = {"open": lambda: dlfs.open("s3://bucket/silent"), "begin": lambda: next(iter(loader)), "item": lambda: ds[0],
+         "batch": lambda: ds.read_batch(range(8)), "ranges": lambda: ds.read_ranges([(0, 0, 10)])}
+for name, wait in waits.items():
+    def send():
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+    thread = threading.Thread(target=send)
+    try:
+        thread.start()
+        wait()
+        print(name, "came to an end")
+    except KeyboardInterrupt:
+        print(name, "was interrupted")
+    thread.join()
+"""
+
+
+def test_ctrl_c_ends_waits_for_a_store_that_does_not_answer(run_python, monkeypatch):
+    """Requests would be tried again for 2 minutes; the interpreter does not wait for them either."""
+    entry = (
+        "<Contents><Key>data/cat/{}</Key><Size>100</Size>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+    )
+    entries = "".join(entry.format(number) for number in range(8))
+    listing = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
+    ended = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if "prefix=data" not in self.path:
+                ended.wait(120)  # of the rest, nothing is answered
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(listing)))
+            self.end_headers()
+            self.wfile.write(listing)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    try:
+        out = run_python(SILENT)
+    finally:
+        ended.set()
+        server.shutdown()
+    print(out)
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["open", "begin", "item", "batch", "ranges"]
+    assert all(line.endswith(" was interrupted") for line in lines)
 
 
 @pytest.mark.parametrize("what", ["ds.__getitem__", "ds.names.__getitem__", "ds.name"])
