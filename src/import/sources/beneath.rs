@@ -100,6 +100,10 @@ impl Root {
     }
 
     fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
+        // Not every way to open it refuses these by itself.
+        if relative.starts_with(b"/") || components(relative).any(|name| name == b"..") {
+            return Err(BadReason::LeavesSource);
+        }
         match self.open_strict(relative, flags) {
             Ok(fd) => Ok(fd),
             Err(Refusal::Os(errno)) => Err(unreadable(errno)),
