@@ -6,6 +6,7 @@
 mod saved;
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -111,8 +112,8 @@ pub enum BadReason {
     /// A link to itself, or to a folder that it lies in.
     #[error("is a link that leads back to itself")]
     Cyclic,
-    /// A link out of the source.
-    #[error("is a link out of the source")]
+    /// A link or a path out of the source.
+    #[error("leads out of the source")]
     LeavesSource,
     /// It changed since it was indexed.
     #[error("changed while it was imported")]
@@ -156,6 +157,16 @@ pub enum BadReason {
     /// The archive or list has invalid syntax here.
     #[error("{0}")]
     Syntax(&'static str),
+}
+
+impl From<&io::Error> for BadReason {
+    /// Only the operating system's errors have a number; others are a decoder's.
+    fn from(error: &io::Error) -> BadReason {
+        match error.raw_os_error() {
+            Some(number) => BadReason::Unreadable(number),
+            None => BadReason::Decoder(format!("cannot be read: {error}")),
+        }
+    }
 }
 
 impl fmt::Display for BadEntry {

@@ -139,7 +139,7 @@ impl Open {
     /// The rest of the stream cannot be read.
     fn next(&mut self, mut into: Vec<u8>) -> std::result::Result<Option<Record>, BadReason> {
         let mut header = [0; tfrecord::HEADER_BYTES];
-        match fill(&mut self.stream, &mut header).map_err(|error| unreadable(&error))? {
+        match fill(&mut self.stream, &mut header).map_err(|error| BadReason::from(&error))? {
             0 => return Ok(None),
             tfrecord::HEADER_BYTES => {}
             _ => return Err(BadReason::Truncated("the shard ends inside a record's header")),
@@ -160,8 +160,9 @@ impl Open {
             false => from.take(len).read_to_end(&mut into).map(|read| read as u64),
         };
         let mut crc = [0; tfrecord::CRC_BYTES];
-        let is_whole = read.map_err(|error| unreadable(&error))? == len
-            && fill(&mut self.stream, &mut crc).map_err(|error| unreadable(&error))? == crc.len();
+        let is_whole = read.map_err(|error| BadReason::from(&error))? == len
+            && fill(&mut self.stream, &mut crc).map_err(|error| BadReason::from(&error))?
+                == crc.len();
         if !is_whole {
             return Err(ends);
         }
@@ -176,8 +177,4 @@ impl Open {
 /// Reads until `into` is full or the stream ends; returns the number of bytes.
 fn fill(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
     super::compression::read_some(from, into)
-}
-
-fn unreadable(error: &io::Error) -> BadReason {
-    BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
 }

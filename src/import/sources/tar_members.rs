@@ -100,7 +100,7 @@ impl From<TarError> for BadReason {
     fn from(error: TarError) -> BadReason {
         match error {
             TarError::Bad(reason) => reason,
-            TarError::Io(error) => BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
+            TarError::Io(error) => BadReason::from(&error),
         }
     }
 }
