@@ -280,19 +280,16 @@ impl Values {
     /// The bytes of these rows, one after the other.
     fn range(&self, rows: Range<usize>) -> std::result::Result<Option<FieldBytes>, BadReason> {
         let shared = |held: &Arc<Held>, range| Some(FieldBytes::Shared(held.clone(), range));
+        if self.array.null_count() > 0 && rows.clone().any(|row| self.array.is_null(row)) {
+            return Err(BadReason::Syntax(match &self.at {
+                Place::Lists(..) => "a list of lists has one that is null",
+                _ => "a list of numbers has one that is null",
+            }));
+        }
         Ok(match &self.at {
             Place::Slices(held, offsets) => shared(held, offsets.range(rows.start)),
-            Place::Even(held, each) => {
-                if (self.array.null_count() > 0) && rows.clone().any(|row| self.array.is_null(row))
-                {
-                    return Err(BadReason::Syntax("a list of numbers has one that is null"));
-                }
-                shared(held, rows.start * each..rows.end * each)
-            }
+            Place::Even(held, each) => shared(held, rows.start * each..rows.end * each),
             Place::Lists(inner, offsets) => {
-                if rows.len() > 1 && rows.clone().any(|row| self.array.is_null(row)) {
-                    return Err(BadReason::Syntax("a list of lists has one that is null"));
-                }
                 let start = if rows.is_empty() { 0 } else { offsets.range(rows.start).start };
                 let end = if rows.is_empty() { 0 } else { offsets.range(rows.end - 1).end };
                 inner.range(start..end)?
