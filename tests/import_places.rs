@@ -378,6 +378,21 @@ fn shards_of_rows_are_found_among_what_describes_them_and_refused_among_other_ob
     store.put("tars/one.tar", tar);
     let (report, samples) = imported(&["s3://bucket/tars"], &of_store(&store));
     assert_eq!((report.kind, samples.len()), (SourceKind::Tar, 1));
+    // As img2dataset lays them out: what lies beside the shards has names of shards of another kind.
+    let tar = store.bytes("tars/one.tar");
+    for (name, bytes) in [("0.tar", &tar[..]), ("0.parquet", b"PAR1"), ("0_stats.json", b"{}")] {
+        store.put(&format!("i2d/{name}"), bytes);
+    }
+    store.put("i2d/more.jsonl.gz", flate2_of(b"{}\n"));
+    let told = refusal("s3://bucket/i2d").report();
+    assert!(told.contains("s3://bucket/i2d/0.tar") && told.contains("--from"), "{told}");
+    let tars = ImportOptions { from: SourceKind::Tar, ..of_store(&store) };
+    assert_eq!(imported(&["s3://bucket/i2d"], &tars).0.samples, 1);
+    let lines = flate2_of("{\"x\": 1}\n".repeat(5).as_bytes());
+    store.put("packed/a.json.gz", lines.clone());
+    store.put("packed/b.json.gz", lines);
+    let (report, _) = imported(&["s3://bucket/packed"], &of_store(&store));
+    assert_eq!((report.kind, report.samples), (SourceKind::JsonLines, 10));
     store.put("pictures/a.jpg", "x");
     store.put("pictures/z.parquet", "PAR1");
     let told = refusal("s3://bucket/pictures").report();

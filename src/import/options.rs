@@ -86,7 +86,8 @@ pub struct RowOptions {
     /// The columns to become fields; empty: all others.
     pub fields: Vec<String>,
     /// The key of JSON Lines whose values are paths of files, beneath the folder of the lines: the files become a
-    /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face.
+    /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face,
+    /// unless `fields` leave it out.
     pub files: Option<String>,
 }
 

@@ -1,13 +1,14 @@
 //! Where a file of rows is, and its bytes: a file, or an object of a store.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::SharedOrigins;
+use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::row_indexes::{self, MAX_INDEX_BYTES};
 use crate::places::{Client, Object, Reader};
 use crate::threads::map_at_once;
@@ -60,6 +61,25 @@ impl Input {
         };
         reader.next_object();
         Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+    }
+
+    /// The same, decompressed if they are compressed.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and those of reading the first bytes.
+    pub(super) fn read_plain(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
+        let named = |error: io::Error| match self.check() {
+            Err(failure) => failure,
+            Ok(()) => self.named(error),
+        };
+        let mut from = self.read_ahead(window_bytes)?;
+        let mut head = [0; 6];
+        let len = read_some(&mut from, &mut head).map_err(named)?;
+        let whole = Cursor::new(head[..len].to_vec()).chain(from);
+        Ok(match Compression::of(&head[..len]) {
+            Some(compression) => compression.undo(whole).map_err(named)?,
+            None => Box::new(whole),
+        })
     }
 
     /// All bytes of an index.

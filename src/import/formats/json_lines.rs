@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -21,10 +21,13 @@ use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::beneath::Root;
+use crate::import::sources::compression::read_some;
+use crate::import::sources::content::BYTE_ORDER_MARK;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};
 use crate::import::sources::row_indexes;
 use crate::import::sources::sample_stream::FieldBytes;
+use crate::import::sources::tar_members::clean_name;
 use crate::places::{self, Pending};
 use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
@@ -86,18 +89,21 @@ impl JsonLines {
     /// It cannot be read, or its first line is no object.
     pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
         let mut survey = Survey::default();
-        let from = input.read_ahead(Some(SURVEYED_BYTES as u64))?;
-        survey.read(BufReader::new(from), input)?;
+        survey.read(lines(input, Some(SURVEYED_BYTES as u64))?, input)?;
         let key = match &options.files {
             Some(key) => Some(key.clone()),
-            None => Some(FILE_NAME.to_owned()).filter(|key| survey.has(key)),
+            None => Some(FILE_NAME.to_owned()).filter(|key| {
+                let is_wanted = |field: &String| field == FILE || field == key;
+                survey.has(key)
+                    && (options.fields.is_empty() || options.fields.iter().any(is_wanted))
+            }),
         };
         let mut columns = survey.columns();
         let files = match key {
             Some(key) => Some(Files::new(key, &mut columns, input)?),
             None => None,
         };
-        let from = BufReader::with_capacity(BUFFER_BYTES, input.read()?);
+        let from = lines(input, None)?;
         Ok(Box::new(JsonLines { from, columns, files, line: Vec::new(), name: Vec::new() }))
     }
 
@@ -133,7 +139,13 @@ impl JsonLines {
         if let From::Folder(folder) = &files.from {
             let Some(object) = self.next_object()? else { return Ok(None) };
             let name = files.name_in(&object)?;
-            let file = name.map(|name| read_file(folder, name.as_bytes())).transpose()?;
+            let file = name.map(|name| {
+                read_file(folder, name.as_bytes()).map_err(|reason| BadReason::Field {
+                    field: files.key.clone(),
+                    what: format!("names {name}: {reason}"),
+                })
+            });
+            let file = file.transpose()?;
             return Ok(Some((object, file)));
         }
         self.read_ahead(files)?;
@@ -162,7 +174,7 @@ impl JsonLines {
         while lines.len() < LINES_AHEAD / 2 && end.is_none() {
             match self.next_object() {
                 Ok(Some(object)) => {
-                    let name = files.name_in(&object).map(|name| name.map(str::to_owned));
+                    let name = files.name_in(&object);
                     lines.push(name.map(|name| (object, name)));
                 }
                 Ok(None) => end = Some(Ok(())),
@@ -199,7 +211,7 @@ impl JsonLines {
             true => Ok(Some(bytes.into())),
             false => Err(BadReason::Field {
                 field: column.name.clone(),
-                what: format!("is {kind} in the first lines, and another thing here"),
+                what: format!("is {kind} in the first lines, and this is {}", shown(value)),
             }),
         }
     }
@@ -225,11 +237,17 @@ impl Files {
         Ok(Files { key, column, from })
     }
 
-    /// What the line `object` names; `None`: it has not the key.
-    fn name_in<'a>(&self, object: &'a Object) -> std::result::Result<Option<&'a str>, BadReason> {
+    /// The file that the line `object` names, without `.` and repeated slashes; `None`: it has not the key.
+    fn name_in(&self, object: &Object) -> std::result::Result<Option<String>, BadReason> {
         match object.0.iter().find(|(key, _)| *key == self.key) {
             None => Ok(None),
-            Some((_, Value::String(name))) => Ok(Some(name)),
+            Some((_, Value::String(name))) => {
+                if name.starts_with('/') || name.split('/').any(|part| part == "..") {
+                    return Err(BadReason::LeavesSource);
+                }
+                let clean = clean_name(name.as_bytes())?;
+                Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
+            }
             Some(_) => {
                 let what = "names no file".to_owned();
                 Err(BadReason::Field { field: self.key.clone(), what })
@@ -345,13 +363,12 @@ impl RowReader for JsonLines {
         let line = self.next_with_file(files.as_mut());
         self.files = files;
         let Some((object, file)) = line? else { return Ok(false) };
+        let name = self.files.as_ref().map(|files| files.name_in(&object)).transpose()?;
+        self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
         cells.clear();
         cells.resize(self.columns.len(), None);
         for (key, value) in object.0 {
             if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
-                if let Value::String(name) = value {
-                    self.name.extend_from_slice(name.as_bytes());
-                }
                 cells[files.column].clone_from(&file);
                 continue;
             }
@@ -366,6 +383,16 @@ impl RowReader for JsonLines {
     }
 }
 
+/// A value for messages.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "another list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(_) => "text".to_owned(),
+        number => number.to_string(),
+    }
+}
+
 fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
     let bytes = match (element, value) {
         (Element::Bool, Value::Bool(value)) => vec![u8::from(*value)],
@@ -373,7 +400,7 @@ fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
             Some(number) => number.to_le_bytes().to_vec(),
             None => return false,
         },
-        (Element::F64, value) => match value.as_f64() {
+        (Element::F64, value) => match value.as_f64().filter(|number| is_exact(*number, value)) {
             Some(number) => number.to_le_bytes().to_vec(),
             None => return false,
         },
@@ -381,6 +408,12 @@ fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
     };
     into.extend_from_slice(&bytes);
     true
+}
+
+/// Whether `number` is what `value` says, which as an integer may have more digits.
+fn is_exact(number: f64, value: &Value) -> bool {
+    let integer = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
+    integer.is_none_or(|integer| number as i128 == integer)
 }
 
 /// What the first lines have.
@@ -486,6 +519,8 @@ fn element_of(value: &Value) -> Option<Element> {
     match value {
         Value::Bool(_) => Some(Element::Bool),
         Value::Number(number) if number.is_i64() => Some(Element::I64),
+        // Beyond 64 bits with a sign, `f64` would round.
+        Value::Number(number) if number.is_u64() => None,
         Value::Number(_) => Some(Element::F64),
         _ => None,
     }
@@ -497,6 +532,17 @@ fn wider(a: Element, b: Element) -> Option<Element> {
         (Element::I64, Element::F64) | (Element::F64, Element::I64) => Some(Element::F64),
         _ => None,
     }
+}
+
+/// The lines of `input`, decompressed, and without a byte order mark.
+fn lines(input: &Input, window_bytes: Option<u64>) -> Result<Lines> {
+    let mut from = input.read_plain(window_bytes)?;
+    let mut head = [0; BYTE_ORDER_MARK.len()];
+    let read = read_some(&mut from, &mut head);
+    input.check()?;
+    let head = &head[..read.map_err(|error| input.named(error))?];
+    let head = if head == BYTE_ORDER_MARK { Vec::new() } else { head.to_vec() };
+    Ok(BufReader::with_capacity(BUFFER_BYTES, Box::new(Cursor::new(head).chain(from))))
 }
 
 /// Reads a line. `false`: there is none.

@@ -1,7 +1,7 @@
 //! Detects what a file holds, from its bytes; from its name only if the bytes do not tell.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 
 use serde::de::IgnoredAny;
 
@@ -43,19 +43,25 @@ impl Content {
         let claimed = || claim(&name);
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
-            let from = compression.undo(FileAt { file, offset: 0 })?;
+            let mut from = compression.undo(FileAt { file, offset: 0 })?;
             // Broken: its name tells what it should be, and reading it will report the error.
-            let len = read_some(&mut { from }, &mut inner).unwrap_or(0);
-            return Ok(match shard(&inner[..len], Some(compression)) {
-                Some(shard) => shard,
-                None => claimed().map_or(Content::Other, |claim| claim(Some(compression))),
+            let len = read_some(&mut from, &mut inner).unwrap_or(0);
+            let inner = &inner[..len];
+            return Ok(match (shard(inner, Some(compression)), claimed()) {
+                (Some(shard), _) => shard,
+                (None, Some(claim)) => claim(Some(compression)),
+                (None, None) if is_json_lines(inner, from, &name) => {
+                    Content::Rows(SourceKind::JsonLines)
+                }
+                (None, None) => Content::Other,
             });
         }
         if let Some(shard) = shard(head, None) {
             return Ok(shard);
         }
         if let Some(program) = compression::foreign(head) {
-            return Ok(claimed().map_or(Content::Other, |_| Content::Packed(program)));
+            let is_shard = claimed().is_some() || is_json_lines_name(&name);
+            return Ok(if is_shard { Content::Packed(program) } else { Content::Other });
         }
         if let Some(claim) = claimed() {
             return Ok(claim(None));
@@ -69,8 +75,14 @@ impl Content {
             }
             [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
             [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
+            [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
+            // Arrays and documents have this form too, by other names.
+            [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
+            head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
             _ if name == INDEX => row_indexes::kind_of(file)?.map_or(Content::Other, Content::Rows),
-            _ if is_json_lines(head, &name) => Content::Rows(SourceKind::JsonLines),
+            head if is_json_lines(head, FileAt { file, offset: head.len() as u64 }, &name) => {
+                Content::Rows(SourceKind::JsonLines)
+            }
             _ => Content::Other,
         })
     }
@@ -100,8 +112,8 @@ impl Content {
             },
             Content::Rows(SourceKind::Parquet) => "Parquet file",
             Content::Rows(SourceKind::Arrow) => "Arrow file",
-            Content::Rows(SourceKind::Mds) => "index of MDS shards",
-            Content::Rows(SourceKind::LitData) => "index of LitData chunks",
+            Content::Rows(SourceKind::Mds) => "MDS index file",
+            Content::Rows(SourceKind::LitData) => "LitData index file",
             Content::Rows(_) => "JSON Lines file",
             Content::Packed(_) => "shard in another compression",
             Content::Unread(format) => format,
@@ -135,8 +147,19 @@ fn claim(name: &[u8]) -> Option<fn(Option<Compression>) -> Content> {
 /// Whether the name is that of a shard, regardless of the content.
 pub fn is_shard_name(name: &[u8]) -> bool {
     let name = base(name).to_ascii_lowercase();
-    let holds_rows = name == INDEX || ROW_ENDS.iter().any(|end| name.ends_with(end));
-    claim(&name).is_some() || holds_rows || position(&name, b"-of-").is_some()
+    name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
+}
+
+/// The kind of the shards that have such a name, where it tells.
+pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
+    let name = base(name).to_ascii_lowercase();
+    match claim(&name).map(|claim| claim(None)) {
+        Some(Content::TfRecord(_)) => Some(SourceKind::TfRecord),
+        Some(_) => Some(SourceKind::Tar),
+        None if name.ends_with(b".parquet") => Some(SourceKind::Parquet),
+        None if name.ends_with(b".arrow") => Some(SourceKind::Arrow),
+        None => is_json_lines_name(&name).then_some(SourceKind::JsonLines),
+    }
 }
 
 /// Whether a file of this name accompanies shards: it describes, lists or signs them.
@@ -153,23 +176,31 @@ pub fn is_side_file(name: &[u8]) -> bool {
         || base.ends_with(b"classes.txt")
 }
 
-/// Whether these are lines of JSON objects; a file with a single such line counts only if its name says so.
-fn is_json_lines(head: &[u8], name: &[u8]) -> bool {
-    let mut lines = head.split(|&byte| byte == b'\n');
-    let first = lines.next().unwrap_or_default().trim_ascii();
-    if first.first() != Some(&b'{') {
+/// Whether a file that begins with `head`, and goes on with `more`, has lines of JSON objects: its name says so, or two
+/// lines.
+fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
+    if is_json_lines_name(name) {
+        return !head.is_empty();
+    }
+    let start = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).trim_ascii_start();
+    if !start.starts_with(b"{") {
         return false;
     }
-    let named = [&b".jsonl"[..], b".ndjson", b".jsonlines"].iter().any(|end| name.ends_with(end));
-    let second = lines.next().map(<[u8]>::trim_ascii);
-    match second {
-        // The first line is longer than the head, or the only one.
-        None => named,
-        Some(second) => {
-            let whole = serde_json::from_slice::<IgnoredAny>(first).is_ok();
-            whole && (second.starts_with(b"{") || named)
-        }
+    let mut start = start.to_vec();
+    if !start.contains(&b'\n') && head.len() == HEAD_BYTES {
+        // What cannot be read is told when it is imported.
+        let _ = more.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start);
     }
+    let mut lines = start.split(|&byte| byte == b'\n');
+    let first = lines.next().unwrap_or_default();
+    let second = lines.next().unwrap_or_default().trim_ascii_start();
+    second.starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(first).is_ok()
+}
+
+fn is_json_lines_name(name: &[u8]) -> bool {
+    let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
+    let plain = packed.unwrap_or(name);
+    JSON_LINES_ENDS.iter().any(|end| plain.ends_with(end))
 }
 
 fn base(name: &[u8]) -> &[u8] {
@@ -187,7 +218,11 @@ const COMPRESSED_ENDS: &[&[u8]] =
 const TAR_ENDS: &[&[u8]] =
     &[b".tgz", b".tzst", b".tzstd", b".txz", b".tbz", b".tbz2", b".tb2", b".tlz4"];
 const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
-const ROW_ENDS: &[&[u8]] = &[b".parquet", b".arrow"];
+const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
+/// U+FEFF, which some programs write before text.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// How far the end of a first line is looked for.
+const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 const SIDE_STEMS: &[&[u8]] = &[
     b"readme",
     b"license",
@@ -242,8 +277,19 @@ mod tests {
 
     #[test]
     fn json_lines_are_distinguished_from_one_object_and_from_lists() {
+        let is_json_lines = |text: &[u8], name: &[u8]| {
+            let (head, more) = text.split_at(text.len().min(HEAD_BYTES));
+            is_json_lines(head, more, name)
+        };
+        let long = format!("{{\"a\": \"{}\"}}\n", "a".repeat(2 * HEAD_BYTES));
         assert!(is_json_lines(b"{\"a\": 1}\n{\"a\": 2}\n", b"x"));
+        assert!(is_json_lines(b"\xef\xbb\xbf\r\n{\"a\": 1}\r\n{\"a\": 2}", b"x"));
+        assert!(is_json_lines(long.repeat(2).as_bytes(), b"x.json"));
+        assert!(!is_json_lines(long.as_bytes(), b"x.json"));
         assert!(is_json_lines(b"{\"a\": 1}\n", b"x.jsonl"));
+        assert!(is_json_lines(b"\n\n{\"a\": 1}\n", b"x.jsonl"));
+        assert!(is_json_lines(long.as_bytes(), b"x.jsonl.gz"));
+        assert!(!is_json_lines(b"", b"x.jsonl"));
         assert!(!is_json_lines(b"{\"a\": 1}\n", b"x.json"));
         assert!(!is_json_lines(b"{\n  \"a\": 1\n}\n", b"x.json"));
         assert!(!is_json_lines(b"a.jpg\t1\n{b}.jpg\t2\n", b"x"));

@@ -15,7 +15,7 @@ use super::read::ObjectSamples;
 use super::splits::{self, split_of};
 use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
-use crate::import::sources::content::{Content, is_shard_name, is_side_file};
+use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
 use crate::import::sources::file_counts::{FileCounts, Role};
 use crate::import::sources::found::{Found, FoundFile};
 use crate::import::sources::indexing::Indexing;
@@ -316,7 +316,10 @@ fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
 
 /// Whether an object may be a shard of this kind, by its name.
 fn is_shard_of(kind: SourceKind, name: &str) -> bool {
-    is_shard_name(name.as_bytes()) && (has_index(kind) || !is_index(name.as_bytes()))
+    let name = name.as_bytes();
+    let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
+    let is_another = named_kind(name).is_some_and(|named| named != kind);
+    is_shard_name(name) && !is_another && (has_index(kind) || !is_index(name))
 }
 
 /// Whether shards of this kind are those that an index names.
