@@ -128,6 +128,14 @@ def litdata():
             }
         writer.done()
         writer.merge(1)
+    # Rows without arrays and pictures become Arrow files within the chunks.
+    for name, compression in (("litdata-arrow", None), ("litdata-arrow-zstd", "zstd")):
+        writer = BinaryWriter(str(HERE / name), chunk_size=16, compression=compression)
+        for at in range(ROWS):
+            one = row(at)
+            writer[at] = {key: one[key] for key in ("text", "number", "tokens", "label")}
+        writer.done()
+        writer.merge(1)
     folder = HERE / "litdata-tokens"
     writer = BinaryWriter(str(folder), chunk_size=1000, item_loader=TokensLoader())
     for at in range(ROWS):

@@ -51,7 +51,14 @@ fn file(from: impl Read + Seek + Send + 'static, input: &Input) -> Result<Box<dy
     Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
 }
 
-fn stream(from: impl Read + Send + 'static, input: &Input) -> Result<Box<dyn RowReader>> {
+/// The rows of a stream, up to its end-of-stream marker.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn stream(
+    from: impl Read + Send + 'static,
+    input: &Input,
+) -> Result<Box<dyn RowReader>> {
     let from = EndSeen { from, has_ended: false };
     let reader = opened(|| StreamReader::try_new(from, None), input)?;
     let columns = arrow_cells::columns(&reader.schema());

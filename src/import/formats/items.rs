@@ -6,8 +6,11 @@
 //! | 4 (n + 1)   | where each item begins, and where the last one ends, from the first byte             |
 //! | some        | MDS: JSON that describes the columns again                                           |
 //! | the rest    | the items, each with 4 bytes for the length of each column that needs it, then these |
+//!
+//! LitData puts rows without arrays and pictures into an Arrow file instead, which follows where the items would begin:
+//! all of them are empty. Behind it are 4 bytes for its length, and `LDARW01` with a NUL.
 
-use std::io::{self, Cursor, Read};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,11 +18,11 @@ use super::array_header::{ArrayHeader, HeaderForm};
 use super::column::{CellKind, Cells, Column};
 use super::input::Input;
 use super::rows::{RowError, RowReader};
-use crate::Result;
 use crate::format::field_type::FieldType;
 use crate::import::sources::BadReason;
-use crate::import::sources::compression::{Compression, read_some};
+use crate::import::sources::compression::read_some;
 use crate::import::sources::sample_stream::FieldBytes;
+use crate::{Error, ErrorKind, Result};
 
 /// How the items of some shards are laid out.
 #[derive(Debug, Clone)]
@@ -174,7 +177,11 @@ impl ItemRows {
     /// # Errors
     /// It does not open, or its table of offsets is broken.
     pub(super) fn open(input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
-        Ok(Box::new(ItemRows { format, shard: Shard::open(input)? }))
+        let shard = Shard::open(input)?;
+        match shard.has_bytes() {
+            true => Ok(Box::new(ItemRows { format, shard })),
+            false => shard.into_arrow(input, format),
+        }
     }
 }
 
@@ -201,23 +208,15 @@ struct Shard {
 
 impl Shard {
     fn open(input: &Input) -> Result<Shard> {
-        let named = |error: io::Error| match input.check() {
-            Err(failure) => failure,
-            Ok(()) => input.named(error),
-        };
-        let mut from = input.read()?;
-        let mut head = [0; 6];
-        let len = read_some(&mut from, &mut head).map_err(named)?;
-        let from = Cursor::new(head[..len].to_vec()).chain(from);
-        let from: Box<dyn Read + Send> = match Compression::of(&head[..len]) {
-            Some(compression) => compression.undo(from).map_err(named)?,
-            None => Box::new(from),
-        };
-        let mut shard = Shard { from, at: 0, ends: Vec::new() };
-        shard.read_table().map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => named(io::Error::other("it ends within its table")),
-            _ => named(error),
-        })?;
+        let mut shard = Shard { from: input.read_plain(None)?, at: 0, ends: Vec::new() };
+        let read = shard.read_table();
+        input.check()?;
+        read.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
+            io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
+            _ => Error::from(error),
+        })
+        .map_err(|error| error.path(&input.path))?;
         Ok(shard)
     }
 
@@ -236,11 +235,31 @@ impl Shard {
         let falls = self.ends.windows(2).any(|pair| pair[0] < pair[1]);
         let first = self.ends.last().map_or(0, |first| u64::from(*first));
         if falls || first < self.at {
-            return Err(io::Error::other("its table of offsets is broken"));
+            return Err(io::ErrorKind::InvalidData.into());
         }
         io::copy(&mut self.from.by_ref().take(first - self.at), &mut io::sink())?;
         self.at = first;
         Ok(())
+    }
+
+    /// Whether an item has bytes, or there is none.
+    fn has_bytes(&self) -> bool {
+        self.ends.len() <= 1 || self.ends.first() != self.ends.last()
+    }
+
+    /// The rows of the Arrow file behind the table; empty items, if there is none.
+    fn into_arrow(mut self, input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
+        let mut head = [0; ARROW_MAGIC.len()];
+        let read = read_some(&mut self.from, &mut head);
+        input.check()?;
+        match read.map_err(|error| input.named(error))? == head.len() && head == *ARROW_MAGIC {
+            // Its rows lie in it as in a stream, with an index behind them.
+            #[cfg(feature = "formats")]
+            true => super::ipc::stream(self.from, input),
+            #[cfg(not(feature = "formats"))]
+            true => Err(super::without_formats(&input.path)),
+            false => Ok(Box::new(ItemRows { format, shard: self })),
+        }
     }
 
     /// The next item. `None`: there is none.
@@ -257,6 +276,13 @@ impl Shard {
         self.at += len;
         Ok(Some(item))
     }
+}
+
+/// What an Arrow file begins with, before its messages.
+const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
+
+fn broken(what: &'static str) -> Error {
+    Error::new(ErrorKind::BadSource, what)
 }
 
 fn number(bytes: &[u8]) -> u32 {

@@ -36,8 +36,6 @@ struct Config {
     #[serde(default)]
     compression_level: Option<String>,
     #[serde(default)]
-    ipc_compression: Option<Value>,
-    #[serde(default)]
     encryption: Option<Value>,
     #[serde(default)]
     item_loader: Option<String>,
@@ -68,9 +66,6 @@ fn leaves(config: &Config) -> std::result::Result<Vec<Leaf>, String> {
     let refuse = |what: &str| Err(format!("its chunks are {what}, which dlfs does not read"));
     if config.encryption.is_some() {
         return refuse("encrypted");
-    }
-    if config.ipc_compression.is_some() {
-        return refuse("rows of Arrow");
     }
     if let Some(level) = config.compression_level.as_deref().filter(|level| *level != "chunk") {
         return refuse(&format!("compressed by {level}"));

@@ -29,6 +29,8 @@ struct Shard {
     column_sizes: Vec<Option<u32>>,
     raw_data: Part,
     zip_data: Option<Part>,
+    #[serde(default)]
+    compression: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,6 +60,15 @@ pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
         parts.into_iter().flatten().map(|part| part.basename.clone()).collect()
     });
     let found = given.input.beside(names.collect())?;
+    for (shard, (name, _)) in index.shards.iter().zip(&found) {
+        let is_packed = shard.zip_data.as_ref().is_some_and(|zip| zip.basename == *name);
+        let program = shard.compression.as_deref().filter(|_| is_packed).unwrap_or_default();
+        if let "br" | "snappy" = program.split(':').next().unwrap_or_default() {
+            let text =
+                format!("its shards are compressed with {program}, which dlfs does not read");
+            return Err(bad(text).hint("write them again with zstd, gz or bz2, or uncompressed"));
+        }
+    }
     let mut files = Vec::new();
     let mut format: Option<(Layout, Arc<ItemFormat>)> = None;
     for (shard, (name, input)) in index.shards.into_iter().zip(found) {
