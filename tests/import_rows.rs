@@ -4,10 +4,11 @@ mod import_support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use dlfs::dataset::{Dataset, Image, OnError as ReadOnError, OpenOptions, Query};
-use dlfs::import::sources::SourceKind;
+use dlfs::import::sources::{Role, SourceKind};
 use dlfs::import::{
     ImportOptions, ImportReport, OnError, Onto, PlacementOrder, RowOptions, import_onto,
 };
@@ -242,6 +243,20 @@ fn mds_and_litdata_are_read_by_their_index_raw_and_compressed() {
         };
         compare(&samples(&disks), file, expected);
     }
+    #[cfg(feature = "formats")]
+    for folder in ["litdata-arrow", "litdata-arrow-zstd"] {
+        let (disks, report) = import_as(&[folder], labelled()).unwrap();
+        assert_eq!(report.kind, SourceKind::LitData, "{folder}");
+        let expected = |at: usize| {
+            let mut row = row(at);
+            row.retain(|field, _| ["text", "number"].contains(&&**field));
+            let tokens: Vec<i64> = tokens(at).into_iter().map(i64::from).collect();
+            let bytes = tokens.iter().map(|token| token.to_le_bytes());
+            row.insert("tokens".into(), numbers("i64", &[tokens.len() as u64], bytes));
+            (row, label(at))
+        };
+        compare(&samples(&disks), |at| (format!("chunk-0-{}.bin", at / 16), at % 16), expected);
+    }
     let (disks, _) = import_as(&["litdata-tokens"], RowOptions::default()).unwrap();
     let expected = |at: usize| {
         let tokens: Vec<i32> =
@@ -250,6 +265,20 @@ fn mds_and_litdata_are_read_by_their_index_raw_and_compressed() {
         ([("data".to_owned(), data)].into(), None)
     };
     compare(&samples(&disks), |at| ("chunk-0-0.bin".to_owned(), at), expected);
+}
+
+#[test]
+fn shards_of_indexes_in_subfolders_are_counted_as_shards() {
+    let disks = Disks::new(1, 8 << 20);
+    let from_mds =
+        ImportOptions { from: SourceKind::Mds, rows: labelled(), ..options(Onto::Empty) };
+    let report = import_onto(&[data("")], &disks.devices(), &from_mds, &mut ()).unwrap();
+    assert_eq!(report.samples, 2 * ROWS as u64);
+    let shards = report.file_counts.iter().find(|count| count.what == "shard of an index");
+    assert_eq!(shards.map(|count| count.role), Some(Role::Shard), "{:?}", report.file_counts);
+    let indexes =
+        report.file_counts.iter().find(|count| count.role == Role::Shard && count.files == 2);
+    assert_eq!(indexes.map(|count| count.noun()).as_deref(), Some("MDS index files"));
 }
 
 #[test]
@@ -277,6 +306,17 @@ fn damaged_shards_are_refused_with_their_names() {
     fs::write(&shard, &broken).unwrap();
     refused("offsets that fall", &["shard.00001.mds", "table of offsets"]);
     fs::remove_file(&shard).unwrap();
+    let index = fs::read_to_string(dir.path().join("index.json")).unwrap();
+    let packed = index.replace("\"compression\": null", "\"compression\": \"br:11\"").replace(
+        "\"zip_data\": null",
+        "\"zip_data\": {\"basename\": \"shard.00001.mds.br\", \"bytes\": 1, \"hashes\": {}}",
+    );
+    assert_ne!(packed, index);
+    fs::write(dir.path().join("index.json"), packed).unwrap();
+    fs::write(dir.path().join("shard.00001.mds.br"), "?").unwrap();
+    refused("a compression that is not read", &["br:11", "zstd"]);
+    fs::write(dir.path().join("index.json"), index).unwrap();
+    fs::remove_file(dir.path().join("shard.00001.mds.br")).unwrap();
     refused("a shard that is not there", &["shard.00001.mds"]);
     let index = fs::read_to_string(dir.path().join("index.json")).unwrap();
     let elsewhere = index.replace("shard.00001.mds", "../shard.00001.mds");
@@ -437,9 +477,295 @@ fn rows_are_shuffled_within_windows_or_keep_their_order_and_can_be_appended() {
     assert_ne!(shuffled, ids(PlacementOrder::Shuffled, 2));
 }
 
+/// Imports lines of JSON from a file of this name.
+fn import_lines(
+    name: &str,
+    lines: &[u8],
+    options: &ImportOptions,
+) -> dlfs::Result<(Disks, ImportReport)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, disks) = (dir.path().join(name), Disks::new(1, 8 << 20));
+    fs::write(&path, lines).unwrap();
+    let report = import_onto(&[path], &disks.devices(), options, &mut ())?;
+    Ok((disks, report))
+}
+
+#[test]
+fn jsonl_may_be_compressed_have_long_lines_or_begin_with_a_mark() {
+    let long = "w".repeat(10_000);
+    let lines = format!("{{\"t\": \"{long}\", \"n\": 1}}\r\n").repeat(3);
+    let gzip = {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(lines.as_bytes()).unwrap();
+        gzip.finish().unwrap()
+    };
+    let zstd = zstd::encode_all(lines.as_bytes(), 1).unwrap();
+    let marked = [b"\xef\xbb\xbf\r\n", lines.as_bytes()].concat();
+    for (name, content) in [
+        ("a.jsonl", lines.as_bytes()),
+        ("a.json", lines.as_bytes()),
+        ("a.json.gz", &gzip),
+        ("a.jsonl.gz", &gzip),
+        ("a.jsonl.zst", &zstd),
+        ("a.jsonl", &marked),
+        ("a.json", &marked),
+    ] {
+        let (disks, report) = import_lines(name, content, &options(Onto::Empty)).unwrap();
+        assert_eq!((report.kind, report.samples), (SourceKind::JsonLines, 3), "{name}");
+        let (fields, _) = &samples(&disks)[&format!("{name}/2")];
+        assert_eq!(fields["t"], bytes(long.as_str()), "{name}");
+        assert_eq!(fields["n"], numbers("i64", &[], [1_i64.to_le_bytes()]), "{name}");
+        // Nor is a folder of such files one of samples.
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..2 {
+            fs::write(dir.path().join(format!("{number}-{name}")), content).unwrap();
+        }
+        let disks = Disks::new(1, 8 << 20);
+        let sources = [dir.path().to_path_buf()];
+        let report = import_onto(&sources, &disks.devices(), &options(Onto::Empty), &mut ());
+        assert_eq!(report.unwrap().samples, 6, "a folder of {name}");
+    }
+}
+
+#[test]
+fn numbers_of_json_are_never_rounded() {
+    let read = |lines: &str| {
+        let skip = ImportOptions { on_error: OnError::Skip, ..options(Onto::Empty) };
+        let (disks, report) = import_lines("a.jsonl", lines.as_bytes(), &skip).unwrap();
+        let found =
+            samples(&disks).into_values().map(|(mut fields, _)| fields.remove("n").unwrap());
+        (found.collect::<Vec<_>>(), report.bad.len())
+    };
+    let large = "{\"n\": 18446744073709551615}\n{\"n\": 7}\n";
+    assert_eq!(read(large), (vec![bytes("18446744073709551615"), bytes("7")], 0));
+    let mixed = "{\"n\": 0.5}\n{\"n\": 9007199254740993}\n{\"n\": 9007199254740992}\n";
+    let exact =
+        [0.5, 9007199254740992.0].map(|number: f64| numbers("f64", &[], [number.to_le_bytes()]));
+    assert_eq!(read(mixed), (exact.to_vec(), 1));
+}
+
+#[test]
+fn lines_cannot_name_a_file_outside_of_their_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(dir.path().join("secret"), "secret").unwrap();
+    fs::write(folder.join("a.png"), "inside").unwrap();
+    // The last one is too long for the kernel, and is resolved step by step.
+    let long = format!("{}../secret", "./".repeat(2043));
+    assert_eq!(long.len(), 4096 - 1);
+    let long = format!("{long}/");
+    let absolute = dir.path().join("secret");
+    let outside = [
+        "../secret",
+        "./.././secret",
+        absolute.to_str().unwrap(),
+        long.trim_end_matches('/'),
+        &long,
+    ];
+    let mut lines = String::from("{\"file_name\": \".//a.png\"}\n");
+    for name in outside {
+        lines += &format!("{{\"file_name\": {name:?}}}\n");
+    }
+    let path = folder.join("metadata.jsonl");
+    fs::write(&path, lines).unwrap();
+    let disks = Disks::new(1, 8 << 20);
+    let skip = ImportOptions { on_error: OnError::Skip, ..options(Onto::Empty) };
+    let report = import_onto(&[path], &disks.devices(), &skip, &mut ()).unwrap();
+    let found = samples(&disks);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["a.png"]);
+    assert_eq!(found["a.png"].0["file"], bytes("inside"));
+    assert_eq!(report.bad.len(), outside.len());
+    for bad in &report.bad {
+        assert!(bad.to_string().ends_with("leads out of the source"), "{bad}");
+    }
+}
+
+#[test]
+fn lines_need_no_files_where_the_fields_leave_them_out() {
+    let lines = b"{\"file_name\": \"none.png\", \"n\": 1}\n";
+    let told =
+        import_lines("a.jsonl", lines, &options(Onto::Empty)).map(drop).unwrap_err().report();
+    assert!(told.contains("field file_name names none.png: unreadable"), "{told}");
+    let rows = RowOptions { fields: vec!["n".into()], ..RowOptions::default() };
+    let options = ImportOptions { rows, ..options(Onto::Empty) };
+    let (disks, _) = import_lines("a.jsonl", lines, &options).unwrap();
+    assert_eq!(samples(&disks).into_keys().collect::<Vec<_>>(), ["a.jsonl/0"]);
+}
+
+#[test]
+fn a_name_that_an_image_cannot_have_is_wrong_with_its_row_alone() {
+    let long = "n".repeat(4097);
+    let lines = format!(
+        "{{\"id\": \"a\", \"x\": 1}}\n{{\"id\": \"{long}\", \"x\": 1}}\n{{\"id\": \"b\\u0000\", \"x\": 1}}\n\
+         {{\"x\": 2}}\n"
+    );
+    let rows = RowOptions { name: Some("id".to_owned()), ..RowOptions::default() };
+    let skip = ImportOptions { rows, on_error: OnError::Skip, ..options(Onto::Empty) };
+    let (disks, report) = import_lines("a.jsonl", lines.as_bytes(), &skip).unwrap();
+    assert_eq!(samples(&disks).into_keys().collect::<Vec<_>>(), ["a"]);
+    let told: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
+    assert!(
+        told[0].contains("longer than 4,096 bytes") && told[1].contains("holds a NUL"),
+        "{told:?}"
+    );
+    assert!(told[2].ends_with("a.jsonl/3: name: the row has none"), "{told:?}");
+}
+
+#[test]
+fn texts_of_columns_that_are_too_long_together_are_wrong_with_their_row_alone() {
+    let row = |a: usize, b: usize| {
+        format!("{{\"a\": \"{}\", \"b\": \"{}\"}}\n", "a".repeat(a), "b".repeat(b))
+    };
+    let lines = [row(1024, 1024), row(1024, 1025), row(1, 1)].concat();
+    let columns = ["a:str", "b:str"].map(|column| column.parse().unwrap());
+    let skip = ImportOptions {
+        field_columns: columns.into(),
+        on_error: OnError::Skip,
+        ..options(Onto::Empty)
+    };
+    let (_, report) = import_lines("a.jsonl", lines.as_bytes(), &skip).unwrap();
+    let told: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
+    assert_eq!((report.samples, told.len()), (2, 1), "{told:?}");
+    assert!(told[0].contains("a.jsonl/1: field b and other columns have 2049 bytes"), "{told:?}");
+}
+
+#[test]
+fn columns_that_an_image_cannot_have_are_refused_with_what_to_do() {
+    let line = (0..2000).map(|at| format!("\"column {at}\": 1")).collect::<Vec<_>>().join(", ");
+    let refused =
+        import_lines("a.jsonl", format!("{{{line}}}\n").as_bytes(), &options(Onto::Empty));
+    let told = refused.map(drop).unwrap_err().report();
+    assert!(told.contains("2000 columns") && told.contains("--fields"), "{told}");
+    let rows = RowOptions { fields: vec!["number".into(); 2], ..RowOptions::default() };
+    let told = import_as(&["lines.jsonl"], rows).map(drop).unwrap_err().report();
+    assert!(told.contains("column number is given twice"), "{told}");
+}
+
 #[cfg(feature = "formats")]
 mod tables {
     use super::*;
+
+    use std::sync::Arc;
+
+    use arrow_array::Array as _;
+    use arrow_array::types::Float32Type;
+    use arrow_array::{
+        ArrayRef, BooleanArray, FixedSizeListArray, Int64Array, ListArray, RecordBatch,
+    };
+    use arrow_buffer::{NullBuffer, OffsetBuffer};
+    use arrow_schema::{DataType, Field, Schema};
+
+    /// Writes a stream of these columns; `classes`: what Hugging Face says of the column `label`.
+    fn write_arrow(path: &Path, columns: Vec<(&str, ArrayRef)>, classes: &[&str]) {
+        let fields =
+            columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true));
+        let names = classes.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        let features = format!(
+            "{{\"info\": {{\"features\": {{\"label\": {{\"_type\": \"ClassLabel\", \"names\": [{names}]}}}}}}}}"
+        );
+        let schema = Schema::new(fields.collect::<Vec<_>>())
+            .with_metadata([("huggingface".to_owned(), features)]);
+        let arrays = columns.into_iter().map(|(_, array)| array).collect();
+        let batch = RecordBatch::try_new(Arc::new(schema), arrays).unwrap();
+        let file = fs::File::create(path).unwrap();
+        let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &batch.schema()).unwrap();
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+    }
+
+    #[test]
+    fn a_list_with_a_null_is_no_array() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.arrow");
+        let item = |kind: DataType| Arc::new(Field::new_list_field(kind, true));
+        let bools = ListArray::new(
+            item(DataType::Boolean),
+            OffsetBuffer::from_lengths([2, 2, 1]),
+            Arc::new(BooleanArray::from(vec![
+                Some(true),
+                None,
+                Some(false),
+                Some(true),
+                Some(true),
+            ])),
+            None,
+        );
+        // A null in a list of one list, over numbers that are there.
+        let pairs = FixedSizeListArray::new(
+            item(DataType::Float32),
+            2,
+            Arc::new(arrow_array::PrimitiveArray::<Float32Type>::from(vec![1.0; 6])),
+            Some(NullBuffer::from(vec![true, true, false])),
+        );
+        let lists = ListArray::new(
+            item(pairs.data_type().clone()),
+            OffsetBuffer::from_lengths([1, 1, 1]),
+            Arc::new(pairs),
+            None,
+        );
+        let columns: Vec<(&str, ArrayRef)> =
+            vec![("bools", Arc::new(bools)), ("lists", Arc::new(lists))];
+        write_arrow(&path, columns, &[]);
+        let disks = Disks::new(1, 8 << 20);
+        let skip = ImportOptions { on_error: OnError::Skip, ..options(Onto::Empty) };
+        let report = import_onto(&[path], &disks.devices(), &skip, &mut ()).unwrap();
+        let told: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
+        assert!(told[0].ends_with("a.arrow/0: a list of numbers has one that is null"), "{told:?}");
+        assert!(told[1].ends_with("a.arrow/2: a list of lists has one that is null"), "{told:?}");
+        let found = samples(&disks);
+        let (fields, _) = &found["a.arrow/1"];
+        assert_eq!(found.len(), 1);
+        assert_eq!(fields["bools"], numbers("bool", &[2], [[0], [1]]));
+        assert_eq!(fields["lists"], numbers("f32", &[1, 2], [1f32.to_le_bytes(); 2]));
+    }
+
+    #[test]
+    fn files_may_number_the_same_classes_each_in_its_own_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, labels: Vec<i64>, classes: &[&str]| {
+            let path = dir.path().join(name);
+            let x: ArrayRef = Arc::new(Int64Array::from(labels.clone()));
+            write_arrow(
+                &path,
+                vec![("x", x), ("label", Arc::new(Int64Array::from(labels)))],
+                classes,
+            );
+            path
+        };
+        let sources = [
+            file("a.arrow", vec![0, 1], &["cat", "dog"]),
+            file("b.arrow", vec![0, 1, 2], &["dog", "eel", "cat"]),
+            file("c.arrow", vec![1, 0], &["cat", "dog"]),
+        ];
+        let disks = Disks::new(1, 8 << 20);
+        import_onto(&sources, &disks.devices(), &options(Onto::Empty), &mut ()).unwrap();
+        let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
+        assert_eq!(image.directory().classes(), [&b"cat"[..], b"dog", b"eel"]);
+        let labels: Vec<Option<i64>> =
+            samples(&disks).into_values().map(|(_, label)| label).collect();
+        assert_eq!(labels, [0, 1, 1, 2, 0, 1, 0].map(Some));
+    }
+
+    #[test]
+    fn columns_of_the_same_name_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.arrow");
+        let column = |number: i64| -> ArrayRef { Arc::new(Int64Array::from(vec![number])) };
+        write_arrow(&path, vec![("x", column(1)), ("x", column(2)), ("y", column(3))], &[]);
+        let import = |fields: &[&str]| {
+            let fields = fields.iter().map(|name| (*name).to_owned()).collect();
+            let rows = RowOptions { fields, ..RowOptions::default() };
+            let (disks, options) =
+                (Disks::new(1, 8 << 20), ImportOptions { rows, ..options(Onto::Empty) });
+            import_onto(std::slice::from_ref(&path), &disks.devices(), &options, &mut ())
+        };
+        for fields in [&[][..], &["x"]] {
+            let told = import(fields).unwrap_err().report();
+            assert!(told.contains("more than one column x"), "{told}");
+        }
+        assert_eq!(import(&["y"]).unwrap().samples, 1);
+    }
 
     #[test]
     fn parquet_and_arrow_are_read_in_every_codec_and_layout() {

@@ -326,6 +326,15 @@ impl ChunkHead {
     }
 }
 
+/// Whether a chunk has room for fields of these names and types.
+pub(crate) fn has_room_for_fields<'n>(
+    names: impl Iterator<Item = &'n [u8]>,
+    types: &FieldTypes,
+) -> bool {
+    let names: usize = names.map(|name| 2 + name.len()).sum();
+    names + types.column_len(kind::FIELD_TYPES) <= MAX_FIELD_NAMES_BYTES
+}
+
 /// The names of the fields, with which a table begins.
 pub(crate) fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();

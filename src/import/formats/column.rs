@@ -1,6 +1,7 @@
 //! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
 
 use crate::format::FieldTypes;
+use crate::format::builder::has_room_for_fields;
 use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
 use crate::import::sources::sample_stream::FieldBytes;
@@ -91,6 +92,20 @@ impl Chosen {
     }
 
     fn check(&self, columns: &[Column]) -> Result<()> {
+        for at in self.fields.iter().chain(&self.name).chain(&self.label) {
+            let name = &columns[*at].name;
+            if columns.iter().filter(|column| column.name == *name).count() > 1 {
+                let text = format!("the rows have more than one column {name}");
+                return Err(invalid(text).hint("rename them, or choose others with --fields"));
+            }
+            if name.contains('\0') {
+                let text = format!("column {} has a NUL in its name", name.escape_debug());
+                return Err(invalid(text).hint("choose others with --fields"));
+            }
+            if self.fields.iter().filter(|field| *field == at).count() > 1 {
+                return Err(invalid(format!("column {name} is given twice as a field")));
+            }
+        }
         let is_neither = |at: &&usize| matches!(columns[**at].kind, CellKind::Other(_));
         let wrong: Vec<String> = self
             .fields
@@ -101,6 +116,14 @@ impl Chosen {
         if !wrong.is_empty() {
             let text = format!("columns are neither bytes nor numbers: {}", wrong.join(", "));
             return Err(invalid(text).hint("choose others with --fields"));
+        }
+        let names = self.fields.iter().map(|at| columns[*at].name.as_bytes());
+        if !has_room_for_fields(names, &self.types(columns)) {
+            let num = self.fields.len();
+            let text = format!(
+                "{num} columns are too many fields: their names and types have more than 8 KiB"
+            );
+            return Err(invalid(text).hint("choose some with --fields"));
         }
         if let Some(column) = self.name.map(|at| &columns[at])
             && column.kind != CellKind::Bytes

@@ -13,7 +13,7 @@ use crate::format::field_type::Element;
 use crate::format::meta::check_label;
 use crate::import::columns::{Number, number};
 use crate::import::options::RowOptions;
-use crate::import::sources::index::MAX_SAMPLE_BYTES;
+use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
 use crate::{Error, ErrorKind, Result};
@@ -129,7 +129,11 @@ impl<'a> RowSource<'a> {
         let Some(file) = self.files.next() else { return Ok(false) };
         let reader = file.open(self.options)?;
         let places = self.columns.iter().map(|column| self.place(column, reader.columns()));
-        let places = places.collect::<Result<_>>().map_err(|error| error.path(&file.input.path))?;
+        let places = places.collect::<Result<Vec<_>>>();
+        let places = places.map_err(|error| error.path(&file.input.path))?;
+        if let Some(at) = self.chosen.label {
+            self.classes.begin_file(&reader.columns()[places[at]]);
+        }
         self.open = Some(OpenFile { reader, input: file.input, stem: file.stem, places, rows: 0 });
         Ok(true)
     }
@@ -185,7 +189,12 @@ impl<'a> RowSource<'a> {
         match self.check(&mut sample, label) {
             Ok(()) => Some(sample),
             Err(reason) => {
-                self.reject(&sample.name, reason);
+                let name = if sample.name.is_empty() {
+                    row_name(self.open.as_ref()?)
+                } else {
+                    sample.name
+                };
+                self.reject(&name, reason);
                 None
             }
         }
@@ -198,7 +207,13 @@ impl<'a> RowSource<'a> {
         label: Option<FieldBytes>,
     ) -> std::result::Result<(), BadReason> {
         if sample.name.is_empty() {
-            return Err(BadReason::Name("there is none in its column"));
+            return Err(BadReason::Name("the row has none"));
+        }
+        if sample.name.len() > MAX_NAME_BYTES {
+            return Err(BadReason::Name("is longer than 4,096 bytes"));
+        }
+        if sample.name.contains(&0) {
+            return Err(BadReason::Name("holds a NUL"));
         }
         if self.names.contains(&xxh3_128(&sample.name)) {
             return Err(BadReason::Twice);
@@ -266,10 +281,10 @@ impl SampleStream for RowSource<'_> {
 /// Labels as numbers, and the names of those that are classes.
 struct Classes {
     names: Vec<Vec<u8>>,
-    numbers: HashMap<Vec<u8>, i64>,
+    number_of: HashMap<Vec<u8>, i64>,
     /// The type of labels that are numbers.
     element: Option<Element>,
-    /// Of each class that the file numbers: its number in the image.
+    /// Of each class that the open file numbers: its number in the image.
     of_file: Vec<i64>,
 }
 
@@ -280,23 +295,35 @@ impl Classes {
             _ => None,
         });
         let mut classes =
-            Classes { names: Vec::new(), numbers: HashMap::new(), element, of_file: Vec::new() };
+            Classes { names: Vec::new(), number_of: HashMap::new(), element, of_file: Vec::new() };
         for name in image.map(Directory::classes).unwrap_or_default() {
             classes.number(name);
         }
         let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
-        classes.of_file = of_file.iter().map(|name| classes.number(name.as_bytes())).collect();
+        classes.of_file = classes.numbers(of_file);
         classes
+    }
+
+    /// The labels that follow are those of another file, in this column. Each file may number the classes in its own
+    /// way; one that does not name them has the numbers of the one before.
+    fn begin_file(&mut self, column: &Column) {
+        if !self.of_file.is_empty() && !column.classes.is_empty() {
+            self.of_file = self.numbers(&column.classes);
+        }
+    }
+
+    fn numbers(&mut self, names: &[String]) -> Vec<i64> {
+        names.iter().map(|name| self.number(name.as_bytes())).collect()
     }
 
     /// The number of a class; one that is new gets the next.
     fn number(&mut self, name: &[u8]) -> i64 {
-        if let Some(number) = self.numbers.get(name) {
+        if let Some(number) = self.number_of.get(name) {
             return *number;
         }
         let number = self.names.len() as i64;
         self.names.push(name.to_vec());
-        self.numbers.insert(name.to_vec(), number);
+        self.number_of.insert(name.to_vec(), number);
         number
     }
 
