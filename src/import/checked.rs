@@ -10,6 +10,7 @@ use crate::import::columns::{ColumnFile, FieldColumns};
 use crate::import::field_types::{FieldSpec, Typing, is_named};
 use crate::import::options::ImportOptions;
 use crate::import::sources::file_counts::FileCount;
+use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason};
 
@@ -61,9 +62,9 @@ impl<'a> Checked<'a> {
         {
             return Ok(Err(BadReason::NameTaken));
         }
-        let is_too_large = fields::record_len(&sample.lens()).is_err();
-        Ok(match is_too_large {
-            true => Err(BadReason::TooLarge(sample.len_bytes() as u64)),
+        let len = sample.len_bytes() as u64 + fields::table_len(sample.fields.len());
+        Ok(match len > MAX_SAMPLE_BYTES {
+            true => Err(BadReason::TooLarge(len)),
             false => Ok(()),
         })
     }
@@ -103,7 +104,7 @@ impl<'a> Checked<'a> {
             }
         };
         let columns = self.columns.insert(columns);
-        let values = columns.values(|field| {
+        let values = columns.values(&sample.name, file, |field| {
             let bytes = sample.fields.get(usize::from(field)).and_then(Option::as_deref);
             let len = bytes.map_or(0, <[u8]>::len) as u64;
             columns.check_len(field, len).map(|()| bytes)

@@ -91,19 +91,49 @@ impl FieldColumns {
         ColumnTable::new(&self.specs)
     }
 
-    /// The values that `bytes` of the fields of a sample give.
+    /// The values that `bytes` of the fields of a sample give, beside those of `file`.
     ///
     /// # Errors
     /// Which field has no value of its column.
     pub(in crate::import) fn values<'b>(
         &self,
+        name: &[u8],
+        file: Option<&ColumnFile>,
         bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
     ) -> std::result::Result<Vec<Owned>, BadReason> {
         let value = |column: &OfField| {
             let value = bytes(column.field)?.map_or(Ok(Owned::None), |bytes| column.value(bytes));
             value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
         };
-        self.columns.iter().map(value).collect()
+        let values: Vec<Owned> =
+            self.columns.iter().map(value).collect::<std::result::Result<_, _>>()?;
+        self.check_texts(name, file, &values)?;
+        Ok(values)
+    }
+
+    /// An error if the texts of a sample are too long together.
+    fn check_texts(
+        &self,
+        name: &[u8],
+        file: Option<&ColumnFile>,
+        own: &[Owned],
+    ) -> std::result::Result<(), BadReason> {
+        let longest = own.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
+        let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
+            return Ok(());
+        };
+        let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
+        let beside = self.specs.iter().map(|spec| match row.get(spec) {
+            Value::Text(text) => text.len(),
+            _ => 0,
+        });
+        let len = own.iter().map(Owned::text_len).chain(beside).sum::<usize>();
+        if len <= MAX_TEXTS_BYTES {
+            return Ok(());
+        }
+        let what =
+            format!("and other columns have {len} bytes of text, more than {MAX_TEXTS_BYTES}");
+        Err(BadReason::Field { field: column.name.clone(), what })
     }
 
     /// Appends the row of a sample: the values of `file`, and its `own`.
@@ -160,7 +190,7 @@ impl FieldColumns {
             };
             let values = match failed {
                 Some(reason) => Err(reason),
-                None => self.values(bytes),
+                None => self.values(index.name(row), file, bytes),
             };
             match values {
                 Ok(own) => self.push(&mut table, index.name(row), file, &own),
