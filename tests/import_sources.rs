@@ -347,6 +347,23 @@ fn a_list_gives_order_and_labels_and_its_bad_lines_are_reported() {
     assert_eq!(bad(&source).len(), 6, "{:?}", bad(&source));
     assert_eq!(bad(&source)["none\\t1"], BadReason::Unreadable(libc::ENOENT));
     assert_eq!(bad(&source)["a"], BadReason::Twice);
+    fs::write(&list, "sub/b\tdog\na\tcat\n").unwrap();
+    let told = open(&list).err().unwrap().report();
+    assert!(told.contains("that of its first line is dog"), "{told}");
+}
+
+#[test]
+fn a_folder_of_containers_that_are_not_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a.zip", "b.zip"] {
+        write(dir.path(), name.as_bytes(), b"PK\x03\x04 and so on");
+    }
+    let told = open(dir.path()).err().unwrap().report();
+    assert!(told.contains("zip archive") && told.contains("--from folder"), "{told}");
+    // By other names, archives of this form are samples: arrays, documents.
+    let arrays = tempfile::tempdir().unwrap();
+    write(arrays.path(), b"a.npz", b"PK\x03\x04 and so on");
+    assert_eq!(open(arrays.path()).unwrap().kind(), SourceKind::Folder);
 }
 
 /// Writes archives in every format of Python's tarfile, and lists what Python finds in them.

@@ -284,7 +284,12 @@ fn shards_of(
             let content = detected.content;
             matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
         });
+        let parts = parts_of_indexes(&tree, &mine);
         for DetectedFile { name, len_bytes, content } in others {
+            if parts.contains(&tree.path_of(&name)) {
+                judgement.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
+                continue;
+            }
             let is_side = is_side_file(&name) && !content.is_shard();
             let what = if is_side { "side file" } else { content.label() };
             judgement.file_counts.add(what, Role::SetAside, len_bytes, &name);
@@ -394,6 +399,13 @@ fn unless_no_list(path: &Path) -> Result<()> {
                 .hint(
                     "a list has path or path<TAB>label on each line; if it is one, say --from list",
                 ))
+        }
+        list::TextKind::NoNumber(label) => {
+            let label = String::from_utf8_lossy(&label).escape_debug().to_string();
+            let text =
+                format!("a label in a list is a number, and that of its first line is {label}");
+            Err(bad(text)
+                .hint("number the classes, or import folders that are called as the classes"))
         }
         list::TextKind::NoText => {
             Err(bad("cannot tell what kind of source this is".to_owned()).hint(SAY_KIND))

@@ -46,6 +46,8 @@ pub enum TextKind {
     List,
     /// Text whose first lines name no files; holds the first line.
     NoFiles(Vec<u8>),
+    /// A list, but for the label of its first line, which is this and no number.
+    NoNumber(Vec<u8>),
     /// Not text, or a first line that no list has.
     NoText,
 }
@@ -55,20 +57,25 @@ pub enum TextKind {
 /// # Errors
 /// Its folder does not open.
 pub fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
-    if !may_be(head) {
-        return Ok(TextKind::NoText);
-    }
     let root = Root::open(folder_of(path))?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);
         // Anything that exists but is not a file is a bad line of a list.
         name.is_ok_and(|name| root.stat(&name).is_ok())
     };
+    let first = lines(head).next().unwrap_or_default();
+    if !may_be(head) {
+        let label = split(first).1.filter(|_| !head.contains(&0) && is_there(first));
+        return Ok(label.map_or(TextKind::NoText, |label| TextKind::NoNumber(shown(label))));
+    }
     if lines(head).take(LINES_LOOKED_AT).any(is_there) {
         return Ok(TextKind::List);
     }
-    let first = lines(head).next().unwrap_or_default();
-    Ok(TextKind::NoFiles(first[..first.len().min(MAX_LINE_SHOWN)].to_vec()))
+    Ok(TextKind::NoFiles(shown(first)))
+}
+
+fn shown(text: &[u8]) -> Vec<u8> {
+    text[..text.len().min(MAX_LINE_SHOWN)].to_vec()
 }
 
 fn may_be(head: &[u8]) -> bool {
