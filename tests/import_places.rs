@@ -157,6 +157,43 @@ fn tar_shards_are_read_once_front_to_back_also_compressed_and_by_braces() {
     }
 }
 
+#[test]
+fn shards_make_the_same_image_however_their_samples_lie_in_ranges() {
+    let (store, lens) = (ObjectStore::good(), [0, 1, 511, 512, 20_000, 3000]);
+    let bytes = |number: u64| object_store::bytes_of(number, lens[number as usize % lens.len()]);
+    let mut tar: Vec<u8> = (0..300)
+        .flat_map(|number| member(&format!("{number:03}.x"), b'0', "", &bytes(number)))
+        .collect();
+    tar.resize(tar.len() + 1024, 0);
+    store.put("a.tar", tar);
+    store
+        .put("a.tfrecord", (0..300).flat_map(|number| record(&bytes(number))).collect::<Vec<u8>>());
+    let expected: Vec<Vec<u8>> = (0..300).map(bytes).collect();
+    for source in ["s3://bucket/a.tar", "s3://bucket/a.tfrecord"] {
+        for placement in [PlacementOrder::Source, PlacementOrder::Shuffled] {
+            let images = [8 << 20, 100_000, 5000, 700].map(|range_bytes| {
+                let (range, window_bytes) = (range_bytes, (100 * range_bytes).min(64 << 20));
+                let places = PlaceOptions { range_bytes: range, window_bytes, ..store.options() };
+                let devices = memory();
+                let options = ImportOptions { placement, places, ..options(Onto::Empty) };
+                import(&[source], &devices, &options).unwrap();
+                devices
+            });
+            let mut found: Vec<Vec<u8>> = contents(&images[0]).unwrap().into_values().collect();
+            if source.ends_with("tar") {
+                assert!(found == expected, "{source}");
+            } else {
+                found.sort_unstable();
+                let mut expected = expected.clone();
+                expected.sort_unstable();
+                assert!(found == expected, "{source}");
+            }
+            let images = images.map(|devices| bytes_of(&devices));
+            assert!(images.iter().all(|image| *image == images[0]), "{source}, {placement:?}");
+        }
+    }
+}
+
 fn flate2_of(bytes: &[u8]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");

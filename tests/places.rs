@@ -67,6 +67,46 @@ fn objects_are_listed_and_read_in_order_each_range_of_the_listed_version() {
 }
 
 #[test]
+fn bytes_are_lent_within_a_range_and_keep_the_memory_of_few_ranges() {
+    const RANGE: usize = 8 << 20;
+    let (store, whole) = (ObjectStore::good(), bytes_of(1, 7 * RANGE));
+    store.put("x", whole.clone());
+    let client = open(&PlaceOptions { window_bytes: 4 * RANGE as u64, ..store.options() });
+    let mut reader = Reader::new(client.clone(), listed(&client, ""));
+    assert!(reader.lend(0).is_none(), "no object is read");
+    reader.next_object();
+    assert!(reader.lend(1).is_none(), "nothing has arrived");
+    let (mut at, mut lent_of) = (0, [0; 7]);
+    let mut kept = Vec::new();
+    let mut piece = vec![0; 1_000_000];
+    while at + piece.len() + 512 <= whole.len() {
+        reader.read_exact(&mut [0; 512]).unwrap();
+        at += 512;
+        let in_one_range = at / RANGE == (at + piece.len() - 1) / RANGE;
+        match reader.lend(piece.len()) {
+            Some((bytes, range)) => {
+                assert!((*bytes).as_ref()[range] == whole[at..at + piece.len()], "at {at}");
+                assert!(in_one_range, "at {at}");
+                lent_of[at / RANGE] += 1;
+                kept.push(bytes);
+            }
+            None => {
+                reader.read_exact(&mut piece).unwrap();
+                assert!(piece == whole[at..at + piece.len()], "at {at}");
+            }
+        }
+        at += piece.len();
+        if at / RANGE == 5 {
+            kept.clear();
+        }
+    }
+    // Of the fifth range on nothing is lent, until what was lent before has come back.
+    assert!(lent_of[..4].iter().all(|&count| count >= 7), "{lent_of:?}");
+    assert_eq!(lent_of[4], 0);
+    assert!(lent_of[6] >= 6, "{lent_of:?}");
+}
+
+#[test]
 fn a_reader_skips_what_is_left_of_an_object() {
     let store = ObjectStore::good();
     (0..20).for_each(|number| store.put(&format!("{number:02}"), bytes_of(number, 100_000)));

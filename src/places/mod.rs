@@ -49,7 +49,9 @@ mod watch;
 #[cfg(not(feature = "cloud"))]
 mod without;
 
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -62,6 +64,9 @@ pub use client::{Client, Pending};
 pub use reader::Reader;
 #[cfg(not(feature = "cloud"))]
 pub use without::{Client, Pending, Reader};
+
+/// Bytes that a [`Reader`] has lent: a range of what they share their memory with.
+pub type Lent = (Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>);
 
 /// A source as it may be shown and kept: the address of an object without its secrets, or the path.
 pub fn shown(source: &Path) -> String {

@@ -81,6 +81,12 @@ impl std::ops::Deref for RangeBuf {
     }
 }
 
+impl AsRef<[u8]> for RangeBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for RangeBuf {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
+use std::sync::{Arc, Weak};
 
-use super::Object;
 use super::client::{Client, Pending};
 use super::flow::{Piece, Ranges, ahead};
 use super::pool::{Kept, RangeBuf};
+use super::{Lent, Object};
 use crate::error::Result;
 
 /// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
@@ -24,6 +25,8 @@ pub struct Reader {
     begun: usize,
     /// The range of the object that is read.
     current: Option<Current>,
+    /// Ranges before it of which bytes are still lent.
+    lent: Vec<Weak<RangeBuf>>,
     /// The last field: the buffers of all others go back before.
     _kept: Kept,
 }
@@ -31,7 +34,7 @@ pub struct Reader {
 /// A range that has arrived.
 #[derive(Debug)]
 struct Current {
-    bytes: RangeBuf,
+    bytes: Arc<RangeBuf>,
     /// How many of its bytes are read.
     read: usize,
 }
@@ -57,7 +60,8 @@ impl Reader {
         let ahead = ahead(client.delay(), range_bytes, window_bytes);
         let ranges = Ranges::new(lens, range_bytes, ahead);
         let (pending, kept) = (VecDeque::new(), client.pool().keep());
-        Reader { client, objects, ranges, pending, begun: 0, current: None, _kept: kept }
+        let (current, lent) = (None, Vec::new());
+        Reader { client, objects, ranges, pending, begun: 0, current, lent, _kept: kept }
     }
 
     /// Goes to the next object, whatever is left of this one; `None` after the last.
@@ -92,7 +96,7 @@ impl Reader {
             {
                 // Until it is let go of, it counts as held.
                 let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(piece.len()))?;
-                self.current = Some(Current { bytes, read: 0 });
+                self.current = Some(Current { bytes: Arc::new(bytes), read: 0 });
             }
         }
         Ok(self.current.as_ref().map_or(&[], |current| &current.bytes[current.read..]))
@@ -101,7 +105,24 @@ impl Reader {
     fn let_go(&mut self) {
         if let Some(current) = self.current.take() {
             self.ranges.give_back(current.bytes.len() as u64);
+            if Arc::strong_count(&current.bytes) > 1 {
+                self.lent.push(Arc::downgrade(&current.bytes));
+            }
         }
+    }
+
+    /// Lends the next `len` bytes of the object, if they lie in one range that has arrived; else they are to be read.
+    /// What is lent keeps the memory of its range, beside the window: 32 MiB of ranges in all.
+    pub fn lend(&mut self, len: usize) -> Option<Lent> {
+        let Current { bytes, read } = self.current.as_mut()?;
+        self.lent.retain(|range| range.strong_count() > 0);
+        let lent: usize = self.lent.iter().filter_map(Weak::upgrade).map(|range| range.len()).sum();
+        if len > bytes.len() - *read || lent + bytes.len() > MOST_LENT_BYTES {
+            return None;
+        }
+        let range = *read..*read + len;
+        *read = range.end;
+        Some((Arc::clone(bytes) as _, range))
     }
 
     fn ask_ahead(&mut self) {
@@ -137,3 +158,6 @@ impl Read for Reader {
         Ok(len)
     }
 }
+
+/// Ranges of which bytes are lent, with the one that is read.
+const MOST_LENT_BYTES: usize = 32 << 20;

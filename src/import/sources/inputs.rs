@@ -1,10 +1,12 @@
 //! The streams of an import, one after the other: pipes, compressed files, or objects of stores.
 
 use std::io::{self, Read};
+use std::path::Path;
 
 use super::FoundFile;
-use super::compression::Compression;
-use super::objects::ObjectStreams;
+use super::compression::{self, Compression};
+use super::objects::{ObjectStreams, Shard};
+use super::sample_stream::FieldBytes;
 use super::spool::{decompressed, open_stream};
 use crate::places::{Client, Object};
 use crate::{Error, ErrorKind, Result};
@@ -17,6 +19,14 @@ pub(in crate::import) struct Inputs {
     begun: u64,
     /// How the first one is read, if not from its beginning.
     first: Option<First>,
+}
+
+/// A stream, decompressed.
+pub(super) enum Stream {
+    /// An object that is not compressed.
+    Shard(Shard),
+    /// Any other.
+    Bytes(Box<dyn Read + Send>),
 }
 
 /// How an input is read from a place within it.
@@ -89,21 +99,15 @@ impl Inputs {
     ///
     /// # Errors
     /// It does not open.
-    pub(super) fn next(&mut self) -> Result<Option<(FoundFile, Box<dyn Read + Send>)>> {
+    pub(super) fn next(&mut self) -> Result<Option<(FoundFile, Stream)>> {
         let Some(file) = self.files.next() else { return Ok(None) };
         let stream = match &mut self.objects {
-            None => open_stream(&file.path)?,
+            None => Stream::Bytes(open_stream(&file.path)?),
             Some(objects) => {
-                let (raw, first) = (objects.next(), self.first.take());
-                let opened = match first {
-                    Some(First::Part) => Ok(raw),
-                    Some(First::Without(bytes)) => {
-                        decompressed(raw, &file.path).and_then(|mut stream| {
-                            io::copy(&mut stream.by_ref().take(bytes), &mut io::sink())?;
-                            Ok(stream)
-                        })
-                    }
-                    None => decompressed(raw, &file.path),
+                let first = self.first.take();
+                let opened = match objects.next() {
+                    None => Ok(Stream::Bytes(Box::new(io::empty()))),
+                    Some(shard) => Stream::of(shard, first, &file.path),
                 };
                 objects.check()?;
                 opened?
@@ -119,6 +123,45 @@ impl Inputs {
     /// The failure.
     pub(super) fn check(&self) -> Result<()> {
         self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
+    }
+}
+
+impl Stream {
+    /// The content of `shard`, whose name is to be shown.
+    fn of(mut shard: Shard, first: Option<First>, name: &Path) -> Result<Stream> {
+        let mut left_out = 0;
+        match first {
+            Some(First::Part) => return Ok(Stream::Shard(shard)),
+            Some(First::Without(bytes)) => left_out = bytes,
+            None => {
+                let head = shard.peek(HEAD_BYTES as usize)?;
+                let is_packed =
+                    Compression::of(&head).is_some() || compression::foreign(&head).is_some();
+                if !is_packed && head.len() as u64 == HEAD_BYTES {
+                    return Ok(Stream::Shard(shard));
+                }
+            }
+        }
+        let mut stream = decompressed(Box::new(shard), name)?;
+        io::copy(&mut stream.by_ref().take(left_out), &mut io::sink())?;
+        Ok(Stream::Bytes(stream))
+    }
+
+    /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
+    pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
+        match self {
+            Stream::Shard(shard) => shard.lend(len),
+            Stream::Bytes(_) => None,
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Shard(shard) => shard.read(into),
+            Stream::Bytes(bytes) => bytes.read(into),
+        }
     }
 }
 

@@ -13,6 +13,11 @@ impl<R: Read> ReadInput<R> {
     pub fn new(from: R) -> ReadInput<R> {
         ReadInput(from)
     }
+
+    /// What it reads.
+    pub fn get_mut(&mut self) -> &mut R {
+        &mut self.0
+    }
 }
 
 impl<R: Read> Input for ReadInput<R> {

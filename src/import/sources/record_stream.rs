@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 
 use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
+use super::inputs::Stream;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
 use super::{FoundFile, Inputs, tfrecord};
@@ -22,7 +23,7 @@ pub(in crate::import) struct RecordStream {
 
 struct Open {
     file: FoundFile,
-    stream: Box<dyn Read + Send>,
+    stream: Stream,
     /// Of the next record.
     number: u64,
     offset: u64,
@@ -49,7 +50,7 @@ impl RecordStream {
     fn take(&mut self, name: Vec<u8>, record: Record) -> Option<StreamSample> {
         let reason = match record {
             Record::Sound(bytes) if name.len() <= MAX_NAME_BYTES => {
-                return Some(StreamSample::new(name, vec![Some(bytes.into())]));
+                return Some(StreamSample::new(name, vec![Some(bytes)]));
             }
             Record::Sound(_) => BadReason::Name("is longer than 4,096 bytes"),
             Record::Bad(reason) => reason,
@@ -76,7 +77,7 @@ impl SampleStream for RecordStream {
             };
             let mut name = open.file.name.clone();
             name.extend_from_slice(format!("/{}", open.number).as_bytes());
-            let (start, next) = (open.offset, open.next(self.spare.take().unwrap_or_default()));
+            let (start, next) = (open.offset, open.next(&mut self.spare));
             self.inputs.check()?;
             match next {
                 Ok(Some(record)) => {
@@ -113,7 +114,8 @@ impl SampleStream for RecordStream {
     }
 
     fn give_back(&mut self, sample: StreamSample) {
-        self.spare = sample.fields.into_iter().flatten().find_map(FieldBytes::into_own);
+        let own = sample.fields.into_iter().flatten().find_map(FieldBytes::into_own);
+        self.spare = own.or(self.spare.take());
     }
 
     fn bad(&self) -> &[BadEntry] {
@@ -127,17 +129,20 @@ impl SampleStream for RecordStream {
 
 /// A record that was read.
 enum Record {
-    Sound(Vec<u8>),
+    Sound(FieldBytes),
     /// The next one can be read nevertheless.
     Bad(BadReason),
 }
 
 impl Open {
-    /// The next record, in the memory of `into`; `None` at the end.
+    /// The next record, in the memory of `spare` if it has to be copied; `None` at the end.
     ///
     /// # Errors
     /// The rest of the stream cannot be read.
-    fn next(&mut self, mut into: Vec<u8>) -> std::result::Result<Option<Record>, BadReason> {
+    fn next(
+        &mut self,
+        spare: &mut Option<Vec<u8>>,
+    ) -> std::result::Result<Option<Record>, BadReason> {
         let mut header = [0; tfrecord::HEADER_BYTES];
         match fill(&mut self.stream, &mut header).map_err(|error| BadReason::from(&error))? {
             0 => return Ok(None),
@@ -150,27 +155,37 @@ impl Open {
             .offset
             .saturating_add((header.len() + tfrecord::CRC_BYTES) as u64)
             .saturating_add(len);
-        let (from, ends) =
-            (&mut self.stream, BadReason::Truncated("the shard ends inside the record"));
-        into.clear();
         let is_too_large = len > MAX_SAMPLE_BYTES;
-        let read = match is_too_large {
-            true => io::copy(&mut from.take(len), &mut io::sink()),
-            // Memory grows with the bytes that arrive, not with the stated length.
-            false => from.take(len).read_to_end(&mut into).map(|read| read as u64),
+        let record = match is_too_large {
+            true => io::copy(&mut (&mut self.stream).take(len), &mut io::sink())
+                .map(|passed| (passed, FieldBytes::from(Vec::new()))),
+            false => self.payload(len, spare).map(|payload| (payload.len() as u64, payload)),
         };
+        let (read, payload) = record.map_err(|error| BadReason::from(&error))?;
         let mut crc = [0; tfrecord::CRC_BYTES];
-        let is_whole = read.map_err(|error| BadReason::from(&error))? == len
+        let is_whole = read == len
             && fill(&mut self.stream, &mut crc).map_err(|error| BadReason::from(&error))?
                 == crc.len();
         if !is_whole {
-            return Err(ends);
+            return Err(BadReason::Truncated("the shard ends inside the record"));
         }
-        Ok(Some(match tfrecord::check_crc(crc32c(&into), crc) {
+        Ok(Some(match tfrecord::check_crc(crc32c(&payload), crc) {
             _ if is_too_large => Record::Bad(BadReason::TooLarge(len)),
-            Ok(()) => Record::Sound(into),
+            Ok(()) => Record::Sound(payload),
             Err(reason) => Record::Bad(reason),
         }))
+    }
+
+    /// The next `len` bytes, or as many as there are.
+    fn payload(&mut self, len: u64, spare: &mut Option<Vec<u8>>) -> io::Result<FieldBytes> {
+        if let Some(lent) = usize::try_from(len).ok().and_then(|len| self.stream.lend(len)) {
+            return Ok(lent);
+        }
+        let mut payload = spare.take().unwrap_or_default();
+        payload.clear();
+        // Memory grows with the bytes that arrive, not with the stated length.
+        (&mut self.stream).take(len).read_to_end(&mut payload)?;
+        Ok(payload.into())
     }
 }
 

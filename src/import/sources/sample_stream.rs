@@ -112,12 +112,12 @@ impl StreamSample {
     }
 }
 
-/// The bytes of a field: its own, or some of those that rows of a file share.
+/// The bytes of a field: its own, or some of those that several share.
 #[derive(Clone)]
 pub enum FieldBytes {
     /// Its own.
     Own(Vec<u8>),
-    /// These of the bytes that rows share.
+    /// These of the bytes that rows of a file, or members of a shard, share.
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
 }
 

@@ -4,7 +4,6 @@
 //! of a plain archive have no labels: the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -13,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file_counts::{FileCount, FileCounts};
 use super::found::FoundFile;
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Stream};
 use super::kind::SourceKind;
 pub use super::read_input::ReadInput;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
@@ -25,7 +24,7 @@ use crate::{Error, ErrorKind, Result};
 /// Reads the samples of streams, one after the other.
 pub struct StreamSource {
     inputs: Inputs,
-    members: Option<(PathBuf, Members<Stream>)>,
+    members: Option<(PathBuf, Members<ReadInput<Stream>>)>,
     appended: FileCounts,
     /// Bytes read so far from streams of unknown length.
     piped_bytes: u64,
@@ -42,8 +41,7 @@ pub struct StreamSource {
     /// Fingerprints of the names so far: a stream cannot be read again to compare them.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
-    /// Buffers for reuse.
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
 }
 
 impl StreamSource {
@@ -88,7 +86,7 @@ impl StreamSource {
             begin_at: 0,
             names: HashSet::new(),
             bad: Vec::new(),
-            spare: Vec::new(),
+            spare: Spare::default(),
         })
     }
 
@@ -125,7 +123,7 @@ impl StreamSource {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
         if !self.grouped {
-            let fields = vec![Some(self.payload(member.len_bytes)?.into())];
+            let fields = vec![Some(self.payload(member.len_bytes)?)];
             return Ok(Some(StreamSample::new(name, fields)));
         }
         let (key, field) = key_and_field(&name)?;
@@ -146,7 +144,12 @@ impl StreamSource {
     }
 
     /// Adds a field to the group of `key`; starts the group if it is not open.
-    fn add_field(&mut self, key: &[u8], field: Vec<u8>, payload: Vec<u8>) -> Result<(), BadReason> {
+    fn add_field(
+        &mut self,
+        key: &[u8],
+        field: Vec<u8>,
+        payload: FieldBytes,
+    ) -> Result<(), BadReason> {
         let known = self.fields.get_or_insert_default();
         let at = match known.iter().position(|name| *name == field) {
             Some(at) => at,
@@ -170,7 +173,7 @@ impl StreamSource {
         if field == b"cls" {
             open.label = parse_label(&payload);
         }
-        open.fields[at] = Some(payload.into());
+        open.fields[at] = Some(payload);
         Ok(())
     }
 
@@ -207,9 +210,12 @@ impl StreamSource {
 
     /// The payload of the current member. Memory grows with the bytes that arrive, not with the stated
     /// length.
-    fn payload(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
+    fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
-        let mut payload = self.spare.pop().unwrap_or_default();
+        if let Some(payload) = members.lend_payload(|input, len| input.get_mut().lend(len)) {
+            return Ok(payload);
+        }
+        let mut payload = self.spare.take();
         payload.truncate(len_bytes as usize); // at most `MAX_SAMPLE_BYTES`
         let mut filled = 0;
         while (filled as u64) < len_bytes {
@@ -219,7 +225,7 @@ impl StreamSource {
             }
             filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
         }
-        Ok(payload)
+        Ok(payload.into())
     }
 }
 
@@ -229,10 +235,8 @@ impl SampleStream for StreamSource {
     }
 
     fn give_back(&mut self, sample: StreamSample) {
-        let room = MAX_SPARE.saturating_sub(self.spare.len());
-        self.spare.extend(
-            sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own).take(room),
-        );
+        let own = sample.fields.into_iter().flatten().filter_map(FieldBytes::into_own);
+        own.for_each(|buffer| self.spare.give_back(buffer));
     }
 
     fn appended(&self) -> Vec<FileCount> {
@@ -289,8 +293,30 @@ impl SampleStream for StreamSource {
     }
 }
 
-type Stream = ReadInput<Box<dyn Read + Send>>;
+/// Buffers for reuse, of a limited length in all.
+#[derive(Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
+    len_bytes: usize,
+}
 
-/// Payload buffers that are kept for reuse.
-const MAX_SPARE: usize = 16;
+impl Spare {
+    /// A buffer with any contents.
+    fn take(&mut self) -> Vec<u8> {
+        let buffer = self.buffers.pop().unwrap_or_default();
+        self.len_bytes -= buffer.capacity();
+        buffer
+    }
+
+    fn give_back(&mut self, buffer: Vec<u8>) {
+        let len_bytes = self.len_bytes + buffer.capacity();
+        if len_bytes <= MAX_SPARE_BYTES {
+            self.len_bytes = len_bytes;
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+/// As many as samples that are shuffled together have.
+const MAX_SPARE_BYTES: usize = 64 << 20;
 const PIECE_BYTES: u64 = 1 << 20;

@@ -235,6 +235,17 @@ impl<I: Input> Members<I> {
         Ok(read)
     }
 
+    /// The whole payload of the current member, of which nothing was read, if `lend` gives so many bytes that come next
+    /// in the input; else it is to be read.
+    pub fn lend_payload<T>(&mut self, lend: impl FnOnce(&mut I, usize) -> Option<T>) -> Option<T> {
+        let len = usize::try_from(self.payload_left).ok().filter(|_| self.expanding.is_none())?;
+        let payload = lend(&mut self.input, len)?;
+        self.position += self.payload_left;
+        self.left -= self.payload_left;
+        self.payload_left = 0;
+        Some(payload)
+    }
+
     fn read_stored(&mut self, into: &mut [u8]) -> Result<usize, TarError> {
         let most = self.payload_left.min(into.len() as u64) as usize;
         if most == 0 {

@@ -14,5 +14,5 @@ mod splits;
 
 pub(in crate::import) use look::{FoundObjects, are_objects, look};
 pub(in crate::import) use read::{
-    ObjectReads, ObjectRoot, ObjectSamples, ObjectStreams, push_origin, reason,
+    ObjectReads, ObjectRoot, ObjectSamples, ObjectStreams, Shard, push_origin, reason,
 };

@@ -1,7 +1,7 @@
 //! Reads payloads of objects: many at once for the rows of a chunk, or shards as streams.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::format::OriginsBuilder;
 use crate::import::sources::index::{BadReason, Index, Payload};
 use crate::import::sources::kind::SourceKind;
+use crate::import::sources::sample_stream::FieldBytes;
 use crate::places::{Client, Object, Pending, Reader};
 use crate::{Error, ErrorKind, Result};
 
@@ -171,16 +172,16 @@ impl ObjectStreams {
         ObjectStreams { readers, begin, current: None, failure }
     }
 
-    /// The next shard; an empty one after the last.
-    pub(in crate::import) fn next(&mut self) -> Box<dyn Read + Send> {
+    /// The next shard; `None` after the last.
+    pub(in crate::import) fn next(&mut self) -> Option<Shard> {
         loop {
             if let Some(current) = &self.current
                 && current.lock().next_object().is_some()
             {
                 let (reader, failure) = (Arc::clone(current), Arc::clone(&self.failure));
-                return Box::new(Shard { reader, failure });
+                return Some(Shard { reader, failure });
             }
-            let Some((client, objects)) = self.readers.next() else { return Box::new(io::empty()) };
+            let (client, objects) = self.readers.next()?;
             let reader = Reader::from(client, objects, std::mem::take(&mut self.begin));
             self.current = Some(Arc::new(Mutex::new(reader)));
         }
@@ -196,17 +197,37 @@ impl ObjectStreams {
 }
 
 /// The shard that is being read.
-struct Shard {
+pub(in crate::import) struct Shard {
     reader: Arc<Mutex<Reader>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
+impl Shard {
+    /// The next bytes, at most `len`, which are not read by that; fewer also where a range ends.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(in crate::import) fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let mut reader = self.reader.lock();
+        let bytes = reader.fill_buf().map_err(|error| self.failed(error))?;
+        Ok(bytes[..len.min(bytes.len())].to_vec())
+    }
+
+    /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
+    pub(in crate::import) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
+        let (bytes, range) = self.reader.lock().lend(len)?;
+        Some(FieldBytes::Shared(bytes, range))
+    }
+
+    fn failed(&self, error: io::Error) -> io::Error {
+        let error = error.downcast::<Error>().unwrap_or_else(Error::from);
+        self.failure.lock().get_or_insert(error);
+        io::Error::other("the store failed")
+    }
+}
+
 impl Read for Shard {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.reader.lock().read(into).map_err(|error| {
-            let error = error.downcast::<Error>().unwrap_or_else(Error::from);
-            self.failure.lock().get_or_insert(error);
-            io::Error::other("the store failed")
-        })
+        self.reader.lock().read(into).map_err(|error| self.failed(error))
     }
 }
