@@ -24,7 +24,7 @@ use crate::import::sources::list;
 use crate::import::sources::read_input::ReadInput;
 use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
 use crate::import::sources::tar;
-use crate::places::{Client, Object, Place, PlaceOptions, Reader, Scheme};
+use crate::places::{Client, Object, Place, PlaceOptions, Scheme};
 use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
 
@@ -269,9 +269,13 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
 }
 
 fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
-    let mut reader =
-        Reader::with_window(one.client.clone(), vec![one.object(row)], LOOKED_AT_BYTES);
-    reader.next_object();
+    let mut reader = Pieces {
+        client: &one.client,
+        object: one.object(row),
+        at: 0,
+        next_len: LOOKED_AT_BYTES,
+        piece: Cursor::default(),
+    };
     let mut head = Vec::new();
     let failed = |error: io::Error| error.downcast::<Error>().unwrap_or_else(Error::from);
     reader.by_ref().take(6).read_to_end(&mut head).map_err(failed)?;
@@ -281,6 +285,34 @@ fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
         None => tar::looks_grouped(ReadInput::new(whole)),
         Some(compression) => tar::looks_grouped(ReadInput::new(compression.undo(whole)?)),
     })
+}
+
+/// Reads an object front to back, in pieces that grow: mostly the first one is enough.
+struct Pieces<'a> {
+    client: &'a Client,
+    object: Object,
+    /// Where the next piece begins.
+    at: u64,
+    next_len: u64,
+    piece: Cursor<Vec<u8>>,
+}
+
+impl Read for Pieces<'_> {
+    /// Keeps the error of a store: `std::io::Error::downcast` gives it.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let is_read = self.piece.position() == self.piece.get_ref().len() as u64;
+        if is_read && self.at < self.object.len_bytes {
+            let most = self.client.range_bytes().min(self.object.len_bytes - self.at);
+            let len = self.next_len.min(most);
+            let mut piece = vec![0; len as usize];
+            let asked = self.client.fetch(&self.object, self.at..self.at + len);
+            asked.read_into(&mut piece).map_err(io::Error::other)?;
+            self.piece = Cursor::new(piece);
+            self.at += len;
+            self.next_len = 2 * len;
+        }
+        self.piece.read(into)
+    }
 }
 
 /// Whether an object is the index of shards that hold rows.
@@ -447,8 +479,8 @@ const MOST_URLS: usize = 100_000;
 const MOST_THREADS: usize = 64;
 /// Enough to tell what an object holds.
 const START_BYTES: u64 = 64 << 10;
-/// Enough to find two members of a group.
-const LOOKED_AT_BYTES: u64 = 1 << 20;
+/// Mostly enough to find two members of a group.
+const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// Longer than an address.
 const MAX_LINE_BYTES: u64 = 8 << 10;
 /// The name of the threads that look objects up.
