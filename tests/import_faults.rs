@@ -1,11 +1,14 @@
 //! An import whose disk fails, fills up, or loses its connection or power: the previous generation stays
 //! complete, and resuming ends with the bytes of an undisturbed import.
 
+#[path = "support/archives.rs"]
+mod archives;
 mod import_support;
 
 use std::collections::BTreeMap;
 
-use dlfs::import::{ImportOptions, Onto, import_onto};
+use archives::member;
+use dlfs::import::{ImportOptions, Onto, PlacementOrder, import_onto};
 use dlfs::qpair::IoError;
 use dlfs::{ErrorKind, Result};
 use import_support::disk::{Disks, Event, Failure};
@@ -140,6 +143,39 @@ fn a_connection_that_is_lost_and_comes_back_does_not_end_an_import() {
             scene.import(&disks, Onto::Empty).unwrap();
             assert!(disks.contents() == expected, "operation {first}: other bytes");
         }
+    }
+}
+
+#[test]
+fn a_flush_that_fails_while_a_stream_is_read_ends_the_import() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.tar.zst");
+    let members = (0..80).flat_map(|n| member(&n.to_string(), b'0', "", &vec![n; 1 << 20]));
+    let archive: Vec<u8> = members.chain([0; 1024]).collect();
+    std::fs::write(&path, zstd::encode_all(&archive[..], 1).unwrap()).unwrap();
+    let import = |disks: &Disks| {
+        let options = ImportOptions {
+            placement: PlacementOrder::Source,
+            chunk_size_bytes: 4 << 20,
+            ..options(Onto::Empty)
+        };
+        import_onto(&paths(&path), &disks.devices(), &options, &mut ())
+    };
+    let disks = Disks::new(1, 128 << 20);
+    disks.keep_events();
+    assert_eq!(import(&disks).unwrap().samples, 80);
+    let events = disks.events();
+    let is_chunk =
+        |event: &Event| matches!(event, Event::Write { bytes, .. } if bytes.len() > 500_000);
+    let (first, last) = (events.iter().position(is_chunk), events.iter().rposition(is_chunk));
+    let mut flushes = (0..events.len()).filter(|at| matches!(events[*at], Event::Flush { .. }));
+    let flush = flushes.find(|at| first < Some(*at) && Some(*at) < last);
+    let flush = flush.expect("one flush while the stream is read") as u64;
+    // It may have been sent somewhat earlier, between writes.
+    for first in flush - 4..=flush {
+        let disks = Disks::new(1, 128 << 20);
+        disks.fail(Some(no_space(first, 1)));
+        assert!(import(&disks).is_err(), "operation {first} failed unseen");
     }
 }
 

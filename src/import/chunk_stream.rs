@@ -9,8 +9,8 @@ use crate::directory::commit::{Commit, freed_by_next};
 use crate::format::builder::{ChunkLocation, FinishedChunk};
 use crate::format::columns::ColumnSpec;
 use crate::format::{
-    CellRange, ChunkBuilder, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit, OriginsBuilder,
-    Part, RecordSums, SampleMeta, Space,
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit,
+    OriginsBuilder, Part, RecordSums, SampleMeta, Space,
 };
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -18,7 +18,7 @@ use crate::import::media_use::MediaUse;
 use crate::import::part_sum::PartSum;
 use crate::import::prepare::{self, ImportState};
 use crate::import::read_back::check_chunks;
-use crate::import::write_behind::{PIECE_BYTES, ReturnTo, WriteBehind};
+use crate::import::write_behind::{FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind};
 use crate::units::{ALIGN_BYTES, Slot};
 use crate::{Error, ErrorKind, Result};
 
@@ -30,7 +30,8 @@ pub(super) struct ChunkStream<'a> {
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
     columns: Vec<ColumnSpec>,
-    pub(super) writes: WriteBehind<()>,
+    /// Of each chunk, its first slot.
+    pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
     collected: Collected,
     open: Option<ChunkBuilder>,
@@ -38,6 +39,7 @@ pub(super) struct ChunkStream<'a> {
     pub(super) found: u64,
     pub(super) media: MediaUse,
     record: Vec<u8>,
+    unflushed_bytes: u64,
 }
 
 /// What becomes of the headers of the chunks.
@@ -122,6 +124,7 @@ impl<'a> ChunkStream<'a> {
             found: 0,
             media: MediaUse::default(),
             record: Vec::new(),
+            unflushed_bytes: 0,
         }
     }
 
@@ -174,6 +177,15 @@ impl<'a> ChunkStream<'a> {
         }
     }
 
+    /// The slot behind the last chunk that is written, and all before it.
+    ///
+    /// # Errors
+    /// A write has failed.
+    pub(super) fn written_slot(&mut self) -> Result<Slot> {
+        self.take_ended()?;
+        Ok(self.writes.oldest().copied().unwrap_or(self.closed_slot()))
+    }
+
     /// Adds the sample of the next slot.
     ///
     /// # Errors
@@ -221,11 +233,11 @@ impl<'a> ChunkStream<'a> {
             self.writes.give_back(finished.buf);
             return Ok(());
         }
-        let FinishedChunk { mut buf, range, .. } = finished;
+        let FinishedChunk { header, mut buf, range } = finished;
         let tail = buf.split_off(range.end);
         let body = buf.split_off(range.start);
         self.writes.write(location.namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
-        self.close()
+        self.close(header.head())
     }
 
     fn push_oversize(&mut self, slot: Slot, meta: &SampleMeta<'_>, record: &[u8]) -> Result<()> {
@@ -248,7 +260,7 @@ impl<'a> ChunkStream<'a> {
             at += piece.len() as u64;
         }
         self.put(location, 0, &front)?;
-        self.close()
+        self.close(header.head())
     }
 
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
@@ -306,8 +318,13 @@ impl<'a> ChunkStream<'a> {
 
     /// Completes a chunk. A lost connection ends the import: what may be lost with it cannot be read from
     /// the stream again. Resuming reads the stream again and compares.
-    fn close(&mut self) -> Result<()> {
-        self.writes.close(());
+    fn close(&mut self, head: &ChunkHead) -> Result<()> {
+        self.writes.close(head.first_slot);
+        self.unflushed_bytes += head.len_bytes();
+        if self.unflushed_bytes >= FLUSH_EVERY_BYTES {
+            self.unflushed_bytes = 0;
+            self.writes.flush()?;
+        }
         self.take_ended()?;
         while self.writes.is_full() {
             self.writes.wait();
@@ -317,14 +334,16 @@ impl<'a> ChunkStream<'a> {
     }
 
     fn take_ended(&mut self) -> Result<()> {
-        while let Some(((), ended)) = self.writes.ended() {
+        // First: writes that were in flight beside a flush that failed only say that they were given up.
+        self.writes.check_flushes()?;
+        while let Some((_, ended)) = self.writes.ended() {
             ended?;
         }
         Ok(())
     }
 
     /// Waits for all writes in flight.
-    pub(super) fn drain(&mut self) -> Result<()> {
+    fn drain(&mut self) -> Result<()> {
         self.take_ended()?;
         while !self.writes.is_idle() {
             self.writes.wait();

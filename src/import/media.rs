@@ -242,6 +242,15 @@ impl Channel {
         Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
     }
 
+    /// Starts to make all completed writes to a namespace durable, whichever thread did them.
+    ///
+    /// # Errors
+    /// No queue pair is available.
+    pub(super) fn begin_flush(&mut self, namespace: u16) -> Result<PendingWrite> {
+        let ticket = self.call(namespace, |calls, pair| Ok(calls.begin_flush(pair)))?;
+        Ok(PendingWrite { ticket, resets: self.resets, begun: Instant::now() })
+    }
+
     /// Polls without blocking; returns whether any write has ended.
     pub(super) fn poll(&mut self) -> bool {
         self.calls.as_mut().is_some_and(Calls::turn)

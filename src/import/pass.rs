@@ -22,6 +22,7 @@ use crate::import::plan::ChunkLayout;
 use crate::import::retry::is_transient;
 use crate::import::sources::{BadEntry, Source};
 use crate::import::worker::{Event, Shared, Worker};
+use crate::import::write_behind::FLUSH_EVERY_BYTES;
 use crate::{Error, ErrorKind, Result};
 
 /// The inputs of a pass.
@@ -193,7 +194,6 @@ impl<'a, 'b> Collector<'a, 'b> {
         Ok(())
     }
 
-    /// Keeps the medium busy while the source is read, and leaves little to flush at the end.
     fn flush_periodically(&mut self, shared: &Shared<'_>) -> Result<()> {
         if self.unflushed_bytes < FLUSH_EVERY_BYTES {
             return Ok(());
@@ -230,6 +230,3 @@ impl<'a, 'b> Collector<'a, 'b> {
 /// Headers that wait for the collector, which does not take any while it flushes: more would only take
 /// memory, about 64 bytes a sample.
 const MOST_EVENTS: usize = 32;
-
-/// Bytes between two flushes.
-const FLUSH_EVERY_BYTES: u64 = 64 << 20;

@@ -85,20 +85,22 @@ impl Points {
         }
     }
 
-    /// Writes the last point before which all chunks are complete, after these.
+    /// Writes the last point before which all chunks are on the media, and waits for none.
     ///
     /// # Errors
     /// Those of writing.
     pub(super) fn write(&mut self, chunks: &mut ChunkStream<'_>) -> Result<()> {
-        let closed = chunks.closed_slot().0 - self.first;
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let written = chunks.written_slot()?.0 - self.first;
         let mut is_new = false;
-        while let Some(point) = self.pending.front().filter(|point| point.samples <= closed) {
+        while let Some(point) = self.pending.front().filter(|point| point.samples <= written) {
             self.checkpoint.push(*point);
             self.pending.pop_front();
             is_new = true;
         }
         if is_new {
-            chunks.drain()?;
             let block = self.checkpoint.encode();
             chunks.writes.channel().write_bytes(0, CHECKPOINT_OFFSET, &block)?;
         }
@@ -135,6 +137,6 @@ fn error(changed: &Changed, objects: &[(Client, Vec<Object>)]) -> Error {
     }
 }
 
-/// Points are so far apart, since each waits for all writes.
+/// Points are so far apart, since each is a write that is waited for.
 const POINT_BYTES: u64 = 16 << 20;
 const POINT_SAMPLES: u64 = 1 << 17;

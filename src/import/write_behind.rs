@@ -21,6 +21,9 @@ pub(super) struct WriteBehind<T> {
     max_chunks: usize,
     spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
+    /// Flushes in flight, and the first one's failure.
+    flushes: Vec<PendingWrite>,
+    flush_failed: Option<Error>,
     /// Bytes that the caller has read since the last poll.
     unpolled_bytes: usize,
 }
@@ -54,6 +57,8 @@ impl<T> WriteBehind<T> {
             max_chunks: (MAX_CHUNK_BYTES / buf_len).clamp(1, MAX_CHUNKS),
             spare_bufs: Vec::new(),
             spare_pieces: Vec::new(),
+            flushes: Vec::new(),
+            flush_failed: None,
             unpolled_bytes: 0,
         }
     }
@@ -84,7 +89,7 @@ impl<T> WriteBehind<T> {
     /// Submits a write of the chunk that is being built.
     ///
     /// # Errors
-    /// The write could not be submitted, or an earlier one has failed.
+    /// The write could not be submitted, or an earlier one or a flush has failed.
     pub(super) fn write(
         &mut self,
         namespace: u16,
@@ -92,6 +97,7 @@ impl<T> WriteBehind<T> {
         buf: IoBuf,
         home: ReturnTo,
     ) -> Result<()> {
+        self.check_flushes()?;
         if let Some(error) = self.open.failed.take() {
             return Err(error);
         }
@@ -99,6 +105,28 @@ impl<T> WriteBehind<T> {
         self.open.under_way.push((under_way, home));
         self.poll();
         Ok(())
+    }
+
+    /// Starts to make all that is written durable, without waiting for it, unless that is under way already.
+    ///
+    /// # Errors
+    /// A flush could not be submitted.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        if self.flushes.is_empty() {
+            for namespace in 0..self.channel.media().len() {
+                let under_way = self.channel.begin_flush(namespace)?;
+                self.flushes.push(under_way);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the failure of a flush.
+    ///
+    /// # Errors
+    /// That failure: what was written before may be lost.
+    pub(super) fn check_flushes(&mut self) -> Result<()> {
+        self.flush_failed.take().map_or(Ok(()), Err)
     }
 
     /// All writes of the chunk are submitted: [`WriteBehind::ended`] returns its result.
@@ -127,9 +155,14 @@ impl<T> WriteBehind<T> {
         self.chunks.len() >= self.max_chunks
     }
 
-    /// Whether no write is in flight.
+    /// Whether nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.chunks.is_empty()
+        self.chunks.is_empty() && self.flushes.is_empty()
+    }
+
+    /// The oldest chunk in flight.
+    pub(super) fn oldest(&self) -> Option<&T> {
+        self.chunks.iter().find_map(|(what, _)| what.as_ref())
     }
 
     /// Polls without blocking; returns whether any write has ended.
@@ -177,10 +210,10 @@ impl<T> WriteBehind<T> {
         all.map(|parts| parts.under_way.iter().filter(is_piece).count()).sum()
     }
 
-    /// Takes completed writes; returns whether there were any.
+    /// Takes completed writes and flushes; returns whether there were any.
     fn reap(&mut self) -> bool {
+        let mut any = self.reap_flushes();
         let WriteBehind { channel, open, chunks, spare_bufs, spare_pieces, .. } = self;
-        let mut any = false;
         for parts in chunks.iter_mut().map(|(_, parts)| parts).chain([open]) {
             for (write, home) in std::mem::take(&mut parts.under_way) {
                 let result = match channel.take(write) {
@@ -205,6 +238,18 @@ impl<T> WriteBehind<T> {
             }
         }
         any
+    }
+
+    fn reap_flushes(&mut self) -> bool {
+        let before = self.flushes.len();
+        for flush in std::mem::take(&mut self.flushes) {
+            match self.channel.take(flush) {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => self.flush_failed = self.flush_failed.take().or(Some(error)),
+                Err(flush) => self.flushes.push(flush),
+            }
+        }
+        self.flushes.len() < before
     }
 }
 
@@ -235,6 +280,10 @@ const MAX_CHUNKS: usize = 2;
 
 /// Maximum bytes of them, for large chunks; one chunk is always allowed.
 const MAX_CHUNK_BYTES: usize = 64 << 20;
+
+/// Bytes between two flushes, which keep the medium busy while the source is read, and leave little to flush at the
+/// end.
+pub(super) const FLUSH_EVERY_BYTES: u64 = 64 << 20;
 
 /// Bytes to read between two polls: far fewer than a socket buffer holds.
 const POLL_EVERY_BYTES: usize = 128 << 10;

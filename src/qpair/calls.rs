@@ -177,6 +177,11 @@ impl Calls {
         self.run(pair, IoOp::Flush, 0, IoBuf::empty()).map(drop)
     }
 
+    /// Starts to make all completed writes durable: [`Calls::flush`] without waiting.
+    pub fn begin_flush(&mut self, pair: usize) -> Ticket {
+        self.begin(pair, IoOp::Flush, 0, IoBuf::empty())
+    }
+
     /// Starts to transfer `buf` from or to the blocks from `slba` on. It starts with the next
     /// [`Calls::turn`].
     fn begin(&mut self, pair: usize, op: IoOp, slba: u64, buf: IoBuf) -> Ticket {
