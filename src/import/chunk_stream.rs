@@ -14,6 +14,7 @@ use crate::format::{
 };
 use crate::import::commit;
 use crate::import::lease::Lease;
+use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
 use crate::import::part_sum::PartSum;
 use crate::import::prepare::{self, ImportState};
@@ -40,6 +41,8 @@ pub(super) struct ChunkStream<'a> {
     pub(super) media: MediaUse,
     record: Vec<u8>,
     unflushed_bytes: u64,
+    /// Whether a file was made longer than it has to be.
+    is_longer: bool,
 }
 
 /// What becomes of the headers of the chunks.
@@ -125,6 +128,7 @@ impl<'a> ChunkStream<'a> {
             media: MediaUse::default(),
             record: Vec::new(),
             unflushed_bytes: 0,
+            is_longer: false,
         }
     }
 
@@ -276,11 +280,25 @@ impl<'a> ChunkStream<'a> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
         let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
-        self.state.media.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
+        self.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
         let sequence = self.sequence;
         self.sequence += 1;
         let time_ns = self.state.journal.time_ns;
         Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
+    }
+
+    /// Makes a namespace at least `len_bytes` long. A file becomes longer than that, since growing it waits for the
+    /// writes in flight; the commit cuts it.
+    fn grow(&mut self, namespace: u16, len_bytes: u64) -> Result<()> {
+        let media = &self.state.media;
+        let device = &media.devices()[usize::from(namespace)];
+        // Others commit a part, and would not cut it.
+        let is_cut = matches!(self.collected, Collected::Directory(_));
+        if is_cut && device.namespace().len_bytes() < len_bytes && device.capabilities().can_grow {
+            // It may not become that long, and that long it need not be.
+            self.is_longer |= media.grow(namespace, len_bytes + GROW_BYTES).is_ok();
+        }
+        media.grow(namespace, len_bytes)
     }
 
     /// Ensures that `bytes`, at most a piece, lie `at` bytes into the chunk at `location`, zero-padded to the
@@ -391,6 +409,9 @@ impl<'a> ChunkStream<'a> {
         }
         let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;
         commit::write(&self.state.media, self.lease, &commit)?;
+        if self.is_longer || self.state.resumed {
+            cut(&self.state.media, &self.space, &commit)?;
+        }
         let media = self.media.with_commit(&commit);
         Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
     }
@@ -411,3 +432,22 @@ impl<'a> ChunkStream<'a> {
         }
     }
 }
+
+/// Cuts files that were made longer than they have to be, by this import or by the one that it resumes.
+fn cut(media: &Media, space: &Space, commit: &Commit) -> Result<()> {
+    let layout = commit.directory.layout();
+    for superblock in &commit.superblocks {
+        let device = &media.devices()[usize::from(superblock.namespace)];
+        // The previous generation may lie behind what this one uses.
+        let end = layout.offset_of(space.end_cell(superblock.namespace))?;
+        let end = end.max(superblock.used_len_bytes);
+        if device.namespace().len_bytes() <= end + GROW_BYTES {
+            // An image is no worse for being too long.
+            let _ = device.trim(&[], end);
+        }
+    }
+    Ok(())
+}
+
+/// By how much files grow at a time: it takes no space.
+const GROW_BYTES: u64 = 512 << 20;
