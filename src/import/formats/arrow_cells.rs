@@ -19,7 +19,7 @@ pub(super) fn columns(schema: &Schema) -> Vec<Column> {
     let features = Features::of(schema);
     let column = |field: &Arc<Field>| {
         let feature = features.of_column(field.name());
-        let shape = feature.and_then(Feature::shape);
+        let shape = feature.and_then(Feature::shape).or_else(|| tensor_shape(field));
         let mut column = Column::new(field.name(), kind_of(field.data_type(), shape));
         column.classes = feature.map(|feature| feature.names.clone()).unwrap_or_default();
         column
@@ -117,6 +117,25 @@ fn element_of(data: &DataType) -> Option<Element> {
         DataType::Float64 => Element::F64,
         _ => return None,
     })
+}
+
+/// Arrow's own description of a column of tensors.
+#[derive(Debug, Deserialize)]
+struct Tensor {
+    shape: Vec<u32>,
+    #[serde(default)]
+    permutation: Option<Vec<u32>>,
+}
+
+/// The shape of each tensor in a column of them; none where its dimensions do not lie in their order.
+fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
+    let (metadata, is_tensor) = (field.metadata(), |name: &&String| *name == TENSOR);
+    metadata.get("ARROW:extension:name").filter(is_tensor)?;
+    let text = metadata.get("ARROW:extension:metadata")?;
+    let Tensor { shape, permutation } = serde_json::from_str(text).ok()?;
+    let len = shape.iter().try_fold(1_u32, |len, dim| len.checked_mul(*dim))?;
+    let fits = matches!(field.data_type(), DataType::FixedSizeList(_, own) if u32::try_from(*own) == Ok(len));
+    (fits && permutation.is_none_or(|order| order.is_sorted())).then_some(shape)
 }
 
 /// What Hugging Face writes beside a schema.
@@ -390,3 +409,29 @@ fn place_of(array: &ArrayRef) -> Place {
 
 /// The most bytes that lie in a view itself.
 const INLINE_BYTES: usize = 12;
+const TENSOR: &str = "arrow.fixed_shape_tensor";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_have_the_shape_that_arrow_says_where_it_can_be_so() {
+        let shown = |len: i32, metadata: &str| {
+            let item = Arc::new(Field::new_list_field(DataType::Float32, true));
+            let field = Field::new("t", DataType::FixedSizeList(item, len), true).with_metadata([
+                ("ARROW:extension:name".to_owned(), TENSOR.to_owned()),
+                ("ARROW:extension:metadata".to_owned(), metadata.to_owned()),
+            ]);
+            columns(&Schema::new(vec![field]))[0].shown()
+        };
+        assert_eq!(shown(6, r#"{"shape": [2, 3]}"#), "f32[2,3]");
+        assert_eq!(shown(6, r#"{"shape": [2, 3], "permutation": [0, 1]}"#), "f32[2,3]");
+        // The bytes are those of another order; the shape is that of another length; there is none.
+        for flat in
+            [r#"{"shape": [2, 3], "permutation": [1, 0]}"#, r#"{"shape": [2, 4]}"#, "{", "{}"]
+        {
+            assert_eq!(shown(6, flat), "f32[6]", "{flat}");
+        }
+    }
+}

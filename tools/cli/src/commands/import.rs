@@ -119,7 +119,8 @@ pub(crate) struct WhatArgs {
     /// Of rows: the columns to take as fields; otherwise all others
     #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
     fields: Vec<String>,
-    /// Of JSON Lines: the key that names files beside them, which become the field `file`; otherwise file_name
+    /// Of JSON Lines: the key that names files beside them, which become the field `file`; otherwise file_name, unless
+    /// --fields leave it out
     #[arg(long, value_name = "KEY")]
     files: Option<String>,
     /// Of hf://datasets/OWNER/NAME: the splits to take, such as train, as the paths of the files say; otherwise all
