@@ -138,6 +138,39 @@ pub enum Value<'a> {
     Text(&'a str),
 }
 
+/// A value with memory of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OwnedValue {
+    /// There is none.
+    None,
+    /// Of a column of type int.
+    Int(i64),
+    /// Of a column of type float or f32; never NaN.
+    Float(f64),
+    /// Of a column of type bool.
+    Bool(bool),
+    /// Of a column of type str.
+    Text(String),
+}
+
+impl OwnedValue {
+    /// The value.
+    pub fn as_value(&self) -> Value<'_> {
+        match self {
+            OwnedValue::None => Value::None,
+            OwnedValue::Int(number) => Value::Int(*number),
+            OwnedValue::Float(number) => Value::Float(*number),
+            OwnedValue::Bool(is_true) => Value::Bool(*is_true),
+            OwnedValue::Text(text) => Value::Text(text),
+        }
+    }
+
+    /// The length of a text in bytes; 0 of anything else.
+    pub fn text_len(&self) -> usize {
+        if let OwnedValue::Text(text) = self { text.len() } else { 0 }
+    }
+}
+
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

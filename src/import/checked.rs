@@ -1,7 +1,9 @@
 //! Checks the samples of a stream as they come: what fields hold, the values of columns, lengths, names.
 //!
-//! It stands before the shuffle, and what it rejects leaves nothing behind. So classes are numbered as they come in every
-//! placement, and none is without samples.
+//! It stands before the shuffle, and what it rejects leaves nothing behind. So classes are numbered as they come in
+//! every placement, and none is without samples.
+
+use std::cell::OnceCell;
 
 use crate::Result;
 use crate::directory::Directory;
@@ -22,6 +24,8 @@ pub(super) struct Checks<'a> {
     /// The file of values.
     pub(super) file: Option<&'a ColumnFile>,
     pub(super) options: &'a ImportOptions,
+    /// The columns from fields, known with the first sample whose fields have their types.
+    pub(super) field_columns: &'a OnceCell<FieldColumns>,
 }
 
 /// The samples of a stream that pass, with their elements and values.
@@ -32,15 +36,13 @@ pub(super) struct Checked<'a> {
     known_types: FieldTypes,
     /// The types of the fields, known with the first sample.
     typing: Option<Typing>,
-    /// The columns from fields, known with the first sample whose fields have their types.
-    columns: Option<FieldColumns>,
 }
 
 impl<'a> Checked<'a> {
     /// The samples of `from` that pass `checks`.
     pub(super) fn new(from: Box<dyn SampleStream + 'a>, checks: Checks<'a>) -> Checked<'a> {
         let known_types = FieldTypes::default();
-        Checked { from, checks, known_types, typing: None, columns: None }
+        Checked { from, checks, known_types, typing: None }
     }
 
     /// Goes on behind samples of these types.
@@ -92,18 +94,18 @@ impl<'a> Checked<'a> {
 
     /// Gives the sample the values that its fields have in columns.
     fn values(&mut self, sample: &mut StreamSample) -> Result<std::result::Result<(), BadReason>> {
-        let Checks { image, file, options } = self.checks;
+        let Checks { image, file, options, field_columns } = self.checks;
         if options.field_columns.is_empty() {
             return Ok(Ok(()));
         }
-        let columns = match self.columns.take() {
+        let columns = match field_columns.get() {
             Some(columns) => columns,
             None => {
                 let (given, types) = (&options.field_columns, self.field_types());
-                FieldColumns::new(given, self.from.fields(), &types, file, image)?
+                let columns = FieldColumns::new(given, self.from.fields(), &types, file, image)?;
+                field_columns.get_or_init(|| columns)
             }
         };
-        let columns = self.columns.insert(columns);
         let values = columns.values(&sample.name, file, |field| {
             let bytes = sample.fields.get(usize::from(field)).and_then(Option::as_deref);
             let len = bytes.map_or(0, <[u8]>::len) as u64;
@@ -120,10 +122,6 @@ impl SampleStream for Checked<'_> {
 
     fn field_types(&self) -> FieldTypes {
         self.typing.as_ref().map(Typing::types).unwrap_or_default()
-    }
-
-    fn field_columns(&self) -> Option<&FieldColumns> {
-        self.columns.as_ref()
     }
 
     fn classes(&self) -> &[Vec<u8>] {

@@ -4,12 +4,14 @@
 //! reading the stream again: a chunk that is on the media with the expected bytes is not written again. Of shards in
 //! a store, what is on the media is not read again either: see `points.rs` and `restore.rs`.
 
+use std::cell::OnceCell;
+
 use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
 use crate::format::{SampleMeta, fields};
 use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
-use crate::import::columns::{ColumnFile, RowColumns, columns_of};
+use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::field_types::typed_fields;
 use crate::import::formats::{self, SharedOrigins};
 use crate::import::lease::Lease;
@@ -54,7 +56,8 @@ pub(super) fn run(
     let origins = SharedOrigins::default();
     let points = Points::of(&found, columns.as_ref(), &state, options);
     let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
-    let checks = Checks { image, file: columns.as_ref(), options };
+    let field_columns = OnceCell::new();
+    let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let mut source = open(found.files, found.objects, kind, checks, &origins)?;
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
@@ -62,7 +65,7 @@ pub(super) fn run(
         state.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
     }
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
-    let mut import = StreamImport::new(&state, columns.as_ref(), lease, progress)?;
+    let mut import = StreamImport::new(&state, checks, lease, progress)?;
     import.points = points;
     if let Some((files, objects)) = again
         && let Some((place, restored)) = import.restore(&objects)?
@@ -165,7 +168,9 @@ struct StreamImport<'a> {
     state: &'a ImportState,
     lease: &'a Lease,
     file: Option<&'a ColumnFile>,
-    /// A row of the columns from fields, if there are any.
+    /// The columns from fields, known when the first sample comes.
+    field_columns: &'a OnceCell<FieldColumns>,
+    /// A row of them, if there are any.
     row: Option<ColumnTable>,
     /// The values of the samples so far, if the import gives any.
     values: Option<RowColumns<'a>>,
@@ -184,15 +189,17 @@ struct StreamImport<'a> {
 impl<'a> StreamImport<'a> {
     fn new(
         state: &'a ImportState,
-        columns: Option<&'a ColumnFile>,
+        checks: Checks<'a>,
         lease: &'a Lease,
         progress: &'a mut dyn Progress,
     ) -> Result<StreamImport<'a>> {
+        let columns = checks.file;
         let current = state.current.as_ref().map(|current| &*current.directory);
         Ok(StreamImport {
             state,
             lease,
             file: columns,
+            field_columns: checks.field_columns,
             row: None,
             values: columns.map(ColumnFile::of_stream),
             example: None,
@@ -259,7 +266,7 @@ impl<'a> StreamImport<'a> {
             }
             None => RowValues::default(),
         };
-        let values = match source.field_columns() {
+        let values = match self.field_columns.get() {
             Some(columns) => {
                 let row = self.row.get_or_insert_with(|| {
                     let image = self.state.current.as_ref().map(|current| &*current.directory);

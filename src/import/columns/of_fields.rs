@@ -1,19 +1,21 @@
 //! Typed columns that an import takes from a field of the samples: a number of a type, or a text.
 
 use crate::directory::Directory;
-use crate::format::columns::{ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, Value};
+use crate::format::columns::{
+    ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, OwnedValue, Value,
+};
 use crate::format::field_type::{Element, FieldType};
 use crate::format::{FieldTypes, FormatVersion};
 use crate::import::field_types::{FieldColumn, is_named, no_field};
 use crate::import::sources::{BadEntry, BadReason, Index, Source};
 use crate::{Error, ErrorKind, Result};
 
-use super::records::{Cell, Owned};
+use super::records::Cell;
 use super::{ColumnFile, check_room, columns_of};
 
 /// The columns from fields of an import.
 #[derive(Debug)]
-pub struct FieldColumns {
+pub(in crate::import) struct FieldColumns {
     columns: Vec<OfField>,
     /// With those of the file of values.
     specs: Vec<ColumnSpec>,
@@ -100,12 +102,13 @@ impl FieldColumns {
         name: &[u8],
         file: Option<&ColumnFile>,
         bytes: impl Fn(u16) -> std::result::Result<Option<&'b [u8]>, BadReason>,
-    ) -> std::result::Result<Vec<Owned>, BadReason> {
+    ) -> std::result::Result<Vec<OwnedValue>, BadReason> {
         let value = |column: &OfField| {
-            let value = bytes(column.field)?.map_or(Ok(Owned::None), |bytes| column.value(bytes));
+            let value =
+                bytes(column.field)?.map_or(Ok(OwnedValue::None), |bytes| column.value(bytes));
             value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
         };
-        let values: Vec<Owned> =
+        let values: Vec<OwnedValue> =
             self.columns.iter().map(value).collect::<std::result::Result<_, _>>()?;
         self.check_texts(name, file, &values)?;
         Ok(values)
@@ -116,7 +119,7 @@ impl FieldColumns {
         &self,
         name: &[u8],
         file: Option<&ColumnFile>,
-        own: &[Owned],
+        own: &[OwnedValue],
     ) -> std::result::Result<(), BadReason> {
         let longest = own.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
         let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
@@ -127,7 +130,7 @@ impl FieldColumns {
             Value::Text(text) => text.len(),
             _ => 0,
         });
-        let len = own.iter().map(Owned::text_len).chain(beside).sum::<usize>();
+        let len = own.iter().map(OwnedValue::text_len).chain(beside).sum::<usize>();
         if len <= MAX_TEXTS_BYTES {
             return Ok(());
         }
@@ -142,7 +145,7 @@ impl FieldColumns {
         table: &mut ColumnTable,
         name: &[u8],
         file: Option<&ColumnFile>,
-        own: &[Owned],
+        own: &[OwnedValue],
     ) {
         let row = file.map(|file| file.table.row(file.row(name) as usize)).unwrap_or_default();
         table.push(|spec| {
@@ -220,29 +223,29 @@ impl FieldColumns {
 
 impl OfField {
     /// The value that the bytes of the field give.
-    fn value(&self, bytes: &[u8]) -> std::result::Result<Owned, String> {
+    fn value(&self, bytes: &[u8]) -> std::result::Result<OwnedValue, String> {
         let (column, kind) = (&self.spec.name, self.spec.kind);
         let Some(from) = &self.from else {
             let text = std::str::from_utf8(bytes)
                 .map_err(|_| format!("is no text, which column `{column}` takes"))?
                 .trim();
             if text.is_empty() {
-                return Ok(Owned::None);
+                return Ok(OwnedValue::None);
             }
             let value = Cell::Word(text).to_value(kind);
             return value.ok_or_else(|| format!("is `{text}`, and column `{column}` is {kind}"));
         };
         match number(from.element(), bytes) {
-            Number::Int(number) if kind.is_float() => Ok(Owned::Float(number as f64)),
-            Number::Int(number) if kind == ColumnType::Bool => Ok(Owned::Bool(number != 0)),
+            Number::Int(number) if kind.is_float() => Ok(OwnedValue::Float(number as f64)),
+            Number::Int(number) if kind == ColumnType::Bool => Ok(OwnedValue::Bool(number != 0)),
             Number::Int(number) => {
                 match i64::try_from(number).ok().filter(|number| *number > i64::MIN) {
-                    Some(number) => Ok(Owned::Int(number)),
+                    Some(number) => Ok(OwnedValue::Int(number)),
                     None => Err(format!("is {number}, which a column of type int does not hold")),
                 }
             }
-            Number::Float(number) if number.is_nan() => Ok(Owned::None),
-            Number::Float(number) => Ok(Owned::Float(number)),
+            Number::Float(number) if number.is_nan() => Ok(OwnedValue::None),
+            Number::Float(number) => Ok(OwnedValue::Float(number)),
         }
     }
 

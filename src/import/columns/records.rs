@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::format::columns::{ColumnType, Value};
+use crate::format::columns::{ColumnType, OwnedValue};
 
 /// A file of values.
 pub(super) struct Records<'a> {
@@ -50,32 +50,6 @@ pub(super) enum Cell<'a> {
     Text(&'a str),
     /// A list or an object.
     Nested(&'static str),
-}
-
-/// A value of a column.
-#[derive(Debug, Clone, PartialEq)]
-pub(in crate::import) enum Owned {
-    None,
-    Int(i64),
-    Float(f64),
-    Bool(bool),
-    Text(String),
-}
-
-impl Owned {
-    pub(super) fn as_value(&self) -> Value<'_> {
-        match self {
-            Owned::None => Value::None,
-            Owned::Int(number) => Value::Int(*number),
-            Owned::Float(number) => Value::Float(*number),
-            Owned::Bool(is_true) => Value::Bool(*is_true),
-            Owned::Text(text) => Value::Text(text),
-        }
-    }
-
-    pub(super) fn text_len(&self) -> usize {
-        if let Owned::Text(text) = self { text.len() } else { 0 }
-    }
 }
 
 impl<'a> Records<'a> {
@@ -284,41 +258,43 @@ impl Cell<'_> {
     }
 
     /// The value in a column of this type; `None` if it is none of it.
-    pub(super) fn to_value(&self, kind: ColumnType) -> Option<Owned> {
+    pub(super) fn to_value(&self, kind: ColumnType) -> Option<OwnedValue> {
         let is_number = |number: &i64| *number != i64::MIN;
         Some(match (kind, self) {
-            (_, Cell::None) => Owned::None,
-            (ColumnType::Int, Cell::Int(number)) => Owned::Int(Some(*number).filter(is_number)?),
+            (_, Cell::None) => OwnedValue::None,
+            (ColumnType::Int, Cell::Int(number)) => {
+                OwnedValue::Int(Some(*number).filter(is_number)?)
+            }
             (ColumnType::Int, Cell::Word(word)) => {
-                Owned::Int(word.trim().parse().ok().filter(is_number)?)
+                OwnedValue::Int(word.trim().parse().ok().filter(is_number)?)
             }
             (ColumnType::Int, Cell::Float(number))
                 if number.fract() == 0.0 && number.abs() < EXACT =>
             {
-                Owned::Int(*number as i64)
+                OwnedValue::Int(*number as i64)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Int(number)) => {
-                Owned::Float(*number as f64)
+                OwnedValue::Float(*number as f64)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Float(number)) => {
-                Owned::Float(Some(*number).filter(|number| fits(kind, *number))?)
+                OwnedValue::Float(Some(*number).filter(|number| fits(kind, *number))?)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Word(word)) => {
-                Owned::Float(word.trim().parse().ok().filter(|number| fits(kind, *number))?)
+                OwnedValue::Float(word.trim().parse().ok().filter(|number| fits(kind, *number))?)
             }
-            (ColumnType::Bool, Cell::Bool(is_true)) => Owned::Bool(*is_true),
-            (ColumnType::Bool, Cell::Int(bit @ 0..=1)) => Owned::Bool(*bit == 1),
+            (ColumnType::Bool, Cell::Bool(is_true)) => OwnedValue::Bool(*is_true),
+            (ColumnType::Bool, Cell::Int(bit @ 0..=1)) => OwnedValue::Bool(*bit == 1),
             (ColumnType::Bool, Cell::Word(word)) => match &*word.trim().to_ascii_lowercase() {
-                "true" | "1" => Owned::Bool(true),
-                "false" | "0" => Owned::Bool(false),
+                "true" | "1" => OwnedValue::Bool(true),
+                "false" | "0" => OwnedValue::Bool(false),
                 _ => return None,
             },
             (ColumnType::Text, Cell::Text(text) | Cell::Word(text)) => {
-                Owned::Text((*text).to_owned())
+                OwnedValue::Text((*text).to_owned())
             }
-            (ColumnType::Text, Cell::Int(number)) => Owned::Text(number.to_string()),
-            (ColumnType::Text, Cell::Float(number)) => Owned::Text(number.to_string()),
-            (ColumnType::Text, Cell::Bool(is_true)) => Owned::Text(is_true.to_string()),
+            (ColumnType::Text, Cell::Int(number)) => OwnedValue::Text(number.to_string()),
+            (ColumnType::Text, Cell::Float(number)) => OwnedValue::Text(number.to_string()),
+            (ColumnType::Text, Cell::Bool(is_true)) => OwnedValue::Text(is_true.to_string()),
             _ => return None,
         })
     }

@@ -8,7 +8,7 @@ use super::file_counts::FileCount;
 use super::index::{BadEntry, BadReason};
 use crate::Result;
 use crate::format::FieldTypes;
-use crate::import::columns::{FieldColumns, Owned};
+use crate::format::columns::OwnedValue;
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
@@ -18,11 +18,6 @@ pub trait SampleStream {
     /// The types that the source itself gives to fields, known with the first sample.
     fn field_types(&self) -> FieldTypes {
         FieldTypes::default()
-    }
-
-    /// The columns whose values samples have, known with the first one.
-    fn field_columns(&self) -> Option<&FieldColumns> {
-        None
     }
 
     /// The names of the classes so far: labels are indexes into them. Empty: labels are numbers.
@@ -92,7 +87,7 @@ pub struct StreamSample {
     /// Its fields, in the order of the stream's.
     pub fields: Vec<Option<FieldBytes>>,
     /// Its values in columns from fields.
-    pub(in crate::import) values: Vec<Owned>,
+    pub values: Vec<OwnedValue>,
 }
 
 impl StreamSample {

@@ -8,7 +8,6 @@ use super::index::{BadEntry, BadReason};
 use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use crate::Result;
 use crate::format::FieldTypes;
-use crate::import::columns::FieldColumns;
 use crate::permutation::{Key, Permutation};
 
 /// The samples of a stream, shuffled among those of their window.
@@ -70,10 +69,6 @@ impl SampleStream for Shuffled<'_> {
 
     fn field_types(&self) -> FieldTypes {
         self.from.field_types()
-    }
-
-    fn field_columns(&self) -> Option<&FieldColumns> {
-        self.from.field_columns()
     }
 
     fn classes(&self) -> &[Vec<u8>] {
