@@ -6,9 +6,12 @@
 mod object_store;
 mod support;
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::cache::TierOptions;
@@ -71,6 +74,16 @@ fn epochs(image: &Image, files: &[(String, Vec<u8>)], epochs: u64) {
     assert!(seen.iter().all(|&count| count == epochs));
 }
 
+/// Waits until nothing is being copied.
+fn settle(image: &Image) {
+    let tiers = image.tiers().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !tiers.is_settled() {
+        assert!(Instant::now() < until, "still copying: {:#?}", tiers.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn objects_keep_the_contract_of_a_read_only_engine() {
     let store = ObjectStore::good();
@@ -117,6 +130,34 @@ fn behind_a_tier_later_epochs_ask_the_store_for_nothing() {
         std::mem::replace(before, requests()) == requests()
     };
     assert!((0..20).any(|_| is_quiet(&mut before)), "{before} requests");
+}
+
+#[test]
+fn behind_a_file_tier_a_later_epoch_reads_each_sample_with_one_read_of_the_tier() {
+    let store = ObjectStore::good();
+    let files: Vec<_> = (0..NUM).map(|n| (format!("{n:03}"), bytes_of(n, SAMPLE_BYTES))).collect();
+    put(&store, &files);
+    let folder = tempfile::tempdir().unwrap();
+    let tier = format!("file:{}:64M", folder.path().display()).parse().unwrap();
+    let tiers = TierOptions { tiers: vec![tier], ..TierOptions::default() };
+    let options = OpenOptions { tiers, ..open_options(store.options()) };
+    let image = open(&options).unwrap();
+    epochs(&image, &files, 1);
+    settle(&image);
+    let is_tier = |path: &Path| path.extension().is_some_and(|name| name == "dlfs");
+    let mut paths = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let tier = fs::read(paths.find(|path| is_tier(path)).unwrap()).unwrap();
+    let aligned: BTreeSet<_> = tier.chunks(SAMPLE_BYTES).collect();
+    assert!(files.iter().all(|(_, bytes)| aligned.contains(&bytes[..])), "one folio has each copy");
+    let requests = store.state().requests.load(Ordering::Relaxed);
+    let before = image.tiers().unwrap().stats();
+    epochs(&image, &files, 1);
+    let after = image.tiers().unwrap().stats();
+    assert_eq!(store.state().requests.load(Ordering::Relaxed), requests, "the store is not asked");
+    let hits = after.tiers[0].hits - before.tiers[0].hits;
+    let bytes = after.tiers[0].hit_bytes - before.tiers[0].hit_bytes;
+    assert_eq!(bytes, NUM * SAMPLE_BYTES as u64);
+    assert!(hits <= NUM, "{hits} reads: neighbours may share one, and none is split");
 }
 
 #[test]
@@ -175,3 +216,7 @@ fn a_forked_child_reads_with_a_connection_of_its_own() {
     };
     assert!(read() && in_child(read) && read());
 }
+
+/// Samples that are enough for aligned copies.
+const NUM: u64 = 200;
+const SAMPLE_BYTES: usize = 128 << 10;

@@ -295,7 +295,7 @@ fn in_file(
     space: &dyn Fn(u64) -> u64,
 ) -> Result<(Media, Vec<Kept>)> {
     let name = spec.to_string();
-    let data_offset = Index::len_bytes(units.len());
+    let data_offset = Index::data_offset(units);
     let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
     if quota <= data_offset {
         let text = format!("the tier {name} is smaller than its own index of {data_offset} bytes");

@@ -56,7 +56,7 @@ impl Long {
     /// With a tier of so many pages besides its index, filled at most as fast as that.
     fn open(&self, folder: &Path, pages: u64, bandwidth_bytes_per_s: Option<u64>) -> Cache {
         let identity = Identity { uuid: self.uuid, generation: Generation(1) };
-        let quota = Index::len_bytes(units().len()) + pages * PAGE;
+        let quota = Index::data_offset(&units()) + pages * PAGE;
         let tiers = vec![format!("file:{}:{quota}", folder.display()).parse().unwrap()];
         let policy = self.policy;
         let options =
