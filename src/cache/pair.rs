@@ -31,6 +31,8 @@ struct Way {
     began: Instant,
     /// Number of evictions before it began.
     evictions: u64,
+    /// Whether a tier is read the second time.
+    is_again: bool,
     /// Claimed pages that it brings.
     claims: Vec<Claim>,
 }
@@ -132,7 +134,7 @@ impl TieredPair {
                 source => source,
             };
             let (start, len) = (range.start, (range.end - range.start) as usize);
-            let way = Way { source, began: now, evictions, claims };
+            let way = Way { source, began: now, evictions, is_again: false, claims };
             let (piece, buf) = self.pieces.cut(&mut cutting, len, way);
             match source {
                 AHEAD => {
@@ -478,9 +480,8 @@ impl TieredPair {
         let (range, len) = (piece.start..piece.start + piece.len as u64, piece.len);
         let took = now.saturating_duration_since(piece.info.began);
         let claims = std::mem::take(&mut piece.info.claims);
-        let gave_way = source != 0 && !self.shared.is_unchanged_since(piece.info.evictions);
-        if gave_way && !self.is_copied(&range) {
-            return self.read_origin_instead(id, buf);
+        if source != 0 && !self.shared.is_unchanged_since(piece.info.evictions) {
+            return self.read_again(id, buf);
         }
         let mut place = Place::Origin;
         match (&result, source) {
@@ -507,6 +508,23 @@ impl TieredPair {
         self.end_piece(id, buf, result, place);
     }
 
+    /// Reads a piece of a tier again, since copies were evicted meanwhile: it may have brought those of another unit,
+    /// also if its own are back. From where they are now; the second time, from the origin.
+    fn read_again(&mut self, id: PieceId, buf: IoBuf) {
+        let evictions = self.shared.copies.evictions();
+        let piece = self.pieces.get_mut(id);
+        let range = piece.start..piece.start + piece.len as u64;
+        let is_first = !std::mem::replace(&mut piece.info.is_again, true);
+        let place = self.place_of(self.shared.units.within(self.number, &range), &range);
+        let Some((tier, offset)) = place.filter(|_| is_first) else {
+            return self.read_origin_instead(id, buf);
+        };
+        let source = usize::from(tier) + 1;
+        let way = &mut self.pieces.get_mut(id).info;
+        (way.source, way.evictions) = (source, evictions);
+        self.push(source, offset, buf, id);
+    }
+
     /// Reads a piece from the origin after another source has failed.
     fn read_origin_instead(&mut self, id: PieceId, buf: IoBuf) {
         if self.copies_only {
@@ -519,16 +537,6 @@ impl TieredPair {
         // What it waited before is no time of the origin.
         (way.source, way.claims, way.began) = (0, claims, Instant::now());
         self.push(0, start, buf, id);
-    }
-
-    /// Whether all of `range` is copied, so that the data read from it were valid.
-    fn is_copied(&self, range: &Range<u64>) -> bool {
-        let shared = &*self.shared;
-        let mut within = shared.units.within(self.number, range);
-        within.all(|unit| {
-            let pages = shared.units.get(unit).pages_in(range);
-            shared.copies_of(unit).is_some_and(|(_, there)| pages.without(there).is_empty())
-        })
     }
 
     fn borrow_copies(&self, range: &Range<u64>) -> Option<SharedBuf> {
