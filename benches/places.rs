@@ -6,7 +6,7 @@
 mod object_store;
 mod support;
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -24,8 +24,8 @@ use support::{Options, Side, Stopwatch};
 
 const USAGE: &str = "cargo bench --features cloud --bench places -- [--rounds N] [--bytes B] [--dir DIR]
 
-The store is a process of its own on one processor, and serves memory on loopback over plain HTTP; the client has the
-other processor. `line` is a store that answers after 50 ms and sends at 1 Gb/s in all. Shards and samples of 128 KiB;
+The store is a process of its own on one processor, and serves memory on loopback over plain HTTP; what is beside it, and
+what it is compared with, has the other processors, or one of them where the row says so. `line` is a store that answers after 50 ms and sends at 1 Gb/s in all. Shards and samples of 128 KiB;
 images and local shards lie in --dir.";
 
 fn main() {
@@ -52,8 +52,12 @@ fn main() {
     );
     beside_line(bytes);
     let folder = tempfile::tempdir_in(options.text("dir")).expect("a folder in --dir");
-    imports(&fast, folder.path(), rounds);
-    tiers(&fast, folder.path(), rounds);
+    let others = || {
+        support::pin_off(1);
+        imports(&fast, folder.path(), rounds);
+        tiers(&fast, folder.path(), rounds);
+    };
+    std::thread::scope(|scope| scope.spawn(others).join().expect("no panic"));
 }
 
 /// The other process.
@@ -141,12 +145,15 @@ fn read_all(client: &Client, bytes: u64) -> Run {
 fn drain(client: &Client, object: Object, bytes: u64) {
     let mut reader = Reader::new(client.clone(), vec![object]);
     reader.next_object();
-    let (mut buffer, mut read) = (vec![0; 1 << 20], 0);
+    let mut read = 0;
+    // As curl does, which gives each piece that it has received to its output.
     loop {
-        match reader.read(&mut buffer).expect("the store answers") {
-            0 => break,
-            len => read += len as u64,
+        let len = reader.fill_buf().expect("the store answers").len();
+        if len == 0 {
+            break;
         }
+        reader.consume(len);
+        read += len as u64;
     }
     assert_eq!(read, bytes);
 }

@@ -102,6 +102,19 @@ pub fn pin(nth: usize) {
     sched_setaffinity(None, &set).expect("one of the processors that were allowed");
 }
 
+/// Binds this thread, and those that it starts, to all processors but the one that [`pin`] takes for `nth`, if there is
+/// another.
+pub fn pin_off(nth: usize) {
+    let cpus = cpus();
+    if cpus.len() == 1 {
+        return;
+    }
+    let mut set = CpuSet::new();
+    let other = cpus[nth % cpus.len()];
+    cpus.iter().filter(|cpu| **cpu != other).for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(None, &set).expect("processors that were allowed");
+}
+
 /// Processor time of this process so far, in user and kernel mode together.
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);

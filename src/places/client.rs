@@ -258,7 +258,7 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
     options.extensions.insert(note.clone());
     let sent = Instant::now();
     let answer = limited(shared, shared.store.get(key, options), note).await?;
-    shared.answered(sent);
+    shared.answered(sent.elapsed());
     Ok(object(answer.meta))
 }
 

@@ -14,6 +14,7 @@ use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::direct::{Body, Landing};
 use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
 use super::pool::{Pool, RangeBuf};
@@ -94,9 +95,9 @@ impl Shared {
         Shared { place, store, options, seen, counts, pool: pool.clone(), host: host.clone() }
     }
 
-    /// The answer to a request that was sent at `sent` begins.
-    pub(super) fn answered(&self, sent: Instant) {
-        let (mut delay, took) = (self.host.delay.lock(), sent.elapsed());
+    /// An answer began so long after its request was sent.
+    pub(super) fn answered(&self, took: Duration) {
+        let mut delay = self.host.delay.lock();
         *delay = Some(delay.map_or(took, |least| least.min(took)));
     }
 
@@ -205,6 +206,8 @@ impl Shared {
         let len = wanted.range.end - wanted.range.start;
         let mut options = GetOptions::default();
         options.extensions.insert(note.clone());
+        let landing = Landing::new(&self.pool, len as usize);
+        options.extensions.insert(landing.clone());
         // Some web servers cannot send ranges, but whole files.
         let is_whole = len == wanted.len_bytes;
         options.range = (!is_whole).then(|| GetRange::Bounded(wanted.range.clone()));
@@ -214,7 +217,7 @@ impl Shared {
         let failed = |error: object_store::Error| Failure::of(&error, note.read());
         let sent = Instant::now();
         let answer = self.store.get(&wanted.key, options).await.map_err(failed)?;
-        self.answered(sent);
+        self.answered(landing.begun().unwrap_or_else(Instant::now) - sent);
         let meta = &answer.meta;
         let same = match &wanted.version {
             Version::Tag(None) => true,
@@ -232,6 +235,13 @@ impl Shared {
             }
             _ => return Err(Failure::changed()),
         }
+        let of_len =
+            |other| Failure::bad_answer(format!("the answer has {other} bytes instead of {len}"));
+        match landing.take() {
+            Some(Body::Whole(bytes)) => return Ok(bytes),
+            Some(Body::OfLen(other)) => return Err(of_len(other)),
+            None => {}
+        }
         let mut body = answer.into_stream();
         // Each piece is copied at once: then the HTTP client reads the next one into the same memory, which is in the
         // caches, and the piece goes to memory that has been used before.
@@ -247,9 +257,7 @@ impl Shared {
         }
         match filled == len {
             true => Ok(bytes),
-            false => {
-                Err(Failure::bad_answer(format!("the answer has {filled} bytes instead of {len}")))
-            }
+            false => Err(of_len(filled)),
         }
     }
 }

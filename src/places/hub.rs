@@ -131,7 +131,7 @@ impl Hub {
             "~parquet" => "refs/convert/parquet".to_owned(),
             other => unescape(other).unwrap_or_else(|| other.to_owned()),
         };
-        let client = Watching(Arc::clone(&seen)).connect(client).map_err(|_| {
+        let client = Watching::with_headers(Arc::clone(&seen)).connect(client).map_err(|_| {
             let text = "the settings of the Hugging Face hub are invalid";
             Error::new(ErrorKind::InvalidArgument, text).target(place.to_string())
         })?;

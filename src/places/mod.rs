@@ -27,6 +27,8 @@ mod cancel;
 #[cfg(feature = "cloud")]
 mod client;
 #[cfg(feature = "cloud")]
+mod direct;
+#[cfg(feature = "cloud")]
 mod failure;
 #[cfg(feature = "cloud")]
 mod fetch;

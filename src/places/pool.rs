@@ -31,11 +31,11 @@ impl Pool {
     pub(super) fn take(self: &Arc<Pool>, len: usize) -> RangeBuf {
         // A short range would occupy the room of a whole one.
         if len > self.range_bytes || len <= self.range_bytes / 2 {
-            return RangeBuf { bytes: Vec::with_capacity(len), pool: None };
+            return RangeBuf::new(len);
         }
         let kept = self.free.lock().buffers.pop();
-        let bytes = kept.unwrap_or_else(|| Vec::with_capacity(self.range_bytes));
-        RangeBuf { bytes, pool: Some(Arc::clone(self)) }
+        let bytes = kept.unwrap_or_else(|| vec![0; self.range_bytes]);
+        RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) }
     }
 
     /// A reader begins: buffers are kept until all readers have ended.
@@ -59,17 +59,43 @@ impl Drop for Kept {
     }
 }
 
-/// The bytes of a range. Dropping it gives its memory back to the pool.
+/// The bytes of a range that have come. Dropping it gives its memory back to the pool.
 #[derive(Debug)]
 pub(super) struct RangeBuf {
+    /// What lies behind `filled` is left from before.
     bytes: Vec<u8>,
+    filled: usize,
+    /// How many bytes are to come in all.
+    len: usize,
     pool: Option<Arc<Pool>>,
 }
 
 impl RangeBuf {
-    /// Adds bytes; there is room for as many as were asked for.
+    /// An empty buffer of no pool, with room for `len` bytes.
+    pub(super) fn new(len: usize) -> RangeBuf {
+        RangeBuf { bytes: vec![0; len], filled: 0, len, pool: None }
+    }
+
+    /// Whether all bytes have come.
+    pub(super) fn is_full(&self) -> bool {
+        self.filled == self.len
+    }
+
+    /// Where the bytes belong that are to come.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.filled..self.len]
+    }
+
+    /// So many bytes have come.
+    pub(super) fn advance(&mut self, len: usize) {
+        self.filled += len;
+        assert!(self.filled <= self.len, "within the room");
+    }
+
+    /// Adds bytes, for which there is room.
     pub(super) fn extend(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+        self.room()[..bytes.len()].copy_from_slice(bytes);
+        self.advance(bytes.len());
     }
 }
 
@@ -77,7 +103,7 @@ impl std::ops::Deref for RangeBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.filled]
     }
 }
 
@@ -90,11 +116,9 @@ impl AsRef<[u8]> for RangeBuf {
 impl Drop for RangeBuf {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
         let mut free = pool.free.lock();
         if free.readers > 0 && free.buffers.len() < pool.most {
-            free.buffers.push(bytes);
+            free.buffers.push(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -111,8 +135,8 @@ mod tests {
         first.extend(&[7; 1000]);
         let at = first.as_ptr();
         drop(first);
-        let again = pool.take(600);
-        assert_eq!((again.len(), again.as_ptr()), (0, at));
+        let mut again = pool.take(600);
+        assert_eq!((again.len(), again.room().len(), again.as_ptr()), (0, 600, at));
         let others = [pool.take(1000), pool.take(1000)];
         drop((again, others));
         drop((pool.take(500), pool.take(1001)));

@@ -11,6 +11,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, GetOptions, GetResult, ObjectStore, RetryConfig};
 
+use super::direct::Limits;
 use super::failure::Failure;
 use super::hub::{self, Access, Hub};
 use super::profile;
@@ -85,7 +86,7 @@ impl Store {
                     .with_bucket_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching(seen));
+                    .with_http_connector(Watching::new(seen, limits(options)));
                 made(builder.build())
             }
             Scheme::Az => {
@@ -103,7 +104,7 @@ impl Store {
                     .with_container_name(place.authority())
                     .with_client_options(client_options(options, is_plain))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching(seen));
+                    .with_http_connector(Watching::new(seen, limits(options)));
                 made(builder.build())
             }
             Scheme::Http | Scheme::Https => {
@@ -111,7 +112,7 @@ impl Store {
                     .with_url(place.base_url())
                     .with_client_options(client_options(options, place.scheme() == Scheme::Http))
                     .with_retry(no_retry())
-                    .with_http_connector(Watching(seen));
+                    .with_http_connector(Watching::new(seen, limits(options)));
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
                 Ok(Store { objects, pages: None })
             }
@@ -124,7 +125,7 @@ impl Store {
                     .with_url(hub.files())
                     .with_client_options(client)
                     .with_retry(no_retry())
-                    .with_http_connector(Watching(seen));
+                    .with_http_connector(Watching::with_headers(seen));
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)) })
             }
@@ -170,7 +171,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
         .with_bucket_name(place.authority())
         .with_client_options(client)
         .with_retry(no_retry())
-        .with_http_connector(Watching(seen));
+        .with_http_connector(Watching::new(seen, limits(options)));
     made(builder.build())
 }
 
@@ -190,9 +191,14 @@ fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
         .with_allow_http(is_plain)
         // A request as a whole has a deadline of its own, which follows from its length.
         .with_timeout_disabled()
-        .with_connect_timeout(options.silence.min(CONNECT))
+        .with_connect_timeout(limits(options).connect)
         .with_read_timeout(options.silence)
         .with_pool_idle_timeout(IDLE)
+}
+
+fn limits(options: &PlaceOptions) -> Limits {
+    let silence = options.silence;
+    Limits { connect: silence.min(CONNECT), silence, idle: IDLE }
 }
 
 /// Failures are tried again here, where they are counted and the window can follow.

@@ -13,6 +13,7 @@ use object_store::client::{
 };
 use parking_lot::Mutex;
 
+use super::direct::{Direct, Limits};
 use super::keys::sift;
 
 /// What was seen of one request; it travels with the request.
@@ -50,28 +51,51 @@ pub(super) struct Seen {
     pub(super) refused: Mutex<Vec<String>>,
     /// The connections to the host, for whoever shares them.
     client: OnceLock<HttpClient>,
+    direct: OnceLock<Option<Arc<Direct>>>,
 }
 
 /// Makes clients that are watched.
 #[derive(Debug)]
-pub(super) struct Watching(pub(super) Arc<Seen>);
+pub(super) struct Watching {
+    seen: Arc<Seen>,
+    /// How ranges are received without the client library; `None`: it adds headers of its own.
+    direct: Option<Limits>,
+}
+
+impl Watching {
+    /// For requests that carry all that the host is to know.
+    pub(super) fn new(seen: Arc<Seen>, limits: Limits) -> Watching {
+        Watching { seen, direct: Some(limits) }
+    }
+
+    /// For requests to which the client library adds headers.
+    pub(super) fn with_headers(seen: Arc<Seen>) -> Watching {
+        Watching { seen, direct: None }
+    }
+}
 
 impl HttpConnector for Watching {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = match self.0.client.get() {
+        let seen = Arc::clone(&self.seen);
+        let client = match seen.client.get() {
             Some(client) => client.clone(),
             None => {
                 let client = ReqwestConnector::default().connect(options)?;
-                self.0.client.get_or_init(|| client).clone()
+                seen.client.get_or_init(|| client).clone()
             }
         };
-        Ok(HttpClient::new(Watched { client, seen: Arc::clone(&self.0) }))
+        let direct = self.direct.and_then(|limits| {
+            let shared = seen.direct.get_or_init(|| Direct::new(limits).map(Arc::new));
+            shared.clone()
+        });
+        Ok(HttpClient::new(Watched { client, direct, seen }))
     }
 }
 
 #[derive(Debug)]
 struct Watched {
     client: HttpClient,
+    direct: Option<Arc<Direct>>,
     seen: Arc<Seen>,
 }
 
@@ -96,7 +120,7 @@ impl HttpService for Watched {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
             self.seen.requests.fetch_add(1, Ordering::Relaxed);
-            let answer = self.client.execute(request).await?;
+            let answer = self.execute(request).await?;
             if let Some(note) = &note {
                 let mut noted = note.0.lock();
                 noted.status = Some(answer.status().as_u16());
@@ -111,6 +135,15 @@ impl HttpService for Watched {
 }
 
 impl Watched {
+    async fn execute(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if let Some(direct) = &self.direct
+            && let Some(answer) = direct.get(&request).await?
+        {
+            return Ok(answer);
+        }
+        self.client.execute(request).await
+    }
+
     async fn sifted(&self, answer: HttpResponse) -> Result<HttpResponse, HttpError> {
         let (parts, body) = answer.into_parts();
         let bytes = body.bytes().await?;

@@ -1,0 +1,447 @@
+//! Ranges over plain HTTP/1.1, received into the buffers that readers get.
+//!
+//! The HTTP client of the client library receives a body into memory of its own, from which it is copied: that takes as
+//! long as receiving it. Here the kernel copies it once. Only what is regular is answered here: if an answer is a
+//! redirect, or its body comes in chunks or without a length, the request goes to that client, as do all further ones
+//! for the host; so does what is encrypted or goes through a proxy.
+
+use std::collections::HashSet;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::{Duration, Instant};
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use super::pool::{Pool, RangeBuf};
+use crate::process::Forked;
+use crate::random::draw;
+
+/// Where the body of an answer belongs, if it has the length that was asked for; it travels with the request.
+#[derive(Debug, Clone)]
+pub(super) struct Landing(Arc<Mutex<Landed>>);
+
+#[derive(Debug)]
+struct Landed {
+    pool: Arc<Pool>,
+    len: usize,
+    /// When the answer began.
+    begun: Option<Instant>,
+    body: Option<Body>,
+}
+
+/// The body of an answer that was received here.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// It has the right length.
+    Whole(RangeBuf),
+    /// It has this one, and was not received.
+    OfLen(u64),
+}
+
+impl Landing {
+    /// For a body of `len` bytes, in a buffer of `pool`.
+    pub(super) fn new(pool: &Arc<Pool>, len: usize) -> Landing {
+        let pool = Arc::clone(pool);
+        Landing(Arc::new(Mutex::new(Landed { pool, len, begun: None, body: None })))
+    }
+
+    /// When the answer began, if it was received here.
+    pub(super) fn begun(&self) -> Option<Instant> {
+        self.0.lock().begun
+    }
+
+    /// An answer with a body of this length begins: the buffer for it, if it is the right one.
+    fn begin(&self, len: u64) -> Option<RangeBuf> {
+        let mut landed = self.0.lock();
+        landed.begun = Some(Instant::now());
+        if len != landed.len as u64 {
+            landed.body = Some(Body::OfLen(len));
+            return None;
+        }
+        Some(landed.pool.take(landed.len))
+    }
+
+    /// The body, if it was received here.
+    pub(super) fn take(&self) -> Option<Body> {
+        self.0.lock().body.take()
+    }
+}
+
+/// Connections over which ranges are asked for.
+#[derive(Debug)]
+pub(super) struct Direct {
+    /// How long connecting may take, and an answer may pause.
+    limits: Limits,
+    /// A child of a fork must not close them: it would end the parent's waiting for them.
+    idle: Forked<Mutex<Vec<Idle>>>,
+    /// Hosts that answer otherwise.
+    irregular: Mutex<HashSet<String>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) connect: Duration,
+    pub(super) silence: Duration,
+    pub(super) idle: Duration,
+}
+
+#[derive(Debug)]
+struct Idle {
+    host: String,
+    stream: TcpStream,
+    since: Instant,
+}
+
+/// How an exchange ended.
+enum End {
+    /// With an answer; the connection is as good as new, or is not.
+    Answer(HttpResponse, Option<TcpStream>),
+    /// With an answer of another kind.
+    Irregular,
+    /// The connection was closed before the answer: by a host that had waited for a request for too long.
+    Closed(io::Error),
+}
+
+impl Direct {
+    /// Without a connection; `None` where the environment names a proxy.
+    pub(super) fn new(limits: Limits) -> Option<Direct> {
+        let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let has_proxy =
+            ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].iter().any(|name| is_set(&name));
+        (!has_proxy).then(|| Direct {
+            limits,
+            idle: Forked::new(Mutex::default()),
+            irregular: Mutex::default(),
+        })
+    }
+
+    /// The answer; `None`: it is none for here, and the request is to be sent by another client.
+    ///
+    /// # Errors
+    /// No answer, or an incomplete one.
+    pub(super) async fn get(
+        &self,
+        request: &HttpRequest,
+    ) -> Result<Option<HttpResponse>, HttpError> {
+        let Some((host, landing)) = self.regular(request) else { return Ok(None) };
+        let head = head_of(request, &host);
+        let end = match self.over_idle(&host, &head, &landing).await {
+            Ok(Some(end)) => Ok(end),
+            Ok(None) => match self.connect(&host).await {
+                Ok(stream) => self.exchange(stream, &head, &landing).await,
+                Err(error) => return Err(HttpError::new(HttpErrorKind::Connect, error)),
+            },
+            Err(error) => Err(error),
+        };
+        match end.map_err(broken)? {
+            End::Answer(answer, stream) => {
+                if let Some(stream) = stream {
+                    self.keep(host, stream);
+                }
+                Ok(Some(answer))
+            }
+            End::Irregular => {
+                self.irregular.lock().insert(host);
+                Ok(None)
+            }
+            End::Closed(error) => Err(broken(error)),
+        }
+    }
+
+    /// Host and port of a request that can be sent here, and where its answer belongs.
+    fn regular(&self, request: &HttpRequest) -> Option<(String, Landing)> {
+        let uri = request.uri();
+        let is_plain = uri.scheme_str() == Some("http")
+            && request.method() == "GET"
+            && request.body().is_empty();
+        let landing = request.extensions().get::<Landing>().filter(|_| is_plain)?;
+        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'))?;
+        let host = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
+        (!self.irregular.lock().contains(&host)).then(|| (host, landing.clone()))
+    }
+
+    /// The end of an exchange over a connection that is there; `None`: there is none any more.
+    async fn over_idle(
+        &self,
+        host: &str,
+        head: &[u8],
+        landing: &Landing,
+    ) -> io::Result<Option<End>> {
+        while let Some(stream) = self.take_idle(host) {
+            match self.exchange(stream, head, landing).await? {
+                End::Closed(_) => {}
+                end => return Ok(Some(end)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_idle(&self, host: &str) -> Option<TcpStream> {
+        let mut idle = self.idle.get()?.lock();
+        idle.retain(|connection| connection.since.elapsed() < self.limits.idle);
+        let at = idle.iter().rposition(|connection| connection.host == host)?;
+        Some(idle.swap_remove(at).stream)
+    }
+
+    fn keep(&self, host: String, stream: TcpStream) {
+        if let Some(idle) = self.idle.get() {
+            idle.lock().push(Idle { host, stream, since: Instant::now() });
+        }
+    }
+
+    async fn connect(&self, host: &str) -> io::Result<TcpStream> {
+        let connected = self.within(self.limits.connect, async {
+            let mut addresses: Vec<SocketAddr> = lookup_host(host).await?.collect();
+            // A name of many addresses has them to share the load.
+            let mut first = [0];
+            draw(&mut first).map_err(io::Error::other)?;
+            let len = addresses.len().max(1);
+            addresses.rotate_left(usize::from(first[0]) % len);
+            TcpStream::connect(&addresses[..]).await
+        });
+        let stream = connected.await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// Sends a request and receives its answer.
+    async fn exchange(
+        &self,
+        mut stream: TcpStream,
+        request: &[u8],
+        landing: &Landing,
+    ) -> io::Result<End> {
+        if let Err(error) = self.within(self.limits.silence, send(&stream, request)).await {
+            return Ok(End::Closed(error));
+        }
+        let mut received = Received::default();
+        let Head { mut answer, len, closes } = match self.head(&mut stream, &mut received).await {
+            Ok(head) => head,
+            Err(error) if received.filled == 0 && is_closing(&error) => {
+                return Ok(End::Closed(error));
+            }
+            Err(error) => return Err(error),
+        };
+        let is_elsewhere =
+            answer.status().is_redirection() || answer.headers().contains_key(TRANSFER_ENCODING);
+        let Some(len) = len.filter(|_| !is_elsewhere) else { return Ok(End::Irregular) };
+        let is_wanted = answer.status().is_success();
+        let body = match is_wanted {
+            true => landing.begin(len),
+            false => (len <= MOST_SAID).then(|| RangeBuf::new(len as usize)),
+        };
+        let Some(mut body) = body else { return Ok(End::Answer(answer, None)) };
+        let is_exact = received.give(&mut body);
+        while !body.is_full() {
+            let more = self.receive(&mut stream, body.room()).await?;
+            body.advance(more);
+        }
+        match is_wanted {
+            true => landing.0.lock().body = Some(Body::Whole(body)),
+            false => *answer.body_mut() = body.to_vec().into(),
+        }
+        Ok(End::Answer(answer, (is_exact && !closes).then_some(stream)))
+    }
+
+    async fn head(&self, stream: &mut TcpStream, received: &mut Received) -> io::Result<Head> {
+        loop {
+            if let Some(head) = received.head()? {
+                return Ok(head);
+            }
+            received.filled += self.receive(stream, received.room()?).await?;
+        }
+    }
+
+    /// Some bytes: one at least.
+    async fn receive(&self, stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
+        match self.within(self.limits.silence, read(stream, into)).await? {
+            0 => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the store closed the connection early",
+            )),
+            len => Ok(len),
+        }
+    }
+
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        let late = || {
+            io::Error::new(io::ErrorKind::TimedOut, format!("the store was silent for {limit:?}"))
+        };
+        timeout(limit, work).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
+/// What has come of an answer.
+#[derive(Debug, Default)]
+struct Received {
+    bytes: Vec<u8>,
+    filled: usize,
+    /// Where the body begins.
+    body: usize,
+}
+
+/// The status line and the headers of an answer.
+struct Head {
+    answer: HttpResponse,
+    /// The length of its body, if it says so.
+    len: Option<u64>,
+    /// The connection ends with it.
+    closes: bool,
+}
+
+impl Received {
+    /// Where to receive more of the head.
+    fn room(&mut self) -> io::Result<&mut [u8]> {
+        if self.filled == self.bytes.len() {
+            if self.filled >= MOST_HEAD {
+                return Err(invalid("the head of the answer has no end"));
+            }
+            self.bytes.resize((2 * self.filled).max(LEAST_HEAD), 0);
+        }
+        Ok(&mut self.bytes[self.filled..])
+    }
+
+    /// The head, once it is complete; interim ones (status 1xx) are passed over.
+    fn head(&mut self) -> io::Result<Option<Head>> {
+        loop {
+            let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+            let mut parsed = httparse::Response::new(&mut headers);
+            let came = &self.bytes[self.body..self.filled];
+            match parsed.parse(came).map_err(|error| invalid(&error.to_string()))? {
+                httparse::Status::Partial => return Ok(None),
+                httparse::Status::Complete(len) => {
+                    let head = head(&parsed)?;
+                    self.body += len;
+                    if let Some(head) = head {
+                        return Ok(Some(head));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives `body` what came of it with the head; whether nothing came that is not of it.
+    fn give(&self, body: &mut RangeBuf) -> bool {
+        let early = &self.bytes[self.body..self.filled];
+        let taken = early.len().min(body.room().len());
+        body.extend(&early[..taken]);
+        taken == early.len()
+    }
+}
+
+/// A parsed head; `None`: another one follows.
+fn head(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
+    let status = parsed.code.unwrap_or_default();
+    if (100..200).contains(&status) {
+        return Ok(None);
+    }
+    let mut answer = HttpResponse::new(Vec::new().into());
+    *answer.status_mut() = status.try_into().map_err(|_| invalid("its status is invalid"))?;
+    let headers = answer.headers_mut();
+    for header in &*parsed.headers {
+        let name = HeaderName::from_bytes(header.name.as_bytes())
+            .map_err(|_| invalid("the name of a header is invalid"))?;
+        let value = HeaderValue::from_bytes(header.value)
+            .map_err(|_| invalid("the value of a header is invalid"))?;
+        headers.append(name, value);
+    }
+    let (len, closes) = (content_len(headers)?, parsed.version != Some(1) || closes(headers));
+    Ok(Some(Head { answer, len, closes }))
+}
+
+fn content_len(headers: &HeaderMap) -> io::Result<Option<u64>> {
+    let mut all = headers.get_all(CONTENT_LENGTH).iter().map(HeaderValue::as_bytes);
+    let Some(first) = all.next() else { return Ok(None) };
+    let is_number = first.iter().all(u8::is_ascii_digit);
+    let len = std::str::from_utf8(first).ok().and_then(|text| text.parse().ok());
+    match len.filter(|_| is_number && all.all(|other| other == first)) {
+        Some(len) => Ok(Some(len)),
+        None => Err(invalid("the length of its body is invalid")),
+    }
+}
+
+fn closes(headers: &HeaderMap) -> bool {
+    let words = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    words.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("close"))
+}
+
+/// The request as it is sent (RFC 9112). Neither the URI nor a header can have the end of a line in it.
+fn head_of(request: &HttpRequest, host: &str) -> Vec<u8> {
+    let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+    let mut head = format!("GET {target} HTTP/1.1\r\n").into_bytes();
+    if !request.headers().contains_key(HOST) {
+        let authority = request.uri().authority().map_or(host, |authority| authority.as_str());
+        head.extend_from_slice(format!("host: {authority}\r\n").as_bytes());
+    }
+    for (name, value) in request.headers() {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            head.extend_from_slice(part);
+        }
+    }
+    head.extend_from_slice(
+        concat!("user-agent: dlfs/", env!("CARGO_PKG_VERSION"), "\r\n\r\n").as_bytes(),
+    );
+    head
+}
+
+async fn send(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Unlike `try_read`, this waits without asking the kernel once more where a piece was the last that was there.
+async fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    poll_fn(|context| {
+        let mut into = ReadBuf::new(into);
+        ready!(Pin::new(&mut *stream).poll_read(context, &mut into))?;
+        Poll::Ready(Ok(into.filled().len()))
+    })
+    .await
+}
+
+fn is_closing(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the answer is no HTTP: {what}"))
+}
+
+fn broken(error: io::Error) -> HttpError {
+    let kind = match error.kind() {
+        io::ErrorKind::TimedOut => HttpErrorKind::Timeout,
+        io::ErrorKind::InvalidData => HttpErrorKind::Decode,
+        _ => HttpErrorKind::Interrupted,
+    };
+    HttpError::new(kind, error)
+}
+
+/// Most heads are shorter, and only so much of a body is copied.
+const LEAST_HEAD: usize = 2 << 10;
+const MOST_HEAD: usize = 64 << 10;
+const MOST_HEADERS: usize = 128;
+/// What a store says of an error.
+const MOST_SAID: u64 = 64 << 10;
