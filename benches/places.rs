@@ -6,6 +6,7 @@
 mod object_store;
 mod support;
 
+use std::fs::File;
 use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,42 +23,57 @@ use dlfs::qpair::ConnectOptions;
 use object_store::{Fault, ObjectStore, bytes_of};
 use support::{Options, Side, Stopwatch};
 
-const USAGE: &str = "cargo bench --features cloud --bench places -- [--rounds N] [--bytes B] [--dir DIR]
+const USAGE: &str = "cargo bench --features cloud --bench places -- [--rounds N] [--bytes B] [--dir DIR] [--only PART]
 
-The store is a process of its own on one processor, and serves memory on loopback over plain HTTP; what is beside it, and
-what it is compared with, has the other processors, or one of them where the row says so. `line` is a store that answers after 50 ms and sends at 1 Gb/s in all. Shards and samples of 128 KiB;
-images and local shards lie in --dir.";
+PART: curl, line, imports, tiers.
+
+The store is a process of its own on one processor, on loopback over plain HTTP. What reads it has the other processors,
+and so has what it is compared with; in the first row, both have one. `line` is a store that answers after 50 ms and sends
+at 1 Gb/s in all. Shards and samples of 128 KiB; images and shards lie in --dir.";
 
 fn main() {
     support::results::record("places");
-    let defaults =
-        [("rounds", "5"), ("bytes", "1G"), ("dir", "target"), ("side", ""), ("line", "0")];
+    let defaults = [
+        ("rounds", "5"),
+        ("bytes", "1G"),
+        ("dir", "target"),
+        ("only", ""),
+        ("side", ""),
+        ("shards", ""),
+        ("line", "0"),
+    ];
     let options = Options::parse(USAGE, &defaults);
     if options.text("side") == "serve" {
         return serve(&options);
     }
     let (bytes, rounds) = (options.number("bytes"), options.number("rounds"));
+    let is_asked = |part| ["", part].contains(&options.text("only"));
     println!("{}", support::machine());
     println!("| what | dlfs | beside | dlfs / beside |");
     println!("|---|---|---|---|");
     let fast = Server::start(bytes, false);
     // On a thread of its own, since what a bound thread starts is bound as well.
-    std::thread::scope(|scope| {
-        scope.spawn(|| beside_curl(&fast, bytes, rounds)).join().expect("no panic")
-    });
-    println!(
-        "| peak memory of the client: MiB, beside the window and 64 MiB | {:.0} | {} | |",
-        peak_mib(),
-        256 + 64
-    );
-    beside_line(bytes);
-    let folder = tempfile::tempdir_in(options.text("dir")).expect("a folder in --dir");
-    let others = || {
-        support::pin_off(1);
-        imports(&fast, folder.path(), rounds);
-        tiers(&fast, folder.path(), rounds);
+    let on_thread = |work: &(dyn Fn() + Sync)| {
+        std::thread::scope(|scope| scope.spawn(work).join().expect("no panic"));
     };
-    std::thread::scope(|scope| scope.spawn(others).join().expect("no panic"));
+    if is_asked("curl") {
+        on_thread(&|| beside_curl(&fast, bytes, rounds));
+        println!(
+            "| peak memory of the client: MiB, beside the window and 64 MiB | {:.0} | {} | |",
+            peak_mib(),
+            256 + 64
+        );
+    }
+    if is_asked("line") {
+        beside_line(bytes);
+    }
+    let folder = tempfile::tempdir_in(options.text("dir")).expect("a folder in --dir");
+    if is_asked("imports") {
+        on_thread(&|| imports(folder.path(), rounds));
+    }
+    if is_asked("tiers") {
+        on_thread(&|| tiers(&fast, folder.path(), rounds));
+    }
 }
 
 /// The other process.
@@ -70,7 +86,16 @@ struct Server {
 impl Server {
     fn start(bytes: u64, is_line: bool) -> Server {
         let (bytes, line) = (bytes.to_string(), u8::from(is_line).to_string());
-        let mut side = Side::start(&["--side", "serve", "--bytes", &bytes, "--line", &line]);
+        Server::with(&["--bytes", &bytes, "--line", &line])
+    }
+
+    /// A store of the shards in this folder.
+    fn of_files(folder: &Path) -> Server {
+        Server::with(&["--shards", folder.to_str().expect("UTF-8")])
+    }
+
+    fn with(options: &[&str]) -> Server {
+        let mut side = Side::start(&[&["--side", "serve"], options].concat());
         let endpoint = side.line().trim().to_owned();
         let setting = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         let settings =
@@ -90,19 +115,23 @@ impl Server {
 
 fn serve(options: &Options) {
     let is_line = options.number("line") == 1;
+    let shards = options.text("shards");
     support::pin(1);
     let store = match is_line {
         true => ObjectStore::with_faults(|_| Fault::Late(50)),
         false => ObjectStore::good(),
     };
-    store.put("big", bytes_of(1, options.number("bytes") as usize));
+    if !shards.is_empty() {
+        for shard in 0..SHARDS {
+            let name = format!("{shard}.tar");
+            store.put_file(&format!("shards/{name}"), &Path::new(shards).join(&name));
+        }
+    } else {
+        store.put("big", bytes_of(1, options.number("bytes") as usize));
+        (0..SAMPLES).for_each(|n| store.put(&format!("samples/{n:05}"), bytes_of(n, SAMPLE_BYTES)));
+    }
     if is_line {
         store.shape(125_000_000);
-    } else {
-        for shard in 0..SHARDS {
-            store.put(&format!("shards/{shard}.tar"), tar(shard));
-        }
-        (0..SAMPLES).for_each(|n| store.put(&format!("samples/{n:05}"), bytes_of(n, SAMPLE_BYTES)));
     }
     println!("{}", store.endpoint());
     support::wait_for_end_of_input();
@@ -189,26 +218,48 @@ fn beside_line(bytes: u64) {
     row("the same, 50 ms away on a line of 1 Gb/s: MB/s, beside the line", &mut ours, &mut line);
 }
 
-fn imports(server: &Server, folder: &Path, rounds: u64) {
-    let local = folder.join("shards");
+/// Of shards whose files are in memory, and of shards that are read from the disk, by the store or by the import itself.
+fn imports(folder: &Path, rounds: u64) {
+    let local = std::path::absolute(folder.join("shards")).expect("a working folder");
     std::fs::create_dir(&local).expect("a new folder");
-    (0..SHARDS).for_each(|n| std::fs::write(local.join(format!("{n}.tar")), tar(n)).expect("room"));
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        for turn in 0..2 {
-            let image = folder.join("image.dlfs");
-            let (source, taken) = match (round + turn) % 2 {
-                0 => (PathBuf::from("s3://bucket/shards"), &mut ours),
-                _ => (local.clone(), &mut theirs),
-            };
-            let watch = Stopwatch::start();
-            make(&source, &image, &server.options);
-            let bytes = SHARDS * MEMBERS * SAMPLE_BYTES as u64;
-            taken.push(Run::of(bytes, watch.seconds()));
-            std::fs::remove_file(&image).expect("just made");
-        }
+    for shard in 0..SHARDS {
+        let mut file = File::create_new(local.join(format!("{shard}.tar"))).expect("a new file");
+        file.write_all(&tar(shard)).and_then(|()| file.sync_all()).expect("room");
     }
-    runs("import of tar shards, durable: MB/s, beside local shards", &ours, &theirs);
+    let server = Server::of_files(&local);
+    support::pin_off(1);
+    for (is_cold, what) in [(false, "in memory"), (true, "on the disk")] {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            for turn in 0..2 {
+                let image = folder.join("image.dlfs");
+                let (source, taken) = match (round + turn) % 2 {
+                    0 => (PathBuf::from("s3://bucket/shards"), &mut ours),
+                    _ => (local.clone(), &mut theirs),
+                };
+                if is_cold {
+                    forget(&local);
+                }
+                let watch = Stopwatch::start();
+                make(&source, &image, &server.options);
+                let bytes = SHARDS * MEMBERS * SAMPLE_BYTES as u64;
+                taken.push(Run::of(bytes, watch.seconds()));
+                std::fs::remove_file(&image).expect("just made");
+            }
+        }
+        let what = format!(
+            "import of tar shards {what}, durable: MB/s, beside the same files without the store"
+        );
+        runs(&what, &ours, &theirs);
+    }
+}
+
+/// Has the kernel drop what it keeps of the shards, which are on the disk.
+fn forget(folder: &Path) {
+    for shard in 0..SHARDS {
+        let file = File::open(folder.join(format!("{shard}.tar"))).expect("it is there");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("a file");
+    }
 }
 
 fn make(source: &Path, image: &Path, places: &PlaceOptions) {
@@ -224,6 +275,7 @@ fn make(source: &Path, image: &Path, places: &PlaceOptions) {
 }
 
 fn tiers(server: &Server, folder: &Path, rounds: u64) {
+    support::pin_off(1);
     let image = folder.join("samples.dlfs");
     make(Path::new("s3://bucket/samples"), &image, &server.options);
     let tier = folder.join("tier");
@@ -306,7 +358,7 @@ fn peak_mib() -> f64 {
 }
 
 const RANGE: u64 = 8 << 20;
-const SHARDS: u64 = 8;
+const SHARDS: u64 = 32;
 const MEMBERS: u64 = 256;
 const SAMPLES: u64 = 2048;
 const SAMPLE_BYTES: usize = 128 << 10;

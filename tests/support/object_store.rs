@@ -1,9 +1,11 @@
 //! An object store that speaks S3 over HTTP, on threads of the test: a good one, or one that is as hostile as told.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Bound;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -81,8 +83,30 @@ pub struct State {
 }
 
 struct Stored {
-    bytes: Vec<u8>,
+    content: Content,
     etag: String,
+}
+
+enum Content {
+    Bytes(Vec<u8>),
+    /// Of this length.
+    File(PathBuf, u64),
+}
+
+impl Content {
+    fn len(&self) -> u64 {
+        match self {
+            Content::Bytes(bytes) => bytes.len() as u64,
+            Content::File(_, len) => *len,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Bytes(bytes) => bytes,
+            Content::File(path, _) => panic!("{} is not in memory", path.display()),
+        }
+    }
 }
 
 impl ObjectStore {
@@ -139,8 +163,18 @@ impl ObjectStore {
     pub fn put(&self, key: &str, bytes: impl Into<Vec<u8>>) {
         let bytes = bytes.into();
         let etag = format!("\"{:016x}-{:x}\"", hash(&bytes), bytes.len());
-        let stored = Arc::new(Stored { bytes, etag });
-        self.state.objects.lock().unwrap().insert(key.to_owned(), stored);
+        self.insert(key, Stored { content: Content::Bytes(bytes), etag });
+    }
+
+    /// Adds or replaces an object that is this file, which stays as it is. Faults leave it alone.
+    pub fn put_file(&self, key: &str, path: &Path) {
+        let len = path.metadata().unwrap().len();
+        let etag = format!("\"{:016x}-{len:x}\"", hash(path.as_os_str().as_encoded_bytes()));
+        self.insert(key, Stored { content: Content::File(path.to_owned(), len), etag });
+    }
+
+    fn insert(&self, key: &str, stored: Stored) {
+        self.state.objects.lock().unwrap().insert(key.to_owned(), Arc::new(stored));
     }
 
     /// The tag of an object.
@@ -150,7 +184,7 @@ impl ObjectStore {
 
     /// The bytes of an object.
     pub fn bytes(&self, key: &str) -> Vec<u8> {
-        self.state.objects.lock().unwrap()[key].bytes.clone()
+        self.state.objects.lock().unwrap()[key].content.bytes().to_vec()
     }
 
     /// Has `count` empty objects with the keys `many/00000000.jpg` and so on.
@@ -326,7 +360,7 @@ impl State {
             if !key.starts_with(prefix) || count == PAGE {
                 break;
             }
-            add(key, stored.bytes.len(), &stored.etag);
+            add(key, stored.content.len() as usize, &stored.etag);
             last = Some(key.clone());
             count += 1;
         }
@@ -361,7 +395,7 @@ impl State {
         stored: &Stored,
         fault: Fault,
     ) -> io::Result<bool> {
-        let len = stored.bytes.len() as u64;
+        let len = stored.content.len();
         let (start, end) =
             request.range.map_or((0, len), |(first, last)| (first, (last + 1).min(len)));
         if request.range.is_some() && start >= len {
@@ -371,17 +405,6 @@ impl State {
         if fault == Fault::OtherRange {
             (start, end) =
                 if end < len { (start + 1, end + 1) } else { (start.saturating_sub(1), end - 1) };
-        }
-        let mut body = &stored.bytes[start as usize..end as usize];
-        let more;
-        match fault {
-            Fault::Nothing => body = &[],
-            Fault::More => {
-                more = [body, &b"more"[..]].concat();
-                body = &more;
-            }
-            Fault::ErrorWith200 => body = b"<Error><Code>InternalError</Code></Error>",
-            _ => {}
         }
         let is_ranged = request.range.is_some() && fault != Fault::ErrorWith200;
         let mut head = String::from(if is_ranged {
@@ -394,6 +417,26 @@ impl State {
         }
         head +=
             &format!("ETag: {}\r\nLast-Modified: Thu, 26 Nov 2026 00:00:00 GMT\r\n", stored.etag);
+        if let Content::File(path, _) = &stored.content {
+            write!(to, "{head}Content-Length: {}\r\n\r\n", end - start)?;
+            if request.method != "HEAD" {
+                let mut file = File::open(path)?;
+                file.seek(SeekFrom::Start(start))?;
+                io::copy(&mut file.take(end - start), &mut to)?;
+            }
+            return Ok(true);
+        }
+        let mut body = &stored.content.bytes()[start as usize..end as usize];
+        let more;
+        match fault {
+            Fault::Nothing => body = &[],
+            Fault::More => {
+                more = [body, &b"more"[..]].concat();
+                body = &more;
+            }
+            Fault::ErrorWith200 => body = b"<Error><Code>InternalError</Code></Error>",
+            _ => {}
+        }
         if fault == Fault::BrokenChunks {
             write!(to, "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", body.len())?;
             to.write_all(body)?;
