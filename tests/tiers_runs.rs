@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
-use dlfs::buf::IoBuf;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::format::Uuid;
@@ -19,10 +17,9 @@ use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::{Io, IoOp};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::tier::{Policy, Units};
-use dlfs::units::{Generation, Lba, SampleId};
+use dlfs::units::{Generation, SampleId};
 
 use support::disk::{LoopDevice, SmallDisk};
 use support::origin::Origin;
@@ -162,30 +159,6 @@ fn bytes_are_equal_while_copies_come_and_give_way() {
     });
     let stats = cache.stats().tiers[0].clone();
     assert!(stats.left > 0 && stats.hits > 0 && stats.damaged == 0, "{stats:?}");
-}
-
-#[test]
-fn a_read_whose_copy_gave_way_and_is_back_elsewhere_has_the_right_bytes() {
-    let origin = origin(6);
-    let half = NUM_UNITS as usize / 2;
-    let cache = origin.cache(Policy::Clairvoyant, &format!("ram:{}", NUM_UNITS / 2 * UNIT_BYTES));
-    cache.set_plan(&plan(0..half as u32, 0..half)).unwrap();
-    settle_fills(&cache, NUM_UNITS / 2);
-    let mut pair = cache.devices()[0].queue_pair().unwrap();
-    let buf = IoBuf::zeroed(UNIT_BYTES as usize);
-    let mut pending = VecDeque::from([Io { op: IoOp::Read, slba: Lba(0), buf, tag: 0 }]);
-    assert_eq!(pair.submit(&mut pending), 1);
-    // Memory is read when the queue pair is polled: until then others get the place, then the unit another one.
-    cache.set_plan(&plan(half as u32..NUM_UNITS as u32, half..NUM_UNITS as usize)).unwrap();
-    settle_fills(&cache, NUM_UNITS);
-    cache.set_plan(&plan((0..half as u32).rev(), 0..half)).unwrap();
-    settle_fills(&cache, NUM_UNITS * 3 / 2);
-    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
-    while done.is_empty() && Instant::now() < until {
-        pair.poll(Instant::now(), usize::MAX, &mut done);
-    }
-    assert!(done[0].result.is_ok() && done[0].buf[..] == origin.bytes[..UNIT_BYTES as usize]);
-    assert_eq!(cache.stats().origin.reads, 0, "its copy is read where it is now");
 }
 
 #[test]
