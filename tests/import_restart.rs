@@ -5,139 +5,22 @@
 #[path = "support/archives.rs"]
 mod archives;
 mod import_support;
+#[path = "support/interrupted.rs"]
+mod interrupted;
 #[path = "support/object_store.rs"]
 #[allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 mod object_store;
 
-use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 
 use archives::{member, record};
+use dlfs::ErrorKind;
 use dlfs::import::sources::SourceKind;
-use dlfs::import::{
-    ColumnsFrom, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, Stage,
-    import_onto,
-};
-use dlfs::qpair::Device;
+use dlfs::import::{ColumnsFrom, ImportOptions, OnError, Onto, PlacementOrder, import_onto};
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::mem::MemNamespace;
-use dlfs::{ErrorKind, Result};
 use import_support::{contents, options};
-use object_store::{Fault, ObjectStore, bytes_of};
-
-/// Stops an import after so many samples.
-struct After(u64);
-
-impl Progress for After {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-
-    fn advance(&mut self, samples: u64, _: u64) {
-        self.0 = self.0.saturating_sub(samples);
-    }
-
-    fn stop(&mut self) -> bool {
-        self.0 == 0
-    }
-}
-
-/// A store that keeps which bytes of which objects it was asked for.
-struct Watched {
-    store: ObjectStore,
-    asked: Arc<Mutex<BTreeMap<String, u64>>>,
-}
-
-impl Watched {
-    fn new() -> Watched {
-        let asked: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
-        let seen = Arc::clone(&asked);
-        let store = ObjectStore::with_faults(move |request| {
-            if let Some((from, to)) = request.range.filter(|_| request.method == "GET") {
-                *seen.lock().unwrap().entry(request.key.clone()).or_default() += to - from + 1;
-            } else if request.method == "GET" && !request.key.is_empty() {
-                // A whole object.
-                *seen.lock().unwrap().entry(request.key.clone()).or_default() += 1 << 40;
-            }
-            Fault::None
-        });
-        Watched { store, asked }
-    }
-
-    /// Bytes that were asked for since the last call, by key.
-    fn asked(&self) -> BTreeMap<String, u64> {
-        std::mem::take(&mut *self.asked.lock().unwrap())
-    }
-}
-
-/// What is imported, and how.
-struct Case {
-    watched: Watched,
-    kind: SourceKind,
-    placement: PlacementOrder,
-    on_error: OnError,
-    /// What else is asked for.
-    more: Box<dyn Fn(&mut ImportOptions)>,
-}
-
-impl Case {
-    fn new(kind: SourceKind, placement: PlacementOrder, shards: &[(&str, Vec<u8>)]) -> Case {
-        let watched = Watched::new();
-        for (name, bytes) in shards {
-            watched.store.put(&format!("x/{name}"), bytes.clone());
-        }
-        Case { watched, kind, placement, on_error: OnError::Stop, more: Box::new(|_| {}) }
-    }
-
-    fn import(&self, devices: &[Arc<dyn Device>], onto: Onto, after: u64) -> Result<ImportReport> {
-        let mut places = self.watched.store.options();
-        places.range_bytes = 1 << 20;
-        places.window_bytes = 4 << 20;
-        let mut options = ImportOptions {
-            places,
-            from: self.kind,
-            placement: self.placement,
-            on_error: self.on_error,
-            chunk_size_bytes: 1 << 20,
-            ..options(onto)
-        };
-        (self.more)(&mut options);
-        let sources = [PathBuf::from("s3://bucket/x")];
-        import_onto(&sources, devices, &options, &mut After(after))
-    }
-
-    /// An import in one go.
-    fn whole(&self) -> (ImportReport, Vec<u8>) {
-        let devices = memory();
-        let report = self.import(&devices, Onto::Empty, u64::MAX).unwrap();
-        contents(&devices).unwrap();
-        self.watched.asked();
-        (report, all(&devices))
-    }
-
-    /// One that stops after so many samples.
-    fn interrupted(&self, after: u64) -> Vec<Arc<dyn Device>> {
-        let devices = memory();
-        let error = self.import(&devices, Onto::Empty, after).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Interrupted, "{error:?}");
-        self.watched.asked();
-        devices
-    }
-}
-
-fn memory() -> Vec<Arc<dyn Device>> {
-    let namespace = || MemNamespace::new(32 << 20, 4096).unwrap();
-    vec![Arc::new(namespace()), Arc::new(namespace())]
-}
-
-fn all(devices: &[Arc<dyn Device>]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for device in devices {
-        let mut io = Blocking::new(device.queue_pair().unwrap()).unwrap();
-        bytes.extend_from_slice(&io.read(0, device.namespace().len_bytes() as usize).unwrap());
-    }
-    bytes
-}
+use interrupted::{Case, all, memory};
+use object_store::bytes_of;
 
 fn end(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.resize(bytes.len() + 1024, 0);
@@ -282,6 +165,40 @@ fn a_compressed_shard_is_read_from_its_beginning_and_those_before_it_are_not_rea
     assert!(all(&devices) == image, "another image");
     let asked = case.watched.asked();
     assert!(!asked.contains_key("x/0.tar") && !asked.contains_key("x/1.tar"), "{asked:?}");
+}
+
+/// The third archive in each compression but Zstd.
+fn compressed(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(bytes).unwrap();
+    #[cfg_attr(not(feature = "formats"), allow(unused_mut))]
+    let mut all = vec![("2.tar.gz", gzip.finish().unwrap())];
+    #[cfg(feature = "formats")]
+    {
+        let mut xz = liblzma::write::XzEncoder::new(Vec::new(), 0);
+        xz.write_all(bytes).unwrap();
+        all.push(("2.tar.xz", xz.finish().unwrap()));
+        let mut bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+        bzip2.write_all(bytes).unwrap();
+        all.push(("2.tar.bz2", bzip2.finish().unwrap()));
+    }
+    all
+}
+
+#[test]
+fn a_shard_in_any_compression_goes_on_behind_what_came_of_it() {
+    let plain = tars(true);
+    for third in compressed(&plain[2].1) {
+        let shards = [plain[0].clone(), plain[1].clone(), third.clone(), plain[3].clone()];
+        let case = Case::new(SourceKind::WebDataset, PlacementOrder::Source, &shards);
+        let (_, image) = case.whole();
+        // The last point lies in the third shard.
+        let devices = case.interrupted(1190);
+        case.import(&devices, Onto::Resume, u64::MAX).unwrap();
+        assert!(all(&devices) == image, "{}: another image", third.0);
+        let asked = case.watched.asked();
+        assert!(!asked.contains_key("x/0.tar") && !asked.contains_key("x/1.tar"), "{asked:?}");
+    }
 }
 
 #[test]

@@ -128,6 +128,10 @@ impl SampleStream for Checked<'_> {
         self.from.classes()
     }
 
+    fn found_classes(&self) -> &[Vec<u8>] {
+        self.from.found_classes()
+    }
+
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         while let Some(mut sample) = self.from.next_sample()? {
             match self.check(&mut sample)? {

@@ -34,6 +34,7 @@ mod give_back;
 mod give_up;
 mod importer;
 pub mod journal;
+mod kept_classes;
 mod lease;
 pub mod many;
 mod mark;

@@ -25,6 +25,8 @@ pub(super) struct Restored {
     pub(super) fields: Vec<Vec<u8>>,
     /// Types of the fields.
     pub(super) field_types: FieldTypes,
+    /// Names of the classes that samples named first; the point has them.
+    pub(super) classes: Vec<Vec<u8>>,
     /// Bytes of its samples.
     pub(super) sample_bytes: u64,
 }

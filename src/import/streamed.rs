@@ -13,14 +13,14 @@ use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::field_types::typed_fields;
-use crate::import::formats::{self, SharedOrigins};
+use crate::import::formats::{self, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
     stopped,
 };
-use crate::import::points::Points;
+use crate::import::points::{self, Points};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::restore::Restored;
 use crate::import::retry::with_retry;
@@ -54,11 +54,18 @@ pub(super) fn run(
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
     let kind = found.kind;
     let origins = SharedOrigins::default();
-    let points = Points::of(&found, columns.as_ref(), &state, options);
+    let objects = points::listed(&found.objects);
     let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
     let field_columns = OnceCell::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
-    let mut source = open(found.files, found.objects, kind, checks, &origins)?;
+    let mut opened = open(found.files, found.objects, kind, checks, &origins)?;
+    if let Opened::Rows(rows) = &mut opened
+        && !state.resumed
+    {
+        rows.begin()?;
+    }
+    let shards = opened.shards();
+    let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
     for namespace in 0..state.media.len() {
@@ -67,11 +74,14 @@ pub(super) fn run(
     with_retry(state.media.retry_budget(), || write_journals(&state.media, &state.journal))?;
     let mut import = StreamImport::new(&state, checks, lease, progress)?;
     import.points = points;
-    if let Some((files, objects)) = again
-        && let Some((place, restored)) = import.restore(&objects)?
-    {
-        source = go_on(files, objects, kind, checks, place, restored)?;
-    }
+    let restored = match &again {
+        Some((_, objects)) => import.restore(objects, opened.shards())?,
+        None => None,
+    };
+    let mut source = match again.zip(restored) {
+        Some((again, (place, restored))) => go_on(opened, again, kind, checks, place, restored)?,
+        None => placed(Checked::new(opened.samples(), checks), options, 0),
+    };
     loop {
         import.note(&*source)?;
         let Some(sample) = source.next_sample()? else { break };
@@ -101,41 +111,73 @@ pub(super) fn run(
     import.finish(kind, bad, file_counts)
 }
 
-/// The samples of `files`, in the order in which they are written.
+/// A source of which no sample has been read.
+enum Opened<'a> {
+    Rows(Box<RowSource<'a>>),
+    Other(Box<dyn SampleStream>),
+}
+
+impl<'a> Opened<'a> {
+    /// The objects that are read and were not given.
+    fn shards(&self) -> &[(Client, Object)] {
+        match self {
+            Opened::Rows(rows) => rows.shards(),
+            Opened::Other(_) => &[],
+        }
+    }
+
+    /// All its samples.
+    fn samples(self) -> Box<dyn SampleStream + 'a> {
+        match self {
+            Opened::Rows(rows) => rows,
+            Opened::Other(samples) => samples,
+        }
+    }
+}
+
+/// Opens `files`.
 fn open<'a>(
     files: Vec<FoundFile>,
     objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     checks: Checks<'a>,
     origins: &SharedOrigins,
-) -> Result<Box<dyn SampleStream + 'a>> {
+) -> Result<Opened<'a>> {
     for (client, objects) in &objects {
         objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
     }
     let Checks { image, options, .. } = checks;
-    let source: Box<dyn SampleStream> = match kind {
+    Ok(match kind {
         rows if rows.is_rows() => {
-            formats::open(files, objects, kind, image, &options.rows, origins)?
+            let rows = formats::open(files, objects, kind, image, &options.rows, origins)?;
+            Opened::Rows(Box::new(rows))
         }
-        SourceKind::TfRecord => Box::new(RecordStream::new(Inputs::new(files, objects))),
+        SourceKind::TfRecord => {
+            Opened::Other(Box::new(RecordStream::new(Inputs::new(files, objects))))
+        }
         _ => {
-            let fields = image.map(|image| image.fields().to_vec());
-            Box::new(StreamSource::of_inputs(Inputs::new(files, objects), kind, fields)?)
+            let (inputs, fields) =
+                (Inputs::new(files, objects), image.map(|image| image.fields().to_vec()));
+            Opened::Other(Box::new(StreamSource::of_inputs(inputs, kind, fields)?))
         }
-    };
-    Ok(placed(Checked::new(source, checks), options, 0))
+    })
 }
 
 /// The samples of shards in a store behind those that are there.
 fn go_on<'a>(
-    files: Vec<FoundFile>,
-    objects: Vec<(Client, Vec<Object>)>,
+    opened: Opened<'a>,
+    (files, objects): (Vec<FoundFile>, Vec<(Client, Vec<Object>)>),
     kind: SourceKind,
     checks: Checks<'a>,
     place: StreamPlace,
     restored: Restored,
 ) -> Result<Box<dyn SampleStream + 'a>> {
-    let StreamPlace { input, offset, record, windows } = place;
+    let StreamPlace { input, offset, record, windows, .. } = place;
+    if let Opened::Rows(rows) = opened {
+        let rows = rows.after(&place, restored.names, &restored.classes);
+        let source = Checked::new(Box::new(rows), checks).after(restored.field_types);
+        return Ok(placed(source, checks.options, windows));
+    }
     let inputs = Inputs::from(files, objects, input, offset)?;
     let source: Box<dyn SampleStream> = match kind {
         SourceKind::TfRecord => Box::new(RecordStream::new(inputs).after(offset, record)),
@@ -216,9 +258,10 @@ impl<'a> StreamImport<'a> {
     fn restore(
         &mut self,
         objects: &[(Client, Vec<Object>)],
+        shards: &[(Client, Object)],
     ) -> Result<Option<(StreamPlace, Restored)>> {
         let Some(points) = &mut self.points else { return Ok(None) };
-        for point in points.saved(&self.state.media, objects)? {
+        for (point, classes) in points.saved(self.state, objects, shards)? {
             let (values, example) = (&mut self.values, &mut self.example);
             let mut seen = |name: &[u8]| {
                 if let Some(values) = values {
@@ -227,7 +270,8 @@ impl<'a> StreamImport<'a> {
                 }
             };
             let restored = self.chunks.restore(point.samples, &mut seen, self.progress)?;
-            if let Some(restored) = restored {
+            if let Some(mut restored) = restored {
+                restored.classes = classes;
                 (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
                 points.begin_at(point, self.sample_bytes);
                 self.progress.advance(self.samples, self.sample_bytes);
@@ -246,7 +290,7 @@ impl<'a> StreamImport<'a> {
         let Some(points) = &mut self.points else { return Ok(()) };
         points.write(&mut self.chunks)?;
         if !self.only_names_matter {
-            points.note(self.samples, self.sample_bytes, source);
+            points.note(self.state, self.samples, self.sample_bytes, source);
         }
         Ok(())
     }

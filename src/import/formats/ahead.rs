@@ -7,7 +7,7 @@ use crossbeam::channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
 use super::column::{Cells, Column};
-use super::rows::{RowError, RowReader};
+use super::rows::{Entry, RowError, RowReader};
 use crate::Result;
 use crate::import::sources::BadReason;
 
@@ -19,16 +19,32 @@ pub(super) fn caught<T>(
     catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(panicked)
 }
 
+/// A batch of rows.
+pub(super) struct Batch {
+    /// Its rows.
+    pub(super) rows: RecordBatch,
+    /// Where the file may be entered to read it first, if it may.
+    pub(super) at: Option<u64>,
+}
+
+/// The batches of a file from an entry on.
+pub(super) struct Batches {
+    /// One after the other.
+    pub(super) each: Box<dyn Iterator<Item = std::result::Result<Batch, String>> + Send>,
+    /// Rows at their beginning that are not wanted.
+    pub(super) unwanted: u64,
+}
+
 /// Batches that a thread decodes.
-pub(super) struct Ahead(Receiver<std::result::Result<RecordBatch, String>>);
+struct Ahead(Receiver<std::result::Result<Batch, String>>);
 
 impl Ahead {
     /// Starts to decode `batches`; the thread ends with them, or when this is dropped.
     ///
     /// # Errors
     /// The operating system cannot start a thread.
-    pub(super) fn start(
-        mut batches: impl Iterator<Item = std::result::Result<RecordBatch, String>> + Send + 'static,
+    fn start(
+        mut batches: impl Iterator<Item = std::result::Result<Batch, String>> + Send + 'static,
     ) -> Result<Ahead> {
         let (send, batch) = bounded(1);
         std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
@@ -47,17 +63,41 @@ impl Ahead {
     }
 }
 
+/// What decodes a file from an entry on.
+type Decode = Box<dyn FnOnce(Entry) -> Result<Batches>>;
+
 /// The rows of decoded batches.
 pub(super) struct AheadRows {
     columns: Vec<Column>,
-    batches: Ahead,
+    /// Until it has begun.
+    decode: Option<Decode>,
+    batches: Option<Ahead>,
     batch: Option<BatchCells>,
+    /// Where the next row is.
+    next: Entry,
+    /// Rows to leave out before it.
+    unwanted: u64,
 }
 
 impl AheadRows {
-    /// The rows of `batches`, which have these columns.
-    pub(super) fn new(columns: Vec<Column>, batches: Ahead) -> AheadRows {
-        AheadRows { columns, batches, batch: None }
+    /// The rows of the batches that `decode` gives, which have these columns.
+    pub(super) fn new(
+        columns: Vec<Column>,
+        decode: impl FnOnce(Entry) -> Result<Batches> + 'static,
+    ) -> AheadRows {
+        let (next, decode) = (Entry::default(), Some(Box::new(decode) as Decode));
+        AheadRows { columns, decode, batches: None, batch: None, next, unwanted: 0 }
+    }
+
+    fn enter(&mut self, batch: &Batch) {
+        let mut cells = BatchCells::new(&batch.rows);
+        if let Some(at) = batch.at {
+            self.next = Entry { at, ..Entry::default() };
+        }
+        let left_out = cells.leave_out(self.unwanted);
+        self.unwanted -= left_out;
+        self.next.rows += left_out;
+        self.batch = Some(cells);
     }
 }
 
@@ -66,16 +106,31 @@ impl RowReader for AheadRows {
         &self.columns
     }
 
+    fn begin(&mut self, from: Entry) -> Result<()> {
+        let Some(decode) = self.decode.take() else { return Ok(()) };
+        let Batches { each, unwanted } = decode(from)?;
+        self.batches = Some(Ahead::start(each)?);
+        self.unwanted = unwanted;
+        self.next = Entry { rows: from.rows - unwanted.min(from.rows), ..from };
+        Ok(())
+    }
+
+    fn entry(&self, _: u64) -> Entry {
+        self.next
+    }
+
     fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
         loop {
             if let Some(row) = self.batch.as_mut().and_then(|batch| batch.next_row(cells)) {
+                self.next.rows += 1;
                 return row.map(|()| true).map_err(RowError::Row);
             }
-            self.batch = match self.batches.0.recv() {
-                Ok(Ok(batch)) => Some(BatchCells::new(&batch)),
-                Ok(Err(what)) => return Err(RowError::File(BadReason::Decoder(what))),
-                Err(_) => return Ok(false),
-            };
+            self.batch = None;
+            match self.batches.as_ref().map(|batches| batches.0.recv()) {
+                Some(Ok(Ok(batch))) => self.enter(&batch),
+                Some(Ok(Err(what))) => return Err(RowError::File(BadReason::Decoder(what))),
+                Some(Err(_)) | None => return Ok(false),
+            }
         }
     }
 }

@@ -202,6 +202,13 @@ impl BatchCells {
         BatchCells { columns, rows: batch.num_rows(), next: 0 }
     }
 
+    /// Leaves out so many rows, or all that are left; returns how many.
+    pub(super) fn leave_out(&mut self, rows: u64) -> u64 {
+        let rows = (self.rows - self.next).min(usize::try_from(rows).unwrap_or(usize::MAX));
+        self.next += rows;
+        rows as u64
+    }
+
     /// The next row. `None`: there is none.
     pub(super) fn next_row(
         &mut self,

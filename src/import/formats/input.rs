@@ -1,7 +1,7 @@
 //! Where a file of rows is, and its bytes: a file, or an object of a store.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,23 +42,34 @@ impl Input {
     /// # Errors
     /// It does not open.
     pub(super) fn read(&self) -> Result<Box<dyn Read + Send>> {
-        self.read_ahead(None)
+        self.read_from(0)
     }
 
-    /// The same, and at most so many bytes are asked for ahead if it is in a store.
+    /// Its bytes from `begin` on, or from its end if it is shorter.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub(super) fn read_ahead(&self, window_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
+    pub(super) fn read_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
         let Some(InStore { client, object, failure, .. }) = &self.object else {
-            let file = File::open(&self.path).map_err(|error| self.named(error))?;
+            let mut file = File::open(&self.path).map_err(|error| self.named(error))?;
+            file.seek(SeekFrom::Start(begin)).map_err(|error| self.named(error))?;
             return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
         };
-        let (client, objects) = (client.clone(), vec![object.clone()]);
-        let mut reader = match window_bytes {
-            None => Reader::new(client, objects),
-            Some(bytes) => Reader::with_window(client, objects, bytes),
+        let begin = begin.min(object.len_bytes);
+        let mut reader = Reader::from(client.clone(), vec![object.clone()], begin);
+        reader.next_object();
+        Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
+    }
+
+    /// Its bytes, of which at most so many are asked for ahead if it is in a store; one range at least.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_ahead(&self, window_bytes: u64) -> Result<Box<dyn Read + Send>> {
+        let Some(InStore { client, object, failure, .. }) = &self.object else {
+            return self.read();
         };
+        let mut reader = Reader::with_window(client.clone(), vec![object.clone()], window_bytes);
         reader.next_object();
         Ok(Box::new(Watched { from: reader, failure: failure.clone() }))
     }
@@ -72,7 +83,10 @@ impl Input {
             Err(failure) => failure,
             Ok(()) => self.named(error),
         };
-        let mut from = self.read_ahead(window_bytes)?;
+        let mut from = match window_bytes {
+            None => self.read()?,
+            Some(bytes) => self.read_ahead(bytes)?,
+        };
         let mut head = [0; 6];
         let len = read_some(&mut from, &mut head).map_err(named)?;
         let whole = Cursor::new(head[..len].to_vec()).chain(from);
@@ -80,6 +94,25 @@ impl Input {
             Some(compression) => compression.undo(whole).map_err(named)?,
             None => Box::new(whole),
         })
+    }
+
+    /// The same from byte `begin` on, after decompression.
+    ///
+    /// # Errors
+    /// As [`read_plain`](Self::read_plain).
+    pub(super) fn read_plain_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
+        let mut head = [0; 6];
+        let read = read_some(&mut self.read_ahead(0)?, &mut head);
+        self.check()?;
+        let len = read.map_err(|error| self.named(error))?;
+        if Compression::of(&head[..len]).is_none() {
+            return self.read_from(begin);
+        }
+        let mut from = self.read_plain(None)?;
+        let left_out = io::copy(&mut from.by_ref().take(begin), &mut io::sink());
+        self.check()?;
+        left_out.map_err(|error| self.named(error))?;
+        Ok(from)
     }
 
     /// All bytes of an index.

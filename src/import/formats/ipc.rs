@@ -6,15 +6,14 @@
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 
-use arrow_array::RecordBatch;
 use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::ArrowError;
+use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{Ahead, AheadRows, caught};
+use super::ahead::{AheadRows, Batch, Batches, caught};
 use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::input::Input;
-use super::rows::RowReader;
+use super::rows::{Entry, RowReader};
 use crate::import::sources::compression::read_some;
 use crate::{Error, ErrorKind, Result};
 
@@ -25,45 +24,76 @@ use crate::{Error, ErrorKind, Result};
 pub(super) fn open(input: &Input) -> Result<Box<dyn RowReader>> {
     let Some(object) = &input.object else {
         let from = File::open(&input.path).map_err(|error| input.named(error))?;
-        return file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input);
+        return file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {});
     };
     let blocks = Blocks::new(object.clone());
-    blocks.set_places(1);
-    file_or_stream(BlockReader::new(blocks), input)
+    file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
 }
 
+/// `begin` is called before rows are read by an index.
 fn file_or_stream(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
+    begin: impl FnOnce() + 'static,
 ) -> Result<Box<dyn RowReader>> {
     let mut head = [0; MAGIC.len()];
     read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
     match head == *MAGIC {
-        true => file(from, input),
-        false => stream(input.read()?, input),
+        true => file(from, input, begin),
+        false => {
+            from.rewind().map_err(|error| input.named(error))?;
+            stream(from, input, true)
+        }
     }
 }
 
-fn file(from: impl Read + Seek + Send + 'static, input: &Input) -> Result<Box<dyn RowReader>> {
-    let reader = opened(|| FileReader::try_new(from, None), input)?;
-    let columns = arrow_cells::columns(&reader.schema());
-    let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
-    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+fn file(
+    from: impl Read + Seek + Send + 'static,
+    input: &Input,
+    begin: impl FnOnce() + 'static,
+) -> Result<Box<dyn RowReader>> {
+    let mut reader = opened(|| FileReader::try_new(from, None), input)?;
+    let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
+    let decode = move |from: Entry| {
+        begin();
+        if from.at > 0 {
+            opened(|| reader.set_index(usize::try_from(from.at).unwrap_or(usize::MAX)), &input)?;
+        }
+        let each = (from.at..).zip(reader).map(|(at, rows)| {
+            let batch = rows.map(|rows| Batch { rows, at: Some(at) });
+            batch.map_err(|error| error.to_string())
+        });
+        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+    };
+    Ok(Box::new(AheadRows::new(columns, decode)))
 }
 
-/// The rows of a stream, up to its end-of-stream marker.
+/// The rows of a stream, up to its end-of-stream marker; `is_file`: `input` is it, and not only holds it.
 ///
 /// # Errors
 /// It cannot be read.
 pub(super) fn stream(
     from: impl Read + Send + 'static,
     input: &Input,
+    is_file: bool,
 ) -> Result<Box<dyn RowReader>> {
-    let from = EndSeen { from, has_ended: false };
-    let reader = opened(|| StreamReader::try_new(from, None), input)?;
-    let columns = arrow_cells::columns(&reader.schema());
-    let batches = StreamBatches { reader, is_over: false };
-    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+    let from = Counted { from: Box::new(from), at: 0, has_ended: false };
+    let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
+    let (schema, input) = (reader.schema(), input.clone());
+    let decode = move |from: Entry| {
+        if is_file {
+            // What the schema was read from does not ask far ahead.
+            let bytes = reader.get_mut();
+            bytes.at = bytes.at.max(from.at);
+            bytes.from = input.read_from(bytes.at)?;
+        }
+        // Batches refer to dictionaries that come before them, anywhere.
+        let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
+        let has_entries = is_file && !reader.schema().flattened_fields().iter().any(is_dictionary);
+        let each = StreamBatches { reader, has_entries, is_over: false };
+        Ok(Batches { each: Box::new(each), unwanted: from.rows })
+    };
+    Ok(Box::new(AheadRows::new(arrow_cells::columns(&schema), decode)))
 }
 
 fn opened<R>(
@@ -77,36 +107,43 @@ fn opened<R>(
 }
 
 /// The batches of a stream up to its end-of-stream marker.
-struct StreamBatches<R> {
-    reader: StreamReader<EndSeen<R>>,
+struct StreamBatches {
+    reader: StreamReader<Counted>,
+    /// Whether it may be entered at any batch.
+    has_entries: bool,
     is_over: bool,
 }
 
-impl<R: Read> Iterator for StreamBatches<R> {
-    type Item = std::result::Result<RecordBatch, String>;
+impl Iterator for StreamBatches {
+    type Item = std::result::Result<Batch, String>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.is_over {
             return None;
         }
-        if let Some(batch) = self.reader.next() {
-            return Some(batch.map_err(|error| error.to_string()));
+        // The reader stops behind each message.
+        let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
+        if let Some(rows) = self.reader.next() {
+            return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
         }
         self.is_over = true;
-        // The reader stops behind the marker, and meets the end of the file only where there is none.
+        // It stops behind the marker, and meets the end of the file only where there is none.
         self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
     }
 }
 
-/// Notices that a reader wants bytes behind the last one.
-struct EndSeen<R> {
-    from: R,
+/// Counts bytes, and notices that a reader wants some behind the last one.
+struct Counted {
+    from: Box<dyn Read + Send>,
+    /// Where the next byte is.
+    at: u64,
     has_ended: bool,
 }
 
-impl<R: Read> Read for EndSeen<R> {
+impl Read for Counted {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let read = self.from.read(into)?;
+        self.at += read as u64;
         self.has_ended |= read == 0 && !into.is_empty();
         Ok(read)
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::array_header::{ArrayHeader, HeaderForm};
 use super::column::{CellKind, Cells, Column};
 use super::input::Input;
-use super::rows::{RowError, RowReader};
+use super::rows::{Entry, RowError, RowReader};
 use crate::format::field_type::FieldType;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::read_some;
@@ -29,6 +29,8 @@ use crate::{Error, ErrorKind, Result};
 pub(super) struct ItemFormat {
     leaves: Vec<Leaf>,
     columns: Vec<Column>,
+    /// Whether shards hold Arrow files in place of items.
+    is_arrow: bool,
 }
 
 /// How a column lies in an item.
@@ -67,18 +69,31 @@ impl ItemFormat {
     ///
     /// # Errors
     /// It does not open.
-    pub(super) fn new(leaves: Vec<Leaf>, first: Option<&Input>) -> Result<ItemFormat> {
+    pub(super) fn new(
+        leaves: Vec<Leaf>,
+        first: Option<&Input>,
+        may_be_arrow: bool,
+    ) -> Result<ItemFormat> {
         let has_arrays = leaves.iter().any(|leaf| matches!(leaf.form, LeafForm::Array(_)));
         let item = match first.filter(|_| has_arrays) {
             // What is wrong with the item is told when it is read as a row.
             Some(input) => {
-                let item = Shard::open(input)?.next_item().ok().flatten();
+                let item = Shard::open(input, Some(0))?.next_item().ok().flatten();
                 input.check()?;
                 item
             }
             None => None,
         };
-        let mut format = ItemFormat { leaves, columns: Vec::new() };
+        let is_arrow =
+            match first.filter(|_| may_be_arrow && item.as_ref().is_none_or(Vec::is_empty)) {
+                Some(input) => {
+                    let is_arrow = Shard::open(input, Some(0))?.is_arrow();
+                    input.check()?;
+                    is_arrow
+                }
+                None => false,
+            };
+        let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
         let ranges = item.as_ref().and_then(|item| format.ranges(item).ok());
         for (at, leaf) in format.leaves.iter().enumerate() {
             let kind = match &leaf.form {
@@ -168,19 +183,20 @@ fn check(
 /// The items of one shard.
 pub(super) struct ItemRows {
     format: Arc<ItemFormat>,
-    shard: Shard,
+    input: Input,
+    /// Once it has begun.
+    shard: Option<Shard>,
 }
 
 impl ItemRows {
-    /// Opens the shard `input`.
+    /// The items of the shard `input`, which is opened only if it is one of Arrow.
     ///
     /// # Errors
     /// It does not open, or its table of offsets is broken.
     pub(super) fn open(input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
-        let shard = Shard::open(input)?;
-        match shard.has_bytes() {
-            true => Ok(Box::new(ItemRows { format, shard })),
-            false => shard.into_arrow(input, format),
+        match format.is_arrow {
+            true => Shard::open(input, None)?.into_arrow(input),
+            false => Ok(Box::new(ItemRows { format, input: input.clone(), shard: None })),
         }
     }
 }
@@ -190,8 +206,18 @@ impl RowReader for ItemRows {
         &self.format.columns
     }
 
+    fn begin(&mut self, from: Entry) -> Result<()> {
+        let mut shard = Shard::open(&self.input, (from.rows > 0).then_some(0))?;
+        if from.rows > 0 {
+            shard.leave_out(from.rows, &self.input)?;
+        }
+        self.shard = Some(shard);
+        Ok(())
+    }
+
     fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError> {
-        match self.shard.next_item().map_err(RowError::File)? {
+        let Some(shard) = &mut self.shard else { return Ok(false) };
+        match shard.next_item().map_err(RowError::File)? {
             Some(item) => Ok(self.format.cells(item, cells).map(|()| true)?),
             None => Ok(false),
         }
@@ -207,8 +233,9 @@ struct Shard {
 }
 
 impl Shard {
-    fn open(input: &Input) -> Result<Shard> {
-        let mut shard = Shard { from: input.read_plain(None)?, at: 0, ends: Vec::new() };
+    /// Opens the shard `input`; `ahead_bytes`: how far ahead a store is asked, if not as far as it needs.
+    fn open(input: &Input, ahead_bytes: Option<u64>) -> Result<Shard> {
+        let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
         let read = shard.read_table();
         input.check()?;
         read.map_err(|error| match error.kind() {
@@ -247,19 +274,37 @@ impl Shard {
         self.ends.len() <= 1 || self.ends.first() != self.ends.last()
     }
 
-    /// The rows of the Arrow file behind the table; empty items, if there is none.
-    fn into_arrow(mut self, input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
+    /// Whether an Arrow file is behind the table, and not items.
+    fn is_arrow(&mut self) -> bool {
         let mut head = [0; ARROW_MAGIC.len()];
-        let read = read_some(&mut self.from, &mut head);
+        !self.has_bytes()
+            && read_some(&mut self.from, &mut head).is_ok_and(|read| read == head.len())
+            && head == *ARROW_MAGIC
+    }
+
+    /// The rows of the Arrow file behind the table.
+    fn into_arrow(mut self, input: &Input) -> Result<Box<dyn RowReader>> {
+        let is_arrow = self.is_arrow();
         input.check()?;
-        match read.map_err(|error| input.named(error))? == head.len() && head == *ARROW_MAGIC {
-            // Its rows lie in it as in a stream, with an index behind them.
-            #[cfg(feature = "formats")]
-            true => super::ipc::stream(self.from, input),
-            #[cfg(not(feature = "formats"))]
-            true => Err(super::without_formats(&input.path)),
-            false => Ok(Box::new(ItemRows { format, shard: self })),
+        if !is_arrow {
+            let text = "the first shard holds rows of Arrow, and this one does not";
+            return Err(broken(text).path(&input.path));
         }
+        // Its rows lie in it as in a stream, with an index behind them.
+        #[cfg(feature = "formats")]
+        let rows = super::ipc::stream(self.from, input, false);
+        #[cfg(not(feature = "formats"))]
+        let rows = Err(super::without_formats(&input.path));
+        rows
+    }
+
+    /// Leaves out so many items, or all that there are; `input` is that of the shard.
+    fn leave_out(&mut self, items: u64, input: &Input) -> Result<()> {
+        let left = self.ends.len().saturating_sub(usize::try_from(items).unwrap_or(usize::MAX));
+        self.ends.truncate(left.max(1));
+        self.at = self.ends.last().map_or(self.at, |begin| u64::from(*begin));
+        self.from = input.read_plain_from(self.at)?;
+        Ok(())
     }
 
     /// The next item. `None`: there is none.

@@ -13,10 +13,11 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::column::{CellKind, Cells, Column};
 use super::input::{InStore, Input, LOOKING_UP};
-use super::rows::{RowError, RowReader};
+use super::rows::{Entry, RowError, RowReader};
 use crate::format::field_type::{Element, FieldType};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
@@ -36,7 +37,15 @@ type Lines = BufReader<Box<dyn Read + Send>>;
 
 /// The lines of a file.
 pub(super) struct JsonLines {
+    input: Input,
+    /// Once it has begun.
     from: Lines,
+    /// Where the next line is that is read.
+    at: u64,
+    /// Where the next one is that is taken.
+    next: u64,
+    /// Hash of the objects that lines so far have named, also those of other files.
+    named: u64,
     columns: Vec<Column>,
     files: Option<Files>,
     line: Vec<u8>,
@@ -74,7 +83,12 @@ struct Ahead {
 struct Line {
     object: Object,
     file: Option<Asked>,
+    /// Where it ends.
+    end: u64,
 }
+
+/// A line, what it names, and where it ends.
+type Named = std::result::Result<(Object, Option<String>, u64), BadReason>;
 
 /// An object that a line names; not asked for while there is no room.
 struct Asked {
@@ -89,7 +103,8 @@ impl JsonLines {
     /// It cannot be read, or its first line is no object.
     pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
         let mut survey = Survey::default();
-        survey.read(lines(input, Some(SURVEYED_BYTES as u64))?, input)?;
+        // Most of what could be asked for ahead is often not needed.
+        survey.read(lines(input, Some(0))?.0, input)?;
         let key = match &options.files {
             Some(key) => Some(key.clone()),
             None => Some(FILE_NAME.to_owned()).filter(|key| {
@@ -103,14 +118,25 @@ impl JsonLines {
             Some(key) => Some(Files::new(key, &mut columns, input)?),
             None => None,
         };
-        let from = lines(input, None)?;
-        Ok(Box::new(JsonLines { from, columns, files, line: Vec::new(), name: Vec::new() }))
+        Ok(Box::new(JsonLines {
+            input: input.clone(),
+            from: BufReader::new(Box::new(io::empty())),
+            at: 0,
+            next: 0,
+            named: 0,
+            columns,
+            files,
+            line: Vec::new(),
+            name: Vec::new(),
+        }))
     }
 
     /// Reads the next line that is not empty. `false`: there is none.
     fn next_line(&mut self) -> std::result::Result<bool, RowError> {
         loop {
-            match read_line(&mut self.from, &mut self.line) {
+            let read = read_line(&mut self.from, &mut self.line);
+            self.at += self.line.len() as u64;
+            match read {
                 Ok(false) => return Ok(false),
                 Ok(true) if self.line.trim_ascii().is_empty() => {}
                 Ok(true) => return Ok(true),
@@ -134,10 +160,13 @@ impl JsonLines {
         files: Option<&mut Files>,
     ) -> std::result::Result<Option<(Object, Option<FieldBytes>)>, RowError> {
         let Some(files) = files else {
-            return Ok(self.next_object()?.map(|object| (object, None)));
+            let object = self.next_object()?;
+            self.next = self.at;
+            return Ok(object.map(|object| (object, None)));
         };
         if let From::Folder(folder) = &files.from {
             let Some(object) = self.next_object()? else { return Ok(None) };
+            self.next = self.at;
             let name = files.name_in(&object)?;
             let file = name.map(|name| {
                 read_file(folder, name.as_bytes()).map_err(|reason| BadReason::Field {
@@ -151,14 +180,19 @@ impl JsonLines {
         self.read_ahead(files)?;
         let From::Store(ahead) = &mut files.from else { return Ok(None) };
         let Some(line) = ahead.lines.pop_front() else {
+            self.next = self.at;
             return match ahead.end.replace(Ok(())) {
                 Some(Err(error)) => Err(error),
                 _ => Ok(None),
             };
         };
-        let Line { object, file } = line?;
-        let file = file.map(|asked| ahead.read(asked)).transpose()?;
-        Ok(Some((object, file)))
+        let Line { object, file, end } = line?;
+        self.next = end;
+        let Some(asked) = file else { return Ok(Some((object, None))) };
+        let named = with(self.named, &asked.object);
+        let file = ahead.read(asked)?;
+        self.named = named;
+        Ok(Some((object, Some(file))))
     }
 
     /// Reads more lines, where files are in a store and few are left.
@@ -170,21 +204,51 @@ impl JsonLines {
         if has_enough(files) {
             return Ok(());
         }
+        let (lines, end) = self.named_lines(files, u64::MAX);
+        let From::Store(ahead) = &mut files.from else { return Ok(()) };
+        ahead.end = end;
+        ahead.look_up(lines)
+    }
+
+    /// Some lines that begin before `to`, and what ended them.
+    fn named_lines(
+        &mut self,
+        files: &Files,
+        to: u64,
+    ) -> (Vec<Named>, Option<std::result::Result<(), RowError>>) {
         let (mut lines, mut end) = (Vec::new(), None);
-        while lines.len() < LINES_AHEAD / 2 && end.is_none() {
+        while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
             match self.next_object() {
                 Ok(Some(object)) => {
                     let name = files.name_in(&object);
-                    lines.push(name.map(|name| (object, name)));
+                    lines.push(name.map(|name| (object, name, self.at)));
                 }
                 Ok(None) => end = Some(Ok(())),
                 Err(RowError::Row(reason)) => lines.push(Err(reason)),
                 Err(error) => end = Some(Err(error)),
             }
         }
-        let From::Store(ahead) = &mut files.from else { return Ok(()) };
-        ahead.end = end;
-        ahead.look_up(lines)
+        (lines, end)
+    }
+
+    /// Looks up again what lines before `to` name, and notes it.
+    fn recall_files(&mut self, files: &Files, to: u64, named: u64) -> Result<u64> {
+        let From::Store(ahead) = &files.from else { return Ok(named) };
+        let mut named = named;
+        self.begin(Entry::default())?;
+        loop {
+            let (lines, end) = self.named_lines(files, to);
+            self.input.check()?;
+            for found in ahead.find(&lines)?.into_iter().flatten() {
+                // One that is gone gives another hash as well.
+                let Ok(object) = found else { return Ok(0) };
+                push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
+                named = with(named, &object);
+            }
+            if lines.is_empty() || end.is_some() {
+                return Ok(named);
+            }
+        }
     }
 
     fn cell(
@@ -275,13 +339,27 @@ impl Ahead {
     }
 
     /// Looks up what some lines name, many at once, and asks for it.
-    fn look_up(
-        &mut self,
-        lines: Vec<std::result::Result<(Object, Option<String>), BadReason>>,
-    ) -> std::result::Result<(), RowError> {
+    fn look_up(&mut self, lines: Vec<Named>) -> std::result::Result<(), RowError> {
+        let found = self.find(&lines).map_err(|error| self.failed(error))?;
+        for (line, found) in lines.into_iter().zip(found) {
+            let line = line.and_then(|(object, _, end)| {
+                let file = found.transpose()?.map(|object| Asked { object, pending: None });
+                Ok(Line { object, file, end })
+            });
+            self.lines.push_back(line);
+        }
+        self.ask();
+        Ok(())
+    }
+
+    /// The objects that lines name, looked up many at once.
+    fn find(
+        &self,
+        lines: &[Named],
+    ) -> Result<Vec<Option<std::result::Result<places::Object, BadReason>>>> {
         let InStore { client, object: of, .. } = &self.lines_are;
-        let found = map_at_once(LOOKING_UP, &lines, |line| {
-            let Ok((_, Some(name))) = line else { return Ok(None) };
+        map_at_once(LOOKING_UP, lines, |line| {
+            let Ok((_, Some(name), _)) = line else { return Ok(None) };
             let Some(key) = row_indexes::beside(Path::new(&of.key), name) else {
                 return Ok(Some(Err(BadReason::LeavesSource)));
             };
@@ -292,17 +370,7 @@ impl Ahead {
                 Ok(object) => Ok(Some(Ok(object))),
                 Err(error) => objects::reason(error).map(|reason| Some(Err(reason))),
             }
-        });
-        let found = found.map_err(|error| self.failed(error))?;
-        for (line, found) in lines.into_iter().zip(found) {
-            let line = line.and_then(|(object, _)| {
-                let file = found.transpose()?.map(|object| Asked { object, pending: None });
-                Ok(Line { object, file })
-            });
-            self.lines.push_back(line);
-        }
-        self.ask();
-        Ok(())
+        })
     }
 
     /// Asks for the objects of the next lines, as far as there is room.
@@ -353,6 +421,29 @@ impl RowReader for JsonLines {
         &self.columns
     }
 
+    fn begin(&mut self, from: Entry) -> Result<()> {
+        (self.from, self.at) = match from.at {
+            0 => lines(&self.input, None)?,
+            at => {
+                let from = self.input.read_plain_from(at)?;
+                (BufReader::with_capacity(BUFFER_BYTES, from), at)
+            }
+        };
+        (self.next, self.named) = (self.at, from.named);
+        Ok(())
+    }
+
+    fn entry(&self, _: u64) -> Entry {
+        Entry { at: self.next, rows: 0, named: self.named }
+    }
+
+    fn recall(&mut self, to: Option<u64>, named: u64) -> Result<u64> {
+        let Some(files) = self.files.take() else { return Ok(named) };
+        let recalled = self.recall_files(&files, to.unwrap_or(u64::MAX), named);
+        self.files = Some(files);
+        recalled
+    }
+
     fn row_name(&self) -> Option<&[u8]> {
         self.files.as_ref().map(|_| &self.name[..])
     }
@@ -391,6 +482,16 @@ fn shown(value: &Value) -> String {
         Value::String(_) => "text".to_owned(),
         number => number.to_string(),
     }
+}
+
+/// The hash of the objects that were named, and one more.
+fn with(named: u64, object: &places::Object) -> u64 {
+    let mut hash = Xxh3::with_seed(named);
+    hash.update(&(object.key.len() as u64).to_le_bytes());
+    hash.update(object.key.as_bytes());
+    hash.update(&object.len_bytes.to_le_bytes());
+    hash.update(object.etag.as_deref().unwrap_or_default().as_bytes());
+    hash.digest().max(1) // 0 stands for none
 }
 
 fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
@@ -534,15 +635,19 @@ fn wider(a: Element, b: Element) -> Option<Element> {
     }
 }
 
-/// The lines of `input`, decompressed, and without a byte order mark.
-fn lines(input: &Input, window_bytes: Option<u64>) -> Result<Lines> {
+/// The lines of `input`, decompressed, without a byte order mark, and where they begin.
+fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
     let mut from = input.read_plain(window_bytes)?;
     let mut head = [0; BYTE_ORDER_MARK.len()];
     let read = read_some(&mut from, &mut head);
     input.check()?;
     let head = &head[..read.map_err(|error| input.named(error))?];
-    let head = if head == BYTE_ORDER_MARK { Vec::new() } else { head.to_vec() };
-    Ok(BufReader::with_capacity(BUFFER_BYTES, Box::new(Cursor::new(head).chain(from))))
+    let (head, at) = match head == BYTE_ORDER_MARK {
+        true => (Vec::new(), head.len() as u64),
+        false => (head.to_vec(), 0),
+    };
+    let from: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(from));
+    Ok((BufReader::with_capacity(BUFFER_BYTES, from), at))
 }
 
 /// Reads a line. `false`: there is none.

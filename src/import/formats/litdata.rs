@@ -54,7 +54,7 @@ pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
     let leaves = leaves(&index.config).map_err(bad)?;
     let names = index.chunks.into_iter().map(|chunk| vec![chunk.filename]);
     let chunks = given.input.beside(names.collect())?;
-    let format = Arc::new(ItemFormat::new(leaves, chunks.first().map(|(_, input)| input))?);
+    let format = Arc::new(ItemFormat::new(leaves, chunks.first().map(|(_, input)| input), true)?);
     let file = |(name, input): (String, Input)| {
         RowFile::beside(given, &name, input, How::Items(format.clone()))
     };

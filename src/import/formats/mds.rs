@@ -78,7 +78,7 @@ pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
             Some((_, format)) => format.clone(),
             None => {
                 let leaves = leaves(&layout).map_err(bad)?;
-                let own = Arc::new(ItemFormat::new(leaves, Some(&input))?);
+                let own = Arc::new(ItemFormat::new(leaves, Some(&input), false)?);
                 format = Some((layout, own.clone()));
                 own
             }

@@ -39,13 +39,13 @@ use parking_lot::Mutex;
 use self::input::{Failure, InStore, Input};
 use self::items::{ItemFormat, ItemRows};
 use self::json_lines::JsonLines;
-use self::rows::{RowReader, RowSource};
+use self::rows::RowReader;
+pub use self::rows::RowSource;
 use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
 use crate::import::options::RowOptions;
 use crate::import::sources::objects::push_origin;
-use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
 use crate::places::{Client, Object};
 
@@ -53,7 +53,7 @@ use crate::places::{Client, Object};
 pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already.
+/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet.
 ///
 /// # Errors
 /// The first file does not open, or has not the columns that `options` ask for.
@@ -64,12 +64,16 @@ pub fn open<'a>(
     image: Option<&'a Directory>,
     options: &'a RowOptions,
     origins: &SharedOrigins,
-) -> Result<Box<dyn SampleStream + 'a>> {
+) -> Result<RowSource<'a>> {
     let failure = Failure::default();
     let each = |(client, objects): (Client, Vec<Object>)| {
         objects.into_iter().map(move |object| (client.clone(), object))
     };
     let mut objects = objects.into_iter().flat_map(each);
+    let indexes = match kind {
+        SourceKind::Mds | SourceKind::LitData => files.len() as u64,
+        _ => 0,
+    };
     let mut rows = Vec::new();
     for FoundFile { path, name } in files {
         let object = objects.next();
@@ -88,7 +92,7 @@ pub fn open<'a>(
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
     }
-    Ok(Box::new(RowSource::new(rows, kind, image, options)?))
+    RowSource::new(rows, indexes, kind, image, options)
 }
 
 /// `shards`, which an index names; `origins` gets those that are objects.
@@ -139,6 +143,7 @@ impl RowFile {
         RowFile { stem: [&given.name[..folder], name.as_bytes()].concat(), input, how }
     }
 
+    /// Opens it, and reads what tells its columns.
     fn open(&self, options: &RowOptions) -> Result<Box<dyn RowReader>> {
         let opened: Result<Box<dyn RowReader>> = match &self.how {
             #[cfg(feature = "formats")]

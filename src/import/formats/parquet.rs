@@ -6,20 +6,19 @@ use std::sync::Arc;
 
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
-    ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::ChunkReader;
 
-use super::ahead::{Ahead, AheadRows, caught};
+use super::ahead::{AheadRows, Batch, Batches, caught};
 use super::arrow_cells;
 use super::blocks::Blocks;
 use super::column::Column;
 use super::input::Input;
 use super::pages::PageFile;
-use super::rows::RowReader;
+use super::rows::{Entry, RowReader};
 use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
 
@@ -48,19 +47,43 @@ fn rows_of(
     options: &RowOptions,
     of_columns: impl FnOnce(usize),
 ) -> Result<Box<dyn RowReader>> {
-    let (columns, reader) = caught(|| decoder(from, options)).map_err(|what| {
+    let path = input.path.clone();
+    let bad = move |what: String| {
         let text = format!("the Parquet file cannot be read: {what}");
-        Error::new(ErrorKind::BadSource, text).path(&input.path)
-    })?;
+        Error::new(ErrorKind::BadSource, text).path(&path)
+    };
+    let (columns, decoder) = caught(|| decoder(from, options)).map_err(&bad)?;
     of_columns(columns.len());
-    let batches = reader.map(|batch| batch.map_err(|error| error.to_string()));
-    Ok(Box::new(AheadRows::new(columns, Ahead::start(batches)?)))
+    let decode = move |from: Entry| caught(|| batches(decoder, from.rows)).map_err(bad);
+    Ok(Box::new(AheadRows::new(columns, decode)))
 }
 
-fn decoder(
-    from: impl ChunkReader + 'static,
+/// The batches behind the first `rows` rows. Of row groups before these, nothing is read.
+fn batches<F: ChunkReader + 'static>(
+    decoder: ParquetRecordBatchReaderBuilder<F>,
+    rows: u64,
+) -> std::result::Result<Batches, String> {
+    let mut decoder = decoder;
+    if rows > 0 {
+        let (mut before, mut first) = (rows, 0);
+        for group in decoder.metadata().row_groups() {
+            let Some(left) = before.checked_sub(group.num_rows().max(0) as u64) else { break };
+            (before, first) = (left, first + 1);
+        }
+        let groups = (first..decoder.metadata().num_row_groups()).collect();
+        let before = usize::try_from(before).map_err(|_| "it has too many rows".to_owned())?;
+        decoder = decoder.with_row_groups(groups).with_offset(before);
+    }
+    let reader = decoder.build().map_err(|error| error.to_string())?;
+    let batch = |rows| Batch { rows, at: None };
+    let each = reader.map(move |rows| rows.map(batch).map_err(|error| error.to_string()));
+    Ok(Batches { each: Box::new(each), unwanted: 0 })
+}
+
+fn decoder<F: ChunkReader + 'static>(
+    from: F,
     options: &RowOptions,
-) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReader), String> {
+) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
     let text = |error: ParquetError| error.to_string();
     let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
     let columns = arrow_cells::columns(of_file.schema());
@@ -77,7 +100,7 @@ fn decoder(
         builder = builder.with_projection(mask);
     }
     let columns = read.into_iter().map(|at| columns[at].clone()).collect();
-    Ok((columns, builder.with_batch_size(rows_at_once).build().map_err(text)?))
+    Ok((columns, builder.with_batch_size(rows_at_once)))
 }
 
 /// The columns that are read at all, so that others are not decoded.

@@ -14,14 +14,35 @@ use crate::format::meta::check_label;
 use crate::import::columns::{Number, number};
 use crate::import::options::RowOptions;
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
-use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamSample};
+use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
+use crate::places::{Client, Object};
 use crate::{Error, ErrorKind, Result};
 
 /// Reads the rows of a file, front to back.
 pub(super) trait RowReader {
     /// The columns of each row.
     fn columns(&self) -> &[Column];
+
+    /// Begins to read the rows that follow `from`. Before, only what tells the columns is read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none of its format.
+    fn begin(&mut self, from: Entry) -> Result<()>;
+
+    /// Where the next row is, behind `rows` rows of the file.
+    fn entry(&self, rows: u64) -> Entry {
+        Entry { at: 0, rows, named: 0 }
+    }
+
+    /// Notes again which objects the rows up to byte `to`, or all of them, have named, behind those whose hash is
+    /// `named`; returns the hash of all.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn recall(&mut self, _to: Option<u64>, named: u64) -> Result<u64> {
+        Ok(named)
+    }
 
     /// The name that the row which was read last brings along.
     fn row_name(&self) -> Option<&[u8]> {
@@ -33,6 +54,17 @@ pub(super) trait RowReader {
     /// # Errors
     /// What is wrong with the row, or with the rest of the file.
     fn next_row(&mut self, cells: &mut Cells) -> std::result::Result<bool, RowError>;
+}
+
+/// A place between two rows of a file, as the reader of its format finds it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Entry {
+    /// Where the file may be entered: a byte, or the number of a batch.
+    pub(super) at: u64,
+    /// Rows from there to the place.
+    pub(super) rows: u64,
+    /// Hash of the objects that rows before it named, also those of other files; 0: none.
+    pub(super) named: u64,
 }
 
 /// Why a row is not read.
@@ -51,8 +83,16 @@ impl From<BadReason> for RowError {
 }
 
 /// The rows of files of one kind as samples.
-pub(super) struct RowSource<'a> {
+pub struct RowSource<'a> {
     files: std::vec::IntoIter<RowFile>,
+    /// The objects that an index names.
+    shards: Vec<(Client, Object)>,
+    /// How many files were opened or left out, and the objects of indexes, which come before them.
+    begun: u64,
+    /// Where the import goes on, until it does.
+    go_on: Option<StreamPlace>,
+    /// Where the file that is opened next is read from, and the number of the row there.
+    from: (Entry, u64),
     options: &'a RowOptions,
     open: Option<OpenFile>,
     /// The columns of the first file, which all have.
@@ -63,6 +103,8 @@ pub(super) struct RowSource<'a> {
     classes: Classes,
     /// The class of the row that was read last, until it is accepted.
     class: Option<FieldBytes>,
+    /// How many classes there were before the first row.
+    known_classes: usize,
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
     bad: Vec<BadEntry>,
@@ -79,19 +121,33 @@ struct OpenFile {
     /// Of each column of the first file: its number in this one.
     places: Vec<usize>,
     rows: u64,
+    has_begun: bool,
+}
+
+impl OpenFile {
+    fn new(reader: Box<dyn RowReader>, file: RowFile, places: Vec<usize>) -> OpenFile {
+        let RowFile { input, stem, .. } = file;
+        OpenFile { reader, input, stem, places, rows: 0, has_begun: false }
+    }
 }
 
 impl<'a> RowSource<'a> {
-    /// The rows of `files`, to become samples of `image` if it is appended to.
+    /// The rows of `files`, which so many indexes name, to become samples of `image` if it is appended to.
     ///
     /// # Errors
     /// The first file does not open, or has other columns than `options` ask for.
     pub(super) fn new(
         files: Vec<RowFile>,
+        indexes: u64,
         kind: SourceKind,
         image: Option<&'a Directory>,
         options: &'a RowOptions,
     ) -> Result<RowSource<'a>> {
+        let in_store = |file: &RowFile| {
+            let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
+            Some((object.client.clone(), object.object.clone()))
+        };
+        let shards = files.iter().filter_map(in_store).collect();
         let mut files = files.into_iter();
         let Some(first) = files.next() else {
             let text = format!("there is no {kind} file");
@@ -106,15 +162,20 @@ impl<'a> RowSource<'a> {
         let fields = chosen.fields.iter().map(field).collect();
         let classes = Classes::new(image, chosen.label.map(|at| &columns[at]));
         let places = (0..columns.len()).collect();
-        let open = OpenFile { reader, input: first.input, stem: first.stem, places, rows: 0 };
+        let open = OpenFile::new(reader, first, places);
         Ok(RowSource {
             files,
+            shards,
+            begun: indexes + 1,
+            go_on: None,
+            from: (Entry::default(), 0),
             options,
             open: Some(open),
             types: chosen.types(&columns),
             columns,
             chosen,
             fields,
+            known_classes: classes.names.len(),
             classes,
             class: None,
             names: HashSet::new(),
@@ -122,6 +183,85 @@ impl<'a> RowSource<'a> {
             failure: None,
             cells: Cells::new(),
         })
+    }
+
+    /// The objects of stores that are read and were not given, but named by an index: places count them behind those.
+    pub(in crate::import) fn shards(&self) -> &[(Client, Object)] {
+        &self.shards
+    }
+
+    /// Goes on at `place`, behind rows with these names, as their fingerprints, and these
+    /// [`found_classes`](SampleStream::found_classes). Nothing has been read yet.
+    pub(in crate::import) fn after(
+        mut self,
+        place: &StreamPlace,
+        names: HashSet<u128>,
+        classes: &[Vec<u8>],
+    ) -> RowSource<'a> {
+        self.go_on = Some(*place);
+        self.names = names;
+        for name in classes {
+            self.classes.number(name);
+        }
+        self
+    }
+
+    /// Begins to read rows, unless that has happened. `false`: there are none.
+    ///
+    /// # Errors
+    /// The file that is next does not open, or has other columns than the first one.
+    pub(in crate::import) fn begin(&mut self) -> Result<bool> {
+        if let Some(place) = self.go_on.take() {
+            self.go_to(&place)?;
+        }
+        if self.open.is_none() && !self.open_next()? {
+            return Ok(false);
+        }
+        if let Some(open) = &mut self.open
+            && !open.has_begun
+        {
+            let (from, rows) = std::mem::take(&mut self.from);
+            let begun = open.reader.begin(from);
+            open.input.check()?;
+            begun?;
+            (open.has_begun, open.rows) = (true, rows);
+        }
+        Ok(true)
+    }
+
+    /// Goes to `place`, and notes again which objects rows before it have named.
+    fn go_to(&mut self, place: &StreamPlace) -> Result<()> {
+        let (names_objects, mut named) = (place.named > 0, 0);
+        while place.input >= self.begun {
+            if let Some(mut open) = self.open.take()
+                && names_objects
+            {
+                named = open.reader.recall(None, named)?;
+            }
+            let is_there = place.input == self.begun;
+            if !is_there && !names_objects {
+                self.files.next();
+                self.begun += 1;
+            } else if !self.open_next()? {
+                break;
+            }
+        }
+        let StreamPlace { offset: at, left_out: rows, record, .. } = *place;
+        self.from = (Entry { at, rows, named: place.named }, record);
+        if let Some(open) = self.open.as_mut().filter(|_| names_objects) {
+            named = open.reader.recall(Some(at), named)?;
+        }
+        if named != place.named {
+            let text = "an object that a line before the interruption names has changed since the import began";
+            let error = Error::new(ErrorKind::BadSource, text).hint(
+                "begin again with --force, or with --append if the image had a generation before",
+            );
+            return Err(match &self.open {
+                Some(open) => error.path(&open.input.path),
+                None => error,
+            });
+        }
+        Ok(())
     }
 
     /// Opens the next file. `false`: there is none.
@@ -134,7 +274,8 @@ impl<'a> RowSource<'a> {
         if let Some(at) = self.chosen.label {
             self.classes.begin_file(&reader.columns()[places[at]]);
         }
-        self.open = Some(OpenFile { reader, input: file.input, stem: file.stem, places, rows: 0 });
+        self.open = Some(OpenFile::new(reader, file, places));
+        self.begun += 1;
         Ok(true)
     }
 
@@ -159,6 +300,7 @@ impl<'a> RowSource<'a> {
         match open.reader.next_row(&mut self.cells) {
             Ok(true) => open.rows += 1,
             Ok(false) => {
+                self.from.0.named = open.reader.entry(number).named;
                 self.open = None;
                 return None;
             }
@@ -246,8 +388,24 @@ impl SampleStream for RowSource<'_> {
         &self.classes.names
     }
 
+    fn found_classes(&self) -> &[Vec<u8>] {
+        &self.classes.names[self.known_classes..]
+    }
+
+    fn place(&self) -> Option<StreamPlace> {
+        if !self.bad.is_empty() || self.failure.is_some() {
+            return None;
+        }
+        let (input, entry, record) = match &self.open {
+            None => (self.begun, self.from.0, 0),
+            Some(open) => (self.begun - 1, open.reader.entry(open.rows), open.rows),
+        };
+        let Entry { at: offset, rows: left_out, named } = entry;
+        Some(StreamPlace { input, offset, left_out, record, named, windows: 0 })
+    }
+
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
-        while self.open.is_some() || self.open_next()? {
+        while self.begin()? {
             if let Some(sample) = self.take_row() {
                 return Ok(Some(sample));
             }

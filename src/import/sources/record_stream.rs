@@ -110,7 +110,7 @@ impl SampleStream for RecordStream {
             None => (begun, 0, 0),
             Some(open) => (begun - 1, open.offset, open.number),
         };
-        Some(StreamPlace { input, offset, record, windows: 0 })
+        Some(StreamPlace { input, offset, left_out: 0, record, named: 0, windows: 0 })
     }
 
     fn give_back(&mut self, sample: StreamSample) {

@@ -25,6 +25,11 @@ pub trait SampleStream {
         &[]
     }
 
+    /// Those of the classes that samples named first, and nothing else tells.
+    fn found_classes(&self) -> &[Vec<u8>] {
+        &[]
+    }
+
     /// The next sample; `None` at the end.
     ///
     /// # Errors
@@ -40,7 +45,7 @@ pub trait SampleStream {
     fn reject(&mut self, name: &[u8], reason: BadReason);
 
     /// Where the next sample begins, if the stream can be read from there on: [`bad`](Self::bad) and the like are empty
-    /// then, and nothing else is to be remembered but the names.
+    /// then, and nothing else is to be remembered but the names, and those of [`found_classes`](Self::found_classes).
     fn place(&self) -> Option<StreamPlace> {
         None
     }
@@ -69,10 +74,14 @@ pub trait SampleStream {
 pub struct StreamPlace {
     /// The number of its file or object, from 0.
     pub input: u64,
-    /// The byte there, after decompression.
+    /// The byte there, after decompression; of an Arrow file with an index, the number of a batch.
     pub offset: u64,
+    /// Samples that begin there or later, and before the place.
+    pub left_out: u64,
     /// The number there of the next sample, where names depend on it.
     pub record: u64,
+    /// Hash of the objects that samples before it named, beside those that are read in order; 0: none.
+    pub named: u64,
     /// Windows that were shuffled before it.
     pub windows: u64,
 }

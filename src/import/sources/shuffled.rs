@@ -75,6 +75,10 @@ impl SampleStream for Shuffled<'_> {
         self.from.classes()
     }
 
+    fn found_classes(&self) -> &[Vec<u8>] {
+        self.from.found_classes()
+    }
+
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         if self.next == self.window.len() {
             self.fill()?;

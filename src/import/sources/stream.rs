@@ -264,7 +264,7 @@ impl SampleStream for StreamSource {
             Some(_) if self.open.is_some() => (begun - 1, self.open_at),
             Some((_, members)) => (begun - 1, members.next_at()),
         };
-        Some(StreamPlace { input, offset, record: 0, windows: 0 })
+        Some(StreamPlace { input, offset, left_out: 0, record: 0, named: 0, windows: 0 })
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
