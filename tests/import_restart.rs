@@ -12,14 +12,19 @@ mod interrupted;
 mod object_store;
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use archives::{member, record};
 use dlfs::ErrorKind;
 use dlfs::import::sources::SourceKind;
-use dlfs::import::{ColumnsFrom, ImportOptions, OnError, Onto, PlacementOrder, import_onto};
+use dlfs::import::{
+    ColumnsFrom, ImportOptions, OnError, Onto, PlacementOrder, import, import_onto,
+};
+use dlfs::nvme::Address;
+use dlfs::qpair::ConnectOptions;
 use dlfs::qpair::blocking::Blocking;
 use import_support::{contents, options};
-use interrupted::{Case, all, memory};
+use interrupted::{After, Case, all, memory};
 use object_store::bytes_of;
 
 fn end(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -127,6 +132,30 @@ fn typed_fields_and_columns_go_on_as_well() {
     assert_eq!((report.samples, report.columns), (900, None));
     assert_eq!(contents(&devices).unwrap().len(), 900);
     assert!(case.watched.asked().contains_key("x/0.tar"));
+}
+
+#[test]
+fn an_image_file_is_as_long_as_what_it_holds_also_after_an_interruption() {
+    let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &tars(false));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.dlfs");
+    let import_to_file = |onto, after| {
+        let options = ImportOptions {
+            places: case.watched.store.options(),
+            placement: PlacementOrder::Source,
+            chunk_size_bytes: 1 << 20,
+            ..options(onto)
+        };
+        let (sources, image) = ([PathBuf::from("s3://bucket/x")], [Address::from_path(&path)]);
+        import(&sources, &image, &options, &ConnectOptions::default(), &mut After(after))
+    };
+    import_to_file(Onto::Empty, 800).unwrap_err();
+    for onto in [Onto::Resume, Onto::Force] {
+        let report = import_to_file(onto, u64::MAX).unwrap();
+        let len_bytes = std::fs::metadata(&path).unwrap().len();
+        let expected = report.image_bytes..report.image_bytes + (1 << 20);
+        assert!(expected.contains(&len_bytes), "{onto:?}: {len_bytes} of {expected:?}");
+    }
 }
 
 #[test]

@@ -71,6 +71,32 @@ pub(super) fn open_for_import(
     connect: &ConnectOptions,
     created: &mut Vec<PathBuf>,
 ) -> Result<Vec<Arc<dyn Device>>> {
+    // Each thread waits for its own writes, and what goes into the page cache is copied there
+    // and then: a ring would only hand it to yet another thread.
+    open_to_write(image, onto, connect, created, FileCalls::Pread)
+}
+
+/// As [`open_for_import`], for samples that come as a stream.
+///
+/// # Errors
+/// As [`open_for_import`].
+pub(super) fn open_for_stream(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+) -> Result<Vec<Arc<dyn Device>>> {
+    // One thread reads the stream: others copy into the page cache, and flush it, while it goes on.
+    open_to_write(image, onto, connect, created, FileCalls::Auto)
+}
+
+fn open_to_write(
+    image: &[Address],
+    onto: Onto,
+    connect: &ConnectOptions,
+    created: &mut Vec<PathBuf>,
+    calls: FileCalls,
+) -> Result<Vec<Arc<dyn Device>>> {
     let Resolved { sites, named } = catalog::resolve(image)?;
     let image = &sites[0][..];
     if let Some(named) = named.as_ref().filter(|_| onto != Onto::Append) {
@@ -102,7 +128,7 @@ pub(super) fn open_for_import(
     for address in image {
         devices.push(match address {
             Address::Path(path) => {
-                let (device, is_new) = open_file(path, &connect, onto != Onto::Append)?;
+                let (device, is_new) = open_file(path, &connect, onto != Onto::Append, calls)?;
                 created.extend(is_new.then(|| path.clone()));
                 vec![device]
             }
@@ -120,13 +146,9 @@ fn open_file(
     path: &Path,
     connect: &ConnectOptions,
     may_create: bool,
+    calls: FileCalls,
 ) -> Result<(Arc<dyn Device>, bool)> {
-    // Each thread waits for its own writes, and what goes into the page cache is copied there
-    // and then: a ring would only hand it to yet another thread.
-    let calls = match is_block_device(path) {
-        true => FileCalls::Auto,
-        false => FileCalls::Pread,
-    };
+    let calls = if is_block_device(path) { FileCalls::Auto } else { calls };
     let options = FileOptions {
         direct: connect.direct,
         writable: true,

@@ -13,7 +13,7 @@ use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
-use crate::import::device::open_for_import;
+use crate::import::device::{open_for_import, open_for_stream};
 use crate::import::field_types::{self, Typing, typed_fields};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -57,7 +57,11 @@ pub fn import(
     let progress = &mut Metered::new(progress);
     let source = open_source(sources, image, options, progress)?;
     let mut created = Vec::new();
-    let devices = open_for_import(image, options.onto, connect, &mut created)?;
+    let open = match &source {
+        OpenSource::Indexed(_) => open_for_import,
+        OpenSource::Streams(_) => open_for_stream,
+    };
+    let devices = open(image, options.onto, connect, &mut created)?;
     let result = run(source, devices, options, progress);
     if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::BadSource) {
         for path in created {

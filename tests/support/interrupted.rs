@@ -18,7 +18,7 @@ use crate::import_support::{contents, options};
 use crate::object_store::{Fault, ObjectStore};
 
 /// Stops an import after so many samples.
-struct After(u64);
+pub struct After(pub u64);
 
 impl Progress for After {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}
