@@ -384,7 +384,7 @@ mod formats {
             let devices = memory();
             let mut small = ImportOptions { chunk_size_bytes: 1 << 20, ..options(Onto::Empty) };
             labelled(&mut small);
-            import_onto(&[first.clone()], &devices, &small, &mut ()).unwrap();
+            import_onto(std::slice::from_ref(&first), &devices, &small, &mut ()).unwrap();
             devices
         };
         let once = begin();

@@ -117,8 +117,7 @@ impl Direct {
     /// Without a connection; `None` where the environment names a proxy.
     pub(super) fn new(limits: Limits) -> Option<Direct> {
         let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let has_proxy =
-            ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].iter().any(|name| is_set(&name));
+        let has_proxy = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].iter().any(is_set);
         (!has_proxy).then(|| Direct {
             limits,
             idle: Forked::new(Mutex::default()),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use dlfs::import::sources::sample_stream::SampleStream;
 use dlfs::import::sources::{FoundFile, SourceKind};
 use dlfs::import::{RowOptions, formats};
 
