@@ -436,7 +436,8 @@ fn the_class_of_a_row_that_is_rejected_gets_no_number_in_either_placement() {
             on_error: OnError::Skip,
             ..options(Onto::Empty)
         };
-        let report = import_onto(&[lines.clone()], &disks.devices(), &skip, &mut ()).unwrap();
+        let report =
+            import_onto(std::slice::from_ref(&lines), &disks.devices(), &skip, &mut ()).unwrap();
         assert_eq!((report.samples, report.bad.len()), (41, 20), "{:?}", report.bad);
         assert!(report.bad.iter().all(|bad| bad.within.as_deref() == Some(&*lines)));
         let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
