@@ -1,6 +1,6 @@
 //! An import of rows from a store that was interrupted goes on in the row group, batch or shard where it was, and the
 //! image is that of an import in one go.
-#![cfg(feature = "cloud")]
+#![cfg(all(feature = "cloud", feature = "formats"))]
 
 mod import_support;
 #[path = "support/interrupted.rs"]
@@ -235,7 +235,6 @@ fn a_compressed_shard_is_read_from_its_beginning_and_those_before_it_are_not_rea
     assert!(asked["x/shard.2.mds.zstd"] < shards[2].1.len() as u64 + (4 << 20), "{asked:?}");
 }
 
-#[cfg(feature = "formats")]
 mod formats {
     use std::io::Cursor;
     use std::sync::Arc;
