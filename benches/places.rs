@@ -23,13 +23,14 @@ use dlfs::qpair::ConnectOptions;
 use object_store::{Fault, ObjectStore, bytes_of};
 use support::{Options, Side, Stopwatch};
 
-const USAGE: &str = "cargo bench --features cloud --bench places -- [--rounds N] [--bytes B] [--dir DIR] [--only PART]
+const USAGE: &str = "cargo bench --features cloud --bench places -- [--rounds N] [--bytes B] [--dir DIR] \
+    [--only PART]
 
 PART: curl, line, imports, tiers.
 
-The store is a process of its own on one processor, on loopback over plain HTTP. What reads it has the other processors,
-and so has what it is compared with; in the first row, both have one. `line` is a store that answers after 50 ms and sends
-at 1 Gb/s in all. Shards and samples of 128 KiB; images and shards lie in --dir.";
+The store is a process of its own on one processor, on loopback over plain HTTP. What reads it has the other
+processors, and so has what it is compared with; in the first row, both have one. `line` is a store that answers
+after 50 ms and sends at 1 Gb/s in all. Shards and samples of 128 KiB; images and shards lie in --dir.";
 
 fn main() {
     support::results::record("places");
@@ -218,7 +219,8 @@ fn beside_line(bytes: u64) {
     row("the same, 50 ms away on a line of 1 Gb/s: MB/s, beside the line", &mut ours, &mut line);
 }
 
-/// Of shards whose files are in memory, and of shards that are read from the disk, by the store or by the import itself.
+/// Of shards whose files are in memory, and of shards that are read from the disk: by the store, or by the import
+/// itself.
 fn imports(folder: &Path, rounds: u64) {
     let local = std::path::absolute(folder.join("shards")).expect("a working folder");
     std::fs::create_dir(&local).expect("a new folder");
