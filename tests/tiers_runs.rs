@@ -30,13 +30,21 @@ fn origin(seed: u64) -> Origin {
     Origin::new(seed, NUM_UNITS * UNIT_BYTES)
 }
 
+/// That of an image with these bytes, in this process: another test, or the same one in another process, would
+/// attach to the tiers of an image of the same identity.
+fn identity(bytes: &[u8]) -> Identity {
+    let of_bytes = u128::from(u64::from_le_bytes(bytes[..8].try_into().unwrap()));
+    let uuid = Uuid((of_bytes << 32 | u128::from(std::process::id())).to_le_bytes());
+    Identity { uuid, generation: Generation(1) }
+}
+
 impl Origin {
     fn units() -> Units {
         Units::from_pages((0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32)))
     }
 
     fn cache(&self, policy: Policy, tier: &str) -> Cache {
-        let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+        let identity = identity(&self.bytes);
         let tiers =
             TierOptions { tiers: vec![tier.parse().unwrap()], policy, ..Default::default() };
         Cache::new(&[Arc::clone(&self.device)], Origin::units(), identity, &tiers).unwrap()
@@ -209,7 +217,7 @@ fn a_block_device_is_a_tier_and_its_copies_survive() {
     }
     let tiers = format!("file:{}:64M", device.path().display()).parse().unwrap();
     let options = TierOptions { tiers: vec![tiers], ..TierOptions::default() };
-    let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+    let identity = identity(&origin.bytes);
     let error = Cache::new(&[Arc::clone(&origin.device)], Origin::units(), identity, &options);
     assert_eq!(error.unwrap_err().kind(), ErrorKind::NoSpace, "the device is shorter");
 }
@@ -224,7 +232,7 @@ fn a_tier_on_a_read_only_file_system_is_refused_with_its_path() {
     disk.make_read_only();
     let tiers = vec![format!("file:{}:2M", disk.path().display()).parse().unwrap()];
     let options = TierOptions { tiers, ..TierOptions::default() };
-    let identity = Identity { uuid: Uuid([1; 16]), generation: Generation(1) };
+    let identity = identity(&origin.bytes);
     let error = Cache::new(&[Arc::clone(&origin.device)], Origin::units(), identity, &options);
     let error = error.unwrap_err();
     assert!(error.report().contains(&*disk.path().to_string_lossy()), "{}", error.report());
