@@ -25,7 +25,7 @@ use dlfs::target::Target;
 use dlfs::units::Nsid;
 use import_support::served::{self, AfterChunks, short_leased, through};
 use import_support::wire::{Direction, Flip, Wire};
-use import_support::{Random, contents, paths, tree};
+use import_support::{Random, contents, is_long, paths, tree};
 
 fn serve(disk: &MemNamespace) -> Target {
     served::serve(std::slice::from_ref(disk), None)
@@ -440,7 +440,7 @@ fn while_a_part_of_an_append_runs_where_no_lock_is_no_other_change_begins() {
 /// Long: set `DLFS_LONG_TESTS`. Calls end after 5 s here; an import tries again for 45 s.
 #[test]
 fn a_network_that_hangs_for_good_ends_whatever_writes() {
-    if std::env::var_os("DLFS_LONG_TESTS").is_none() {
+    if !is_long() {
         println!("SKIPPED: set DLFS_LONG_TESTS; it takes a minute");
         return;
     }

@@ -24,7 +24,7 @@ use dlfs::places::PlaceOptions;
 use dlfs::qpair::Device;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::{ErrorKind, Result};
-use import_support::{contents, options, tree};
+use import_support::{contents, is_long, options, tree};
 use object_store::{Fault, ObjectStore, mix};
 
 type Samples = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -381,8 +381,11 @@ fn rows_of_stores_are_those_of_local_files_whatever_the_store_does() {
         let (report, samples) = imported(&[&address], &of_store(&store));
         assert_eq!((report.kind, report.samples), (local.kind, 40), "{name}");
         assert!(samples == expected, "{name}: other samples than those of the local file");
-        // In pieces so small that all of what holds pieces together is tried, and held in few of them.
-        let places = PlaceOptions { range_bytes: 100, window_bytes: 2000, ..store.options() };
+        // In pieces so small that all of what holds pieces together is tried, and held in few of them; in the smallest
+        // with `DLFS_LONG_TESTS`.
+        let range_bytes = if is_long() { 100 } else { 400 };
+        let window_bytes = 20 * range_bytes;
+        let places = PlaceOptions { range_bytes, window_bytes, ..store.options() };
         let (_, samples) = imported(&[&address], &ImportOptions { places, ..of_store(&store) });
         assert!(samples == expected, "{name}: other samples in small pieces");
     }
@@ -511,8 +514,9 @@ fn a_store_that_is_away_ends_an_import_of_rows_and_makes_none_of_them_bad() {
         if !cfg!(feature = "formats") && (name.ends_with("parquet") || name.ends_with("arrow")) {
             continue;
         }
-        // Each number of requests that are answered before the store goes away for good.
-        for answered in 0..40 {
+        // Each number of requests that are answered before the store goes away for good; every third one without
+        // `DLFS_LONG_TESTS`.
+        for answered in (0..40).step_by(if is_long() { 1 } else { 3 }) {
             let store = ObjectStore::with_faults(move |request| match request.number < answered {
                 true => Fault::None,
                 false => Fault::Status(503, None),

@@ -15,7 +15,7 @@ use dlfs::ErrorKind;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, Onto, PlacementOrder, RowOptions, import_onto};
 use dlfs::qpair::blocking::Blocking;
-use import_support::{Random, contents, options};
+use import_support::{Random, contents, is_long, options};
 use interrupted::{Case, all, memory};
 use object_store::bytes_of;
 
@@ -340,8 +340,13 @@ mod formats {
         assert!(asked["x/0.arrow"] < 3 << 20, "{asked:?}");
     }
 
+    /// Long: set `DLFS_LONG_TESTS`. For shards of samples, `import_restart` does the same in any case.
     #[test]
     fn windows_of_rows_that_were_shuffled_are_not_shuffled_again() {
+        if !is_long() {
+            println!("SKIPPED: set DLFS_LONG_TESTS; it takes ten seconds");
+            return;
+        }
         // The window is full with so many samples, however small they are.
         let file = |file: i64| {
             let numbers = Int64Array::from_iter_values((0..100_000).map(|row| file << 32 | row));
