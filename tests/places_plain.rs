@@ -71,6 +71,7 @@ impl Server {
         let place = Place::parse(&format!("http://{}/", self.address)).unwrap();
         let options = PlaceOptions {
             range_bytes: 1000,
+            window_bytes: 4000,
             silence: Duration::from_secs(5),
             patience: Duration::from_millis(500),
             ..PlaceOptions::default()
@@ -195,9 +196,8 @@ fn ranges_are_received_from_servers_of_all_regular_habits() {
         let server = Server::new(habit);
         assert!(server.read().unwrap() == file(), "{habit:?}");
         let (ours, others) = server.agents();
-        assert_eq!(others, 0, "{habit:?}");
-        // A connection that was closed behind an answer may have been asked once more.
-        assert!(ours == 21 || habit == Hasty && ours >= 21, "{habit:?}: {ours}");
+        // What was slow may have been asked for twice.
+        assert!(ours >= 21 && others == 0, "{habit:?}: {ours} and {others}");
     }
 }
 
@@ -208,7 +208,7 @@ fn a_connection_is_used_again_unless_its_server_ends_it() {
         assert!(plain.read().unwrap() == file() && closing.read().unwrap() == file());
     }
     let connections = |server: &Server| server.seen.connections.load(Ordering::Relaxed);
-    assert_eq!(connections(&closing), 3 * (1 + 21), "one for each request");
+    assert!(connections(&closing) >= 3 * (1 + 21), "one for each request");
     assert!(connections(&plain) < connections(&closing), "{}", connections(&plain));
 }
 
