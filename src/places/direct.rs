@@ -1,9 +1,9 @@
 //! Ranges over plain HTTP/1.1, received into the buffers that readers get.
 //!
-//! The HTTP client of the client library receives a body into memory of its own, from which it is copied: that takes as
-//! long as receiving it. Here the kernel copies it once. Only what is regular is answered here: if an answer is a
-//! redirect, or its body comes in chunks or without a length, the request goes to that client, as do all further ones
-//! for the host; so does what is encrypted or goes through a proxy.
+//! The HTTP client of the client library receives a body into memory of its own, from which it is copied. Here the
+//! kernel copies it once. Only what is regular is answered here: if an answer is a redirect, or its body comes in
+//! chunks or without a length, the request goes to that client, as do all further ones for the host; so does what is
+//! encrypted or goes through a proxy.
 
 use std::collections::HashSet;
 use std::future::{Future, poll_fn};

@@ -20,7 +20,8 @@
 //!
 //! Without the feature `cloud` only addresses are known, and opening a store says so.
 //!
-//! Read `address.rs` and `flow/` first, then `fetch.rs`, which asks for one range, and `reader.rs`.
+//! Read `address.rs` and `flow/` first, then `fetch.rs`, which asks for one range, `direct.rs`, which receives it where
+//! it comes over plain HTTP, and `reader.rs`.
 
 mod address;
 mod cancel;
