@@ -457,7 +457,7 @@ fn a_node_that_ends_fails_no_batch_of_others() {
     let mut nodes = nodes(&origin, 4, 1.3);
     let last = nodes.pop().unwrap();
     thread::scope(|scope| {
-        let (end, ended) = crossbeam::channel::bounded(3);
+        let (end, ended) = crossbeam_channel::bounded(3);
         for node in &nodes {
             let (end, origin) = (end.clone(), &origin);
             scope.spawn(move || {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::Receiver;
+use crossbeam_channel::Receiver;
 use lent::Lent;
 
 use super::holdings::Held;

@@ -64,7 +64,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::Sender;
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 

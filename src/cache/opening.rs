@@ -139,7 +139,7 @@ impl Opening {
         }
         copies.set_spare(!to_check.is_empty());
         copies.set_room(ledger.room());
-        let (jobs, received) = crossbeam::channel::unbounded();
+        let (jobs, received) = crossbeam_channel::unbounded();
         let calls = Copier::calls()?;
         let shared = Arc::new(Shared {
             copies,
@@ -249,7 +249,7 @@ impl Opening {
         share::warn_of_other_options(&hello, options);
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
         let media = media::attached(&hello.tiers, memory, units)?;
-        let (jobs, _) = crossbeam::channel::unbounded();
+        let (jobs, _) = crossbeam_channel::unbounded();
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let shared = Arc::new(Shared {
             copies: CopyTable::over(Box::new(words)),
@@ -265,7 +265,7 @@ impl Opening {
 
     /// No tiers for now: reads go to the origin.
     pub(super) fn none(&self) -> Arc<Shared> {
-        let (jobs, _) = crossbeam::channel::unbounded();
+        let (jobs, _) = crossbeam_channel::unbounded();
         let copies = CopyTable::new(self.units.len());
         Arc::new(Shared { copies, ..Shared::new(self, Vec::new(), jobs) })
     }

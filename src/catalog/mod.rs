@@ -339,7 +339,7 @@ impl Catalog {
         work: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let place = self.place.to_string();
-        let (tell, told) = crossbeam::channel::bounded(1);
+        let (tell, told) = crossbeam_channel::bounded(1);
         let fate = crate::threads::Fate::default();
         let store = Arc::clone(&self.store);
         let thread = crate::threads::start("dlfs-catalog", &fate, (), move |()| {
@@ -347,7 +347,7 @@ impl Catalog {
         })?;
         let found = match told.recv_timeout(self.deadline) {
             Ok(found) => found,
-            Err(crossbeam::channel::RecvTimeoutError::Timeout) => {
+            Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
                 let message =
                     format!("{what} has taken more than {} s", self.deadline.as_secs_f32());
                 return Err(Error::new(ErrorKind::TimedOut, message)

@@ -50,7 +50,8 @@ fn redis(word: &str, place: &str) -> Result<Arc<dyn Store>> {
 #[cfg(not(feature = "catalog"))]
 fn redis(word: &str, _: &str) -> Result<Arc<dyn Store>> {
     let message = format!("the catalogue {word} is in Redis, which this build cannot use");
-    Err(Error::new(ErrorKind::Unsupported, message).hint("build with --features catalog"))
+    Err(Error::new(ErrorKind::Unsupported, message)
+        .hint("build with --features catalog; released packages have it"))
 }
 
 /// What is configured for `word`, and who says so.

@@ -4,6 +4,11 @@
 //! The image has them only once it is committed. Until then they lie between the first superblock and the journal, and
 //! a point of the checkpoint says how many of them it needs, with their hash.
 
+use std::io::{Read, Write};
+
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
 use xxhash_rust::xxh3::Xxh3;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -16,7 +21,7 @@ use crate::import::journal::Journal;
 /// | bytes        | field         | meaning                                                      |
 /// |--------------|---------------|--------------------------------------------------------------|
 /// | 0..8         | `magic`       | "DLFSCLSN"                                                   |
-/// | 8..10        | `version`     | 1                                                            |
+/// | 8..10        | `version`     | 2                                                            |
 /// | 10..12       | `reserved_a`  | zero                                                         |
 /// | 12..16       | `num_classes` | how many there are                                           |
 /// | 16..32       | `uuid`        | the image                                                    |
@@ -24,7 +29,7 @@ use crate::import::journal::Journal;
 /// | 40..48       | `time_ns`     | the time in its journal                                      |
 /// | 48..52       | `packed_len`  | bytes of `names` that are used                               |
 /// | 52..56       | `names_len`   | bytes of the names before compression                        |
-/// | 56..12284    | `names`       | of each its length as u16 and its bytes; all of it in Zstd   |
+/// | 56..12284    | `names`       | of each its length as u16 and its bytes; all in Deflate      |
 /// | 12284..12288 | `crc`         | CRC32C of bytes 0..12284                                     |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -53,7 +58,7 @@ pub(super) fn encode(journal: &Journal, names: &[Vec<u8>]) -> Option<Vec<u8>> {
             return None;
         }
     }
-    let packed = zstd::bulk::compress(&all, ZSTD_LEVEL).ok()?;
+    let packed = deflated(&all)?;
     let mut raw = RawClasses::new_zeroed();
     raw.names.get_mut(..packed.len())?.copy_from_slice(&packed);
     raw.magic = MAGIC;
@@ -81,7 +86,7 @@ pub(super) fn parse(bytes: &[u8], journal: &Journal) -> Option<Vec<Vec<u8>>> {
     }
     let len = usize::try_from(raw.names_len.get()).ok().filter(|len| *len <= MAX_NAMES_BYTES)?;
     let packed = raw.names.get(..usize::try_from(raw.packed_len.get()).ok()?)?;
-    let all = zstd::bulk::decompress(packed, len).ok()?;
+    let all = inflated(packed, len)?;
     let (mut rest, mut names) = (&all[..], Vec::new());
     while let Some((len, behind)) = rest.split_first_chunk() {
         let (name, behind) = behind.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
@@ -89,6 +94,20 @@ pub(super) fn parse(bytes: &[u8], journal: &Journal) -> Option<Vec<Vec<u8>>> {
         rest = behind;
     }
     (names.len() == usize::try_from(raw.num_classes.get()).ok()?).then_some(names)
+}
+
+/// Deflate as RFC 1951 has it.
+fn deflated(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).ok()?;
+    encoder.finish().ok()
+}
+
+/// The `len` bytes that were packed. `None`: it is no Deflate, or of another length.
+fn inflated(packed: &[u8], len: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    DeflateDecoder::new(packed).take(len as u64 + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() == len).then_some(bytes)
 }
 
 /// Tells apart other names, or the same ones in another order.
@@ -110,8 +129,7 @@ pub(super) const CLASSES_BYTES: usize = 12 << 10;
 const MAX_PACKED_BYTES: usize = CLASSES_BYTES - 60;
 /// More of them do not fit, however well they compress.
 const MAX_NAMES_BYTES: usize = 1 << 20;
-const ZSTD_LEVEL: i32 = 9;
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const MAGIC: [u8; 8] = *b"DLFSCLSN";
 
 #[cfg(test)]

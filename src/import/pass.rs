@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam::channel::bounded;
+use crossbeam_channel::bounded;
 
 use crate::directory::DirectoryBuilder;
 use crate::format::ChunkHeader;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam::channel::Sender;
+use crossbeam_channel::Sender;
 
 use crate::format::ChunkHeader;
 use crate::import::chunks::{ChunkWriter, Job, Started};

@@ -26,9 +26,9 @@ impl Client {
     /// `Unsupported`: the library is built without the feature `cloud`.
     pub fn open(place: &Place, _: &PlaceOptions) -> Result<Client> {
         let message = "this build cannot read object stores";
-        Err(Error::new(ErrorKind::Unsupported, message).target(place.to_string()).hint(
-            "build with --features cloud; the Python package and the released command have it",
-        ))
+        Err(Error::new(ErrorKind::Unsupported, message)
+            .target(place.to_string())
+            .hint("build with --features cloud; released packages and the Python package have it"))
     }
 
     /// Another client.

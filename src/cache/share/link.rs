@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use std::convert::Infallible;
 
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::frames::{Frame, hold_message, plan_message};
 use crate::cache::copier::Job;

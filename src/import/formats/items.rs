@@ -291,11 +291,7 @@ impl Shard {
             return Err(broken(text).path(&input.path));
         }
         // Its rows lie in it as in a stream, with an index behind them.
-        #[cfg(feature = "formats")]
-        let rows = super::ipc::stream(self.from, input, false);
-        #[cfg(not(feature = "formats"))]
-        let rows = Err(super::without_formats(&input.path));
-        rows
+        super::ipc::stream(self.from, input, false)
     }
 
     /// Leaves out so many items, or all that there are; `input` is that of the shard.

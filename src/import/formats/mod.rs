@@ -2,29 +2,37 @@
 //!
 //! | kind      | files                                                    | read by                          |
 //! |-----------|----------------------------------------------------------|----------------------------------|
-//! | `parquet` | Parquet, of pyarrow, Spark, the hub of Hugging Face       | `parquet.rs` (feature `formats`) |
-//! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `ipc.rs` (feature `formats`)     |
+//! | `parquet` | Parquet, of pyarrow, Spark, the hub of Hugging Face       | `parquet.rs`                     |
+//! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `ipc.rs`                         |
 //! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `mds.rs`, `items.rs`             |
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `litdata.rs`, `items.rs`         |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`                  |
+//!
+//! All but JSON Lines need the feature `formats`.
 //!
 //! All are read front to back, once; `rows.rs` makes samples of rows, and `column.rs` says which column is what. They
 //! are local files or objects of a store: `input.rs` opens both, and `blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
 mod ahead;
+#[cfg(feature = "formats")]
 mod array_header;
 #[cfg(feature = "formats")]
 mod arrow_cells;
 #[cfg(feature = "formats")]
 mod blocks;
 mod column;
+#[cfg(feature = "formats")]
+mod indexed;
 mod input;
 #[cfg(feature = "formats")]
 mod ipc;
+#[cfg(feature = "formats")]
 mod items;
 mod json_lines;
+#[cfg(feature = "formats")]
 mod litdata;
+#[cfg(feature = "formats")]
 mod mds;
 #[cfg(feature = "formats")]
 mod pages;
@@ -37,6 +45,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::input::{Failure, InStore, Input};
+#[cfg(feature = "formats")]
 use self::items::{ItemFormat, ItemRows};
 use self::json_lines::JsonLines;
 use self::rows::RowReader;
@@ -45,6 +54,7 @@ use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
 use crate::import::options::RowOptions;
+#[cfg(feature = "formats")]
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::{FoundFile, SourceKind};
 use crate::places::{Client, Object};
@@ -65,6 +75,10 @@ pub fn open<'a>(
     options: &'a RowOptions,
     origins: &SharedOrigins,
 ) -> Result<RowSource<'a>> {
+    #[cfg(not(feature = "formats"))]
+    if let Some(file) = files.first().filter(|_| kind != SourceKind::JsonLines) {
+        return Err(without_formats(kind, &file.path));
+    }
     let failure = Failure::default();
     let each = |(client, objects): (Client, Vec<Object>)| {
         objects.into_iter().map(move |object| (client.clone(), object))
@@ -85,9 +99,13 @@ pub fn open<'a>(
         });
         let file = Given { input: Input { path, object }, name };
         match kind {
+            #[cfg(feature = "formats")]
             SourceKind::Mds => rows.extend(noted(mds::shards(&file)?, origins)),
+            #[cfg(feature = "formats")]
             SourceKind::LitData => rows.extend(noted(litdata::shards(&file)?, origins)),
+            #[cfg(feature = "formats")]
             SourceKind::Parquet => rows.push(RowFile::new(file, How::Parquet)),
+            #[cfg(feature = "formats")]
             SourceKind::Arrow => rows.push(RowFile::new(file, How::Arrow)),
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
@@ -95,6 +113,7 @@ pub fn open<'a>(
     RowSource::new(rows, indexes, kind, image, options)
 }
 
+#[cfg(feature = "formats")]
 /// `shards`, which an index names; `origins` gets those that are objects.
 fn noted(shards: Vec<RowFile>, origins: &SharedOrigins) -> Vec<RowFile> {
     for InStore { client, object, .. } in
@@ -125,9 +144,12 @@ struct RowFile {
 /// How a file of rows is read.
 #[derive(Debug, Clone)]
 enum How {
+    #[cfg(feature = "formats")]
     Parquet,
+    #[cfg(feature = "formats")]
     Arrow,
     JsonLines,
+    #[cfg(feature = "formats")]
     /// A shard with this format of items.
     Items(Arc<ItemFormat>),
 }
@@ -137,6 +159,7 @@ impl RowFile {
         RowFile { input: file.input, stem: file.name, how }
     }
 
+    #[cfg(feature = "formats")]
     /// A shard that the index `given` calls `name`, with rows named as if it had been given itself.
     fn beside(given: &Given, name: &str, input: Input, how: How) -> RowFile {
         let folder = given.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
@@ -150,9 +173,8 @@ impl RowFile {
             How::Parquet => parquet::open(&self.input, options),
             #[cfg(feature = "formats")]
             How::Arrow => ipc::open(&self.input),
-            #[cfg(not(feature = "formats"))]
-            How::Parquet | How::Arrow => Err(without_formats(&self.input.path)),
             How::JsonLines => JsonLines::open(&self.input, options),
+            #[cfg(feature = "formats")]
             How::Items(format) => ItemRows::open(&self.input, format.clone()),
         };
         self.input.check()?;
@@ -160,11 +182,14 @@ impl RowFile {
     }
 }
 
-/// The error of a build that does not read these files.
+/// The error of a build that does not read files of `kind`.
 #[cfg(not(feature = "formats"))]
-fn without_formats(path: &std::path::Path) -> crate::Error {
-    let text = "this build does not read Parquet and Arrow files";
-    crate::Error::new(crate::ErrorKind::Unsupported, text)
-        .path(path)
-        .hint("build dlfs with the feature `formats`, which the released command and wheel have")
+fn without_formats(kind: SourceKind, path: &std::path::Path) -> crate::Error {
+    let text = format!("this build does not read sources of the kind {kind}");
+    crate::Error::new(crate::ErrorKind::Unsupported, text).path(path).hint(WITHOUT_FORMATS)
 }
+
+/// The way to a build that reads them.
+#[cfg(not(feature = "formats"))]
+const WITHOUT_FORMATS: &str =
+    "build with --features formats; released packages and the Python package have it";

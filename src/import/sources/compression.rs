@@ -21,7 +21,8 @@ use crate::{Error, ErrorKind};
 pub enum Compression {
     /// RFC 1952, any number of concatenated members.
     Gzip,
-    /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB.
+    /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB; with the feature `formats`.
+    #[cfg(feature = "formats")]
     Zstd,
     /// The .xz format, any number of concatenated streams; with the feature `formats`.
     #[cfg(feature = "formats")]
@@ -36,6 +37,7 @@ impl Compression {
     pub fn of(head: &[u8]) -> Option<Compression> {
         match head {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            #[cfg(feature = "formats")]
             // A frame, or a skippable frame, with which parallel compressors begin.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
                 Some(Compression::Zstd)
@@ -52,6 +54,7 @@ impl Compression {
     pub fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
+            #[cfg(feature = "formats")]
             Compression::Zstd => "zstd",
             #[cfg(feature = "formats")]
             Compression::Xz => "xz",
@@ -68,6 +71,7 @@ impl Compression {
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         Ok(match self {
             Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
+            #[cfg(feature = "formats")]
             Compression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
             #[cfg(feature = "formats")]
             Compression::Xz => {
@@ -84,6 +88,7 @@ impl Compression {
 pub fn foreign(head: &[u8]) -> Option<&'static str> {
     match head {
         _ if Compression::of(head).is_some() => None,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstd"),
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some("bzip2"),
         [0x04, 0x22, 0x4d, 0x18, ..] => Some("lz4"),
@@ -142,9 +147,10 @@ const XZ_MEMORY_BYTES: u64 = 256 << 20;
 
 /// The error for a source at `path` that only `program` decompresses.
 pub(super) fn packed(path: &Path, program: &str) -> Error {
-    let (what, or) = match matches!(program, "xz" | "bzip2") {
-        true => ("this build of dlfs", ", or build dlfs with the feature `formats`"),
-        false => ("dlfs", ""),
+    let (what, or) = if matches!(program, "xz" | "bzip2" | "zstd") {
+        ("this build of dlfs", ", or build dlfs with --features formats")
+    } else {
+        ("dlfs", "")
     };
     let message = format!("the source is compressed with {program}, which {what} does not read");
     Error::new(ErrorKind::BadSource, message)
@@ -159,11 +165,11 @@ mod tests {
     #[test]
     fn compressions_are_known_by_their_first_bytes() {
         assert_eq!(Compression::of(b"\x1f\x8b\x08"), Some(Compression::Gzip));
-        assert_eq!(Compression::of(b"\x28\xb5\x2f\xfd"), Some(Compression::Zstd));
         assert_eq!(Compression::of(b"\x28\xb5\x2f"), None);
-        let (xz, bzip2) = (&b"\xfd7zXZ\0"[..], &b"BZh9"[..]);
+        let (xz, bzip2, zstd) = (&b"\xfd7zXZ\0"[..], &b"BZh9"[..], b"\x28\xb5\x2f\xfd");
         let name = |head| Compression::of(head).map(Compression::name).or(foreign(head));
         assert_eq!((name(xz), name(bzip2)), (Some("xz"), Some("bzip2")));
+        assert_eq!(name(zstd), Some("zstd"));
         assert_eq!(Compression::of(xz).is_some(), cfg!(feature = "formats"));
         assert_eq!((foreign(b"BZhello"), foreign(b"")), (None, None));
     }

@@ -25,7 +25,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use xxhash_rust::xxh3::xxh3_128;
 
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};

@@ -32,6 +32,7 @@ mod size;
 mod store_args;
 mod text;
 mod tier_args;
+#[cfg(feature = "top")]
 mod top;
 mod weight_args;
 

@@ -2,6 +2,7 @@
 """Creates the virtual environment for the tests of the Python package.
 
     environment.py FOLDER
+    environment.py --few FOLDER    only numpy and pytest: tests that need more are skipped
 
 PyPI's torch for x86-64 is the CUDA build, whose libraries are 2 GB more. On a machine without CUDA its
 wheel is taken alone, with the three small wheels that it opens at import; the other libraries become
@@ -19,6 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STUBS = HERE.parent.parent.parent / "benches" / "peers" / "mkstubs.py"
+FEW = ["numpy", "pytest"]
 TORCH = ["torch==2.15.0", "torchdata==0.11.0"]
 CUDA = ["nvidia-cuda-runtime<13.3", "nvidia-cuda-cupti", "nvidia-cufile"]
 # Installed without dependencies, which would include the libraries of torch; their own other dependencies are in
@@ -30,15 +32,20 @@ TRAINERS = [
 
 
 def main():
-    folder = Path(sys.argv[1])
-    state = hashlib.sha256((HERE / "requirements.txt").read_bytes() + repr((TORCH, CUDA, TRAINERS)).encode())
+    *few, folder = sys.argv[1:]
+    folder = Path(folder)
+    wanted = (FEW,) if few else (TORCH, CUDA, TRAINERS, (HERE / "requirements.txt").read_text())
+    state = hashlib.sha256(repr(wanted).encode())
     done = folder / "done"
     if done.exists() and done.read_text() == state.hexdigest():
         return
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
-    pip(folder, "-r", HERE / "requirements.txt")
-    install_torch(folder)
+    if few:
+        pip(folder, *FEW)
+    else:
+        pip(folder, "-r", HERE / "requirements.txt")
+        install_torch(folder)
     done.write_text(state.hexdigest())
 
 

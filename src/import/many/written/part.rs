@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crossbeam::channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::import::many::written::{PartRecord, WritePlan, placing};
 use crate::import::writer::{NewSample, Writer};

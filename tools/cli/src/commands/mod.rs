@@ -27,11 +27,16 @@ mod serve;
 mod shuffle_report;
 mod snapshot;
 mod stat;
+#[cfg(feature = "top")]
 mod top;
 mod verify;
+#[cfg(not(feature = "top"))]
+mod without_top;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+#[cfg(not(feature = "top"))]
+use self::without_top as top;
 use crate::exit::{Failure, Outcome};
 
 /// A user-level NVMe-oF file system for deep-learning training.
