@@ -8,6 +8,7 @@
 
 #[path = "spdk/failures.rs"]
 mod failures;
+#[allow(dead_code, unreachable_pub)] // it uses a part of it
 mod import_support;
 #[path = "spdk/keys.rs"]
 mod keys;
@@ -15,6 +16,7 @@ mod keys;
 mod own_process;
 #[path = "spdk/refusals.rs"]
 mod refusals;
+#[allow(dead_code, unreachable_pub)] // it uses a part of it
 mod support;
 #[path = "spdk/system_calls.rs"]
 mod system_calls;
