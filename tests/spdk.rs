@@ -178,7 +178,7 @@ fn pools_lie_in_memory_that_the_device_reaches_and_outlive_it() {
     pair.submit(&mut VecDeque::from([Io { buf, ..read(0, 0) }]));
     let (mut done, started) = (Vec::new(), Instant::now());
     while pair.poll(Instant::now(), 1, &mut done) == 0 {
-        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(60));
     }
     let Completion { buf, result, .. } = done.remove(0);
     assert_eq!(result, Ok(()));

@@ -66,7 +66,7 @@ fn named(target: &Target, nsids: impl IntoIterator<Item = u32>) -> Vec<Address> 
 /// The target's controllers and connections, after it has noticed which have ended.
 fn counts(target: &Target, expected: (u64, u64)) -> (u64, u64) {
     let now = || (target.stats().controllers, target.stats().connections);
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     while now() != expected && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -307,7 +307,7 @@ fn commands_of_queue_pairs_that_share_a_connection_go_out_with_the_first_that_st
     assert_eq!(target.stats().reads, 0);
     // The commands of all, although one starts and none is polled.
     pairs[2].start();
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     while target.stats().reads < 4 * COUNT && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -292,7 +292,7 @@ fn a_file_that_became_a_fifo_a_link_in_a_circle_or_a_folder_is_named_and_waited_
     for (id, name) in names.iter().enumerate() {
         let began = Instant::now();
         let read = reader.read_batch(&[SampleId(id as u64)], &mut Batch::new());
-        assert!(began.elapsed() < Duration::from_secs(30), "{name}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{name}");
         let Err(error) = read else {
             assert_eq!(*name, "same");
             continue;

@@ -55,6 +55,7 @@ fn a_resumed_import_does_not_wait_for_a_write_that_has_ended() {
     let address = [target.address(Nsid(1))];
     import_to(dir.path(), &address, &short_leased(Onto::Empty), &short_timeouts()).unwrap();
     let mut io = Blocking::new(disk.queue_pair().unwrap()).unwrap();
+    let begun = Instant::now();
     for round in 1..=4u64 {
         // As if it had stopped before its commit with one chunk not written: the read that finds the next
         // chunk in place also receives the completion of that chunk's write.
@@ -62,10 +63,9 @@ fn a_resumed_import_does_not_wait_for_a_write_that_has_ended() {
             io.write_at(offset, &[0; SUPERBLOCK_BYTES]).unwrap();
         }
         io.write_at(round * (64 << 10), &[0; 4096]).unwrap();
-        let begun = Instant::now();
         import_to(dir.path(), &address, &short_leased(Onto::Resume), &short_timeouts()).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(50), "it slept for a whole deadline");
     }
+    assert!(begun.elapsed() < Duration::from_secs(60), "one slept for a whole deadline");
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     assert_eq!(contents(&devices).unwrap(), files);
 }

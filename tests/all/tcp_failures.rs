@@ -541,7 +541,7 @@ fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
     target.behave(Misbehaviour::HangIo, Some(1));
     pair.submit(&mut pending);
     let mut finish = || {
-        let (mut done, limit) = (Vec::new(), Instant::now() + Duration::from_secs(30));
+        let (mut done, limit) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         while done.len() < 16 && Instant::now() < limit {
             pair.poll(Instant::now(), 64, &mut done);
         }

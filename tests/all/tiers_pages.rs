@@ -295,7 +295,7 @@ fn pages_claimed_by_a_killed_process_are_read_by_others() {
         let began = Instant::now();
         data.read(&cache, [pages]);
         println!("after {:?}", began.elapsed());
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     }
     let stats = settle(&cache);
     assert_eq!(stats.tiers[0].held_bytes, 64 * PAGE, "{stats:?}");

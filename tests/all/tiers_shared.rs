@@ -227,7 +227,7 @@ fn without_its_owner_an_attached_process_reads_on_from_the_origin() {
     drop(owner);
     let began = Instant::now();
     origin.read_pieces(&attached, 0..NUM_PIECES);
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
 #[test]
@@ -599,7 +599,7 @@ fn kills_of_the_owner_cost_no_reader_a_wrong_byte_an_error_or_a_long_wait() {
         println!(
             "{kind}: {kills} kills of the owner, the longest wait for a batch was {longest:?}"
         );
-        assert!(longest < Duration::from_secs(10), "{kind}: {longest:?}");
+        assert!(longest < Duration::from_secs(60), "{kind}: {longest:?}");
     }
 }
 

@@ -49,7 +49,7 @@ fn large_read() -> Sqe {
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < limit, "{what}");
         std::thread::sleep(Duration::from_millis(2));

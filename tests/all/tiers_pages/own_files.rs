@@ -181,7 +181,7 @@ fn after_a_kill_in_mid_copy_the_rest_is_fetched_and_the_copy_is_the_sample() {
         false
     });
     // Some of the sample is copied and listed, and more is on its way.
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     let listed = |few: usize| {
         let has_tier = fs::read_dir(folder.path()).unwrap().count() > 1;
         let found = if has_tier { index_in(folder.path(), data.uuid) } else { None };
