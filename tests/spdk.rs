@@ -8,6 +8,7 @@
 
 #[path = "spdk/failures.rs"]
 mod failures;
+#[allow(dead_code, unreachable_pub)] // it uses a part of it
 mod import_support;
 #[path = "spdk/keys.rs"]
 mod keys;
@@ -15,6 +16,7 @@ mod keys;
 mod own_process;
 #[path = "spdk/refusals.rs"]
 mod refusals;
+#[allow(dead_code, unreachable_pub)] // it uses a part of it
 mod support;
 #[path = "spdk/system_calls.rs"]
 mod system_calls;
@@ -176,7 +178,7 @@ fn pools_lie_in_memory_that_the_device_reaches_and_outlive_it() {
     pair.submit(&mut VecDeque::from([Io { buf, ..read(0, 0) }]));
     let (mut done, started) = (Vec::new(), Instant::now());
     while pair.poll(Instant::now(), 1, &mut done) == 0 {
-        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(60));
     }
     let Completion { buf, result, .. } = done.remove(0);
     assert_eq!(result, Ok(()));

@@ -2,7 +2,7 @@
 //! sentences that their documentation begins with.
 //!
 //! Each front end parses them in its own way, and may document more but nothing that differs. The command
-//! takes its help from here; `tests/options.rs` compares the documentation of C and Python.
+//! takes its help from here; `tests/all/options.rs` compares the documentation of C and Python.
 
 /// One option.
 #[derive(Debug, Clone, Copy, PartialEq)]

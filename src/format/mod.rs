@@ -30,7 +30,7 @@
 //! 5. The same copy on namespace 0, Flush. *This write commits.*
 //!
 //! Two superblocks differ in only one sector of 512 bytes, so a superblock write cannot be torn.
-//! `tests/power.rs` checks what a power loss leaves at every point of this sequence.
+//! `tests/all/power.rs` checks what a power loss leaves at every point of this sequence.
 //!
 //! Opening takes the newest valid copy on namespace 0 and requires that generation on all other namespaces.
 //! A newer copy there belongs to an import that did not commit. [`superblock_set`] decides this.

@@ -1,7 +1,7 @@
 //! I/O budgets: how much one iteration of a poll loop moves, on both sides of a connection.
 //!
 //! The poll loops with sockets ([`crate::qpair`], [`crate::target`]) and the simulated link of
-//! `tests/netsim` share these figures, so the simulation follows every change.
+//! `tests/all/netsim` share these figures, so the simulation follows every change.
 
 /// Bytes that a host receives on one connection per iteration, before it serves other connections
 /// and processes the data: few enough that the second-level cache still holds them for checksums.

@@ -1,5 +1,4 @@
 //! Sources to import, and disks that record and fail writes.
-#![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 
 pub mod disk;
 pub mod served;

@@ -23,7 +23,7 @@ pub fn serve(disks: &[MemNamespace], listen: Option<SocketAddr>) -> Target {
     options.listen = listen.unwrap_or(options.listen);
     let devices = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>);
     let devices: Vec<Arc<dyn Device>> = devices.collect();
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         match Target::bind(options.clone(), devices.clone()) {
             Ok(target) => return target,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the files of rows that tests/import_rows.rs imports, with the writers that people have.
+"""Writes the files of rows that tests/all/import_rows.rs imports, with the writers that people have.
 
 Needs `pip install pyarrow datasets mosaicml-streaming litdata`; of the last two, the writers alone: what they open at
 import and do not use here may be missing. All files hold the rows of `row`, so that one test knows them all.
@@ -25,7 +25,7 @@ class Missing(Empty):
 
 
 def row(at):
-    """Row `at`: what tests/import_rows.rs computes too."""
+    """Row `at`: what tests/all/import_rows.rs computes too."""
     return {
         "image": bytes((at * 7 + byte) % 256 for byte in range(20 + 3 * at)),
         "text": f"row {at} \u00e9",

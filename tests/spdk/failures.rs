@@ -36,7 +36,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         while done.len() < 40 {
             pair.submit(&mut pending);
             pair.poll(Instant::now(), 64, &mut done);
-            assert!(started.elapsed() < Duration::from_secs(40), "{} of 40", done.len());
+            assert!(started.elapsed() < Duration::from_secs(60), "{} of 40", done.len());
         }
         assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
         drop((pair, device));
@@ -47,7 +47,7 @@ fn reads_go_on_when_a_killed_target_is_back_and_end_in_time_when_it_is_not() {
         let started = Instant::now();
         let error = io.read(0, 4096).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error:?}");
-        assert!(started.elapsed() < Duration::from_secs(30), "{error:?}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{error:?}");
         drop((io, device));
         target.restart();
     }
@@ -66,7 +66,7 @@ fn a_target_that_hangs_is_given_up_in_time_and_used_again_when_it_goes_on() {
         let kinds = [ErrorKind::TimedOut, ErrorKind::Disconnected];
         assert!(kinds.contains(&error.kind()), "{error:?}");
         target.freeze(false);
-        io.set_deadline(Duration::from_secs(40));
+        io.set_deadline(Duration::from_secs(60));
         io.read(0, 65536).unwrap();
     }
 }
@@ -113,7 +113,7 @@ fn a_namespace_that_is_removed_is_an_error_and_not_a_hang() {
         target.call("nvmf_subsystem_remove_ns", json!({"nqn": NQN, "nsid": 1}));
         let started = Instant::now();
         let error = io.read(0, 4096).unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(40), "{error:?}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{error:?}");
         assert_ne!(error.kind(), ErrorKind::TimedOut, "{error:?}");
         drop((io, device));
         let absent = open(&address, &short_timeouts(2)).err().expect("there is none");

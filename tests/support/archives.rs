@@ -1,5 +1,4 @@
 //! Hand-made archives and shards, for tests of sources.
-#![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
 //! Imports from a store that are interrupted and resumed, and what they ask the store for.
-#![allow(dead_code, unreachable_pub)] // each test program uses its own part of it
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,8 +13,8 @@ use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::{ErrorKind, Result};
 
+use super::object_store::{Fault, ObjectStore};
 use crate::import_support::{contents, options};
-use crate::object_store::{Fault, ObjectStore};
 
 /// Stops an import after so many samples.
 pub struct After(pub u64);

@@ -1,18 +1,29 @@
 //! Support code that test programs share.
-#![allow(dead_code, unreachable_pub)] // a module of each test program, which uses a part of it
 
+pub mod alone;
+pub mod archives;
 pub mod breaking;
 pub mod contract;
 pub mod disk;
 pub mod faults;
 pub mod fork;
 pub mod hostile_target;
+#[cfg(feature = "cloud")]
+pub mod hub;
+#[cfg(feature = "cloud")]
+pub mod interrupted;
 #[cfg(feature = "tls")]
 pub mod keyring;
 pub mod linux_host;
 pub mod linux_target;
+#[allow(dead_code, unreachable_pub)] // benches use other parts of it
 pub mod nvmf_tgt;
+#[cfg(feature = "cloud")]
+#[allow(dead_code, unreachable_pub)] // benches use other parts of it
+pub mod object_store;
 pub mod origin;
+#[allow(dead_code, unreachable_pub)] // both doors use other parts of it
+pub mod plain_folder;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;

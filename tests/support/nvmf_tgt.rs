@@ -93,7 +93,7 @@ impl NvmfTgt {
 
     fn wait_ready(&mut self) {
         // It answers this once it has applied its configuration.
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.try_call("framework_wait_init", json!({})).is_none() {
             assert!(Instant::now() < deadline, "nvmf_tgt does not start: {}", self.log());
             assert!(self.child.try_wait().unwrap().is_none(), "nvmf_tgt has ended: {}", self.log());

@@ -53,7 +53,7 @@ pub enum Reply {
 }
 
 /// How long a reply may take.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 impl RawHost {
     /// Opens a TCP connection, and nothing else.

@@ -52,7 +52,7 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
     let mut to_plain: Vec<u8> = Vec::new();
     let mut last = Instant::now();
     let mut is_over = false;
-    while !is_over && last.elapsed() < Duration::from_secs(20) {
+    while !is_over && last.elapsed() < Duration::from_secs(60) {
         is_over = match session.is_established() {
             true => false,
             false => session.handshake().is_err(),

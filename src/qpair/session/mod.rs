@@ -4,7 +4,7 @@
 //! A *session* is one association with a controller, from the moment it is usable to its loss: an admin queue
 //! and I/O queues, for a fixed set of namespaces. Each queue has a [`Channel`], which is its connection from
 //! the first byte on. There is no socket, thread or clock here, so the same code runs below the engine `tcp`
-//! and in a simulated network (`tests/netsim`).
+//! and in a simulated network (`tests/all/netsim`).
 //!
 //! This module decides what to do. Opening sockets, sleeping and waking are done by `remote` and the engine.
 //! The invariants, which the tests check, are listed in `remote/mod.rs`.

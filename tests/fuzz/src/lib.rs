@@ -1,7 +1,7 @@
 //! Passes bytes from peers, media and users to their decoders: the drivers of all fuzzing.
 //!
 //! A [`Target`] decodes one kind of input and asserts its invariants. `src/bin` has one libFuzzer
-//! program per target; `tests/fuzz.rs` of dlfs runs the same targets with seeded damage and replays
+//! program per target; `tests/heap/fuzz.rs` of dlfs runs the same targets with seeded damage and replays
 //! their corpora, without a fuzzing engine.
 //!
 //! A checksum stops accidents, not an adversary. So each input is decoded as it is and, if its

@@ -414,25 +414,15 @@ impl Connection {
             return self.complete(sqe, status, 0);
         }
         let misbehaviour = self.shared.take(concerns_reads);
-        let further =
-            if let Some(Misbehaviour::WrongLba(further)) = misbehaviour { further } else { 0 };
         let data = {
-            let mut state = self.shared.state.lock();
-            *state.reads.entry(sqe.slba().0).or_default() += 1;
+            let state = self.shared.state.lock();
             let len = sqe.num_blocks() as usize * state.block_len as usize;
-            let mut at = (sqe.slba().0 + further) as usize * state.block_len as usize;
-            if further > 0 && at + len > state.bytes.len() {
-                at = 0; // a wrong block, too
-            }
+            let at = sqe.slba().0 as usize * state.block_len as usize;
             state.bytes.get(at..at + len).map(<[u8]>::to_vec)
         };
-        let Some(mut data) = data.filter(|data| data.len() == sqe.sgl.len.get() as usize) else {
+        let Some(data) = data.filter(|data| data.len() == sqe.sgl.len.get() as usize) else {
             return self.complete(sqe, Status::LBA_OUT_OF_RANGE.do_not_retry(), 0);
         };
-        if let Some(Misbehaviour::FlippedBit(bit)) = misbehaviour {
-            let byte = bit / 8 % data.len();
-            data[byte] ^= 1 << (bit % 8);
-        }
         let bytes = self.read_answer(sqe.cid.get(), &data, misbehaviour.as_ref());
         match misbehaviour {
             Some(Misbehaviour::OneByteAtATime) => {
@@ -538,8 +528,6 @@ fn concerns_reads(misbehaviour: &Misbehaviour) -> bool {
             | TooMuchData(_)
             | SuccessWithoutLast
             | R2tForRead
-            | WrongLba(_)
-            | FlippedBit(_)
             | CloseInData
             | OneByteAtATime
     )

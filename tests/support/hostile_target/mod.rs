@@ -14,7 +14,6 @@
 
 mod connection;
 
-use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
@@ -114,10 +113,6 @@ pub enum Misbehaviour {
     TwoR2ts,
     /// Write: data, as for a read.
     DataForWrite,
-    /// Read: the data of the block this much further on.
-    WrongLba(u64),
-    /// Read: one bit is flipped, with a matching digest.
-    FlippedBit(usize),
     /// Read or write: this status.
     Status(Status),
     /// Read: this status if the read contains any of these blocks.
@@ -161,8 +156,6 @@ struct State {
     is_alive: bool,
     is_listening: bool,
     is_over: bool,
-    /// Number of answered reads by first block, for tests of retries.
-    reads: HashMap<u64, u32>,
 }
 
 impl HostileTarget {
@@ -184,7 +177,6 @@ impl HostileTarget {
             is_alive: true,
             is_listening: true,
             is_over: false,
-            reads: HashMap::new(),
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
@@ -240,11 +232,6 @@ impl HostileTarget {
     /// I/O commands received so far.
     pub fn io_commands(&self) -> usize {
         self.shared.commands.load(Ordering::SeqCst)
-    }
-
-    /// How often this was the first block of a read.
-    pub fn reads_of(&self, slba: u64) -> u32 {
-        self.shared.state.lock().reads.get(&slba).copied().unwrap_or(0)
     }
 
     /// The current contents of the namespace.

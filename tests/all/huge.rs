@@ -1,0 +1,231 @@
+//! An image of very many samples: what opening it and reading from it takes of memory.
+//!
+//! The image is written here, structure by structure: a billion samples would take a day to import. Samples are
+//! holes of a sparse file, which read as zeroes, and so are lookup tree and names, since nothing here asks for a
+//! name. `DLFS_TEST_SAMPLES=1000000000 cargo test --release --test all huge:: -- --nocapture` takes 9 GB of disk below
+//! `TMPDIR`, and as much memory.
+
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use crate::support::alone::ran_alone;
+use dlfs::checksum::{crc32c, crc32c_append};
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::format::snapshot::{SNAPSHOT_HEAD_BYTES, Section, SnapshotHead, head_crc32c, kind};
+use dlfs::format::superblock::{SnapshotLocation, copy_offset};
+use dlfs::format::{CellRange, ImageLayout, Pack, Superblock, Uuid};
+use dlfs::nvme::Address;
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::reader::{Batch, ReaderOptions};
+use dlfs::units::{Generation, SampleId};
+
+const SAMPLE_BYTES: u64 = 300;
+const CHUNK_BYTES: u32 = 4 << 20;
+const SAMPLES_PER_CHUNK: u64 = 13_000;
+const HEADER_PAGES: u64 = 40;
+const CHUNK_PAGES: u64 = HEADER_PAGES + (SAMPLES_PER_CHUNK * SAMPLE_BYTES).div_ceil(4096);
+const FIRST_CELL: u64 = 9;
+/// Checkpoint, length and checksum of a sample, a little of the chunk table, and nothing else.
+const COLUMNS_BYTES: f64 = 8.0 + 8.0 / 32.0 + 40.0 / SAMPLES_PER_CHUNK as f64;
+const WINDOW_BYTES: usize = 16 << 20;
+/// Threads, queues, and buffers of this program; more of them, and page tables, beside a long column.
+const OTHER_BYTES: u64 = 12 << 20;
+/// The columns' part that is granted for those: a lookup tree would take all of it again.
+const OTHER_PART: u64 = 33;
+
+/// Writes the sections of a snapshot one after the other, without keeping them.
+struct Sections {
+    file: BufWriter<File>,
+    /// Where the snapshot begins in the file.
+    start: u64,
+    at: u64,
+    done: Vec<Section>,
+}
+
+impl Sections {
+    /// `pieces` are the bytes of the section.
+    fn write(&mut self, kind: u16, pieces: impl Iterator<Item = Vec<u8>>) {
+        let offset = self.at.next_multiple_of(128);
+        self.file.seek(SeekFrom::Start(self.start + offset)).unwrap();
+        let (mut len, mut crc32c) = (0, 0);
+        for piece in pieces {
+            self.file.write_all(&piece).unwrap();
+            crc32c = crc32c_append(crc32c, &piece);
+            len += piece.len() as u64;
+        }
+        self.done.push(Section { kind, offset, len, crc32c, param: 0 });
+        self.at = offset + len;
+    }
+
+    /// Leaves a hole, whose checksum is wrong.
+    fn hole(&mut self, kind: u16, align: u64, len: u64, param: u64) {
+        let offset = self.at.next_multiple_of(align);
+        self.done.push(Section { kind, offset, len, crc32c: 1, param });
+        self.at = offset + len;
+    }
+}
+
+/// Writes an image of `samples` samples in the order that `window` and the seed 7 say.
+fn write_image(path: &Path, samples: u64) {
+    let layout = ImageLayout::new(Uuid([7; 16]), CHUNK_BYTES, Pack::Tight, 1).unwrap();
+    let chunks = samples.div_ceil(SAMPLES_PER_CHUNK);
+    let record = CellRange { namespace: 0, cell: FIRST_CELL + chunks * CHUNK_PAGES, cells: 1 };
+    let start = (record.cell + 1) * 4096;
+    let file = BufWriter::with_capacity(1 << 20, File::create(path).unwrap());
+    let mut out = Sections { file, start, at: SNAPSHOT_HEAD_BYTES as u64, done: Vec::new() };
+    let (generation, time_ns) = (Generation(1), 1);
+
+    // One part, shuffled as a whole; no fields, classes or freed cells.
+    let mut facts = vec![1];
+    for number in [0, samples, 7, samples, time_ns] {
+        leb128(&mut facts, number);
+    }
+    facts.extend([0, 0, 0]);
+    out.write(kind::FACTS, [facts].into_iter());
+    out.write(kind::CHUNKS, (0..chunks).map(|c| raw_chunk(c).to_vec()));
+    let per_piece = 1 << 15; // checkpoints, or samples
+    let checkpoints = samples.div_ceil(32);
+    out.write(
+        kind::CHECKPOINTS,
+        (0..checkpoints.div_ceil(per_piece)).map(|piece| {
+            let all = piece * per_piece..checkpoints.min((piece + 1) * per_piece);
+            all.flat_map(|checkpoint| raw_checkpoint(checkpoint * 32)).collect()
+        }),
+    );
+    let column = |value: u32| {
+        let piece = value.to_le_bytes().repeat(per_piece as usize);
+        (0..samples.div_ceil(per_piece)).map(move |at| {
+            let rest = (samples - at * per_piece).min(per_piece);
+            piece[..rest as usize * 4].to_vec()
+        })
+    };
+    out.write(kind::LENGTHS, column(SAMPLE_BYTES as u32));
+    out.write(kind::CHECKSUMS, column(crc32c(&[0; SAMPLE_BYTES as usize])));
+    out.hole(kind::TREE_KEYS, 128, samples * 4 + samples / 8, samples);
+    out.hole(kind::TREE_IDS, 128, samples * 4, 4);
+    out.hole(kind::NAME_BLOCKS, 4096, samples.div_ceil(16) * 8, 0);
+    out.hole(kind::NAMES, 128, samples * 5, 0);
+
+    let len_bytes = out.at.next_multiple_of(4096);
+    let num_samples = samples;
+    let sections = out.done;
+    let head =
+        SnapshotHead { layout, generation, time_ns, num_samples, record, len_bytes, sections };
+    let head = head.encode();
+    let mut file = out.file;
+    file.seek(SeekFrom::Start(start)).unwrap();
+    file.write_all(&head).unwrap();
+    let head_crc32c = head_crc32c(&head);
+    let snapshot = SnapshotLocation { namespace: 0, offset_bytes: start, len_bytes, head_crc32c };
+    let superblock = Superblock {
+        layout,
+        namespace: 0,
+        generation,
+        time_ns,
+        optional_features: 0,
+        placement_seed: 7,
+        used_len_bytes: start + len_bytes,
+        snapshot,
+        num_samples,
+        num_live: samples,
+        features_to_write: 0,
+    };
+    file.seek(SeekFrom::Start(copy_offset(generation))).unwrap();
+    file.write_all(&superblock.encode()).unwrap();
+    file.into_inner().unwrap().set_len(start + len_bytes).unwrap();
+}
+
+fn raw_chunk(number: u64) -> [u8; 40] {
+    let mut raw = [0; 40];
+    let cell = FIRST_CELL + number * CHUNK_PAGES;
+    for (at, value) in (0..).step_by(8).zip([number * SAMPLES_PER_CHUNK, cell, 1, number]) {
+        raw[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    raw[32..36].copy_from_slice(&(CHUNK_PAGES as u32).to_le_bytes());
+    raw[36..38].copy_from_slice(&(HEADER_PAGES as u16).to_le_bytes());
+    raw
+}
+
+fn raw_checkpoint(slot: u64) -> [u8; 8] {
+    let chunk = (slot / SAMPLES_PER_CHUNK) as u32;
+    let at = (slot % SAMPLES_PER_CHUNK * SAMPLE_BYTES) as u32;
+    let mut raw = [0; 8];
+    raw[..4].copy_from_slice(&chunk.to_le_bytes());
+    raw[4..].copy_from_slice(&at.to_le_bytes());
+    raw
+}
+
+fn leb128(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// The most memory that was resident so far, in bytes.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn right(batch: &Batch, samples: usize) {
+    assert_eq!(batch.len(), samples);
+    for at in 0..batch.len() {
+        assert_eq!(batch.bytes(at), [0; SAMPLE_BYTES as usize]);
+    }
+}
+
+/// In a process of its own: what others touch would count.
+#[test]
+fn reading_by_id_keeps_no_tree_and_no_names_in_memory() {
+    if ran_alone(reading_by_id_keeps_no_tree_and_no_names_in_memory) {
+        return;
+    }
+    let samples = std::env::var("DLFS_TEST_SAMPLES").map_or(4_000_000, |n| n.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("huge.dlfs");
+    let begun = Instant::now();
+    write_image(&path, samples);
+    println!("{samples} samples, written within {:.1?}", begun.elapsed());
+    let before = peak_bytes();
+
+    let begun = Instant::now();
+    let image = Image::open(&[Address::from_path(&path)], &OpenOptions::default()).unwrap();
+    let opened = begun.elapsed();
+    assert_eq!(image.directory().num_live(), samples);
+    assert!(!image.directory().has_tree() && !image.directory().has_names());
+
+    let ids: Vec<SampleId> = (0..256).map(|n| SampleId(n * 0x9E37_79B9 % samples)).collect();
+    let (begun, mut batch) = (Instant::now(), Batch::new());
+    image.reader(ReaderOptions::default()).unwrap().read_batch(&ids, &mut batch).unwrap();
+    let read = begun.elapsed();
+    right(&batch, ids.len());
+
+    let begun = Instant::now();
+    let order = OrderSpec { kind: OrderKind::Grouped { lanes: 1, group: 2 }, seed: 7 };
+    let mut options = LoaderOptions::new(order, 64, 1);
+    options.window_bytes = WINDOW_BYTES;
+    let mut loader = image.prefetcher(options).unwrap();
+    assert!(loader.next_into(&mut batch).unwrap());
+    let loaded = begun.elapsed();
+    right(&batch, 64);
+    drop(loader);
+
+    let grown = peak_bytes() - before;
+    let columns = (samples as f64 * COLUMNS_BYTES) as u64;
+    println!(
+        "opened within {opened:.1?}, 256 ids read within {read:.1?}, first batch {loaded:.1?}"
+    );
+    println!("resident: {grown} bytes more, of them columns {columns}, window {WINDOW_BYTES}");
+    assert!(image.directory().memory_bytes().total() <= columns + 4096, "only columns");
+    // The tree alone would take 8 bytes a sample.
+    let others = OTHER_BYTES + columns / OTHER_PART;
+    assert!(grown <= columns + WINDOW_BYTES as u64 + others, "memory beside the columns");
+    // Names were never written, and nobody missed it.
+    assert!(image.lookup(b"one").is_err());
+}

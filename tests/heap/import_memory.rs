@@ -1,0 +1,48 @@
+//! The memory of an import: the directory that it builds, and buffers of a fixed size.
+
+use std::sync::Arc;
+
+use crate::alone;
+use crate::targets::counting_alloc::peak_during;
+use dlfs::import::{ImportOptions, import_onto};
+use dlfs::qpair::Device;
+use dlfs::qpair::mem::MemNamespace;
+
+fn masked(bytes: &[u8]) -> [u8; 4] {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+}
+
+/// Peak heap of importing `count` records of `len` bytes.
+fn heap_of_import(count: usize, len: usize) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.tfrecord");
+    let header = (len as u64).to_le_bytes();
+    let payload = vec![7; len];
+    let record = [&header[..], &masked(&header), &payload, &masked(&payload)].concat();
+    std::fs::write(&path, record.repeat(count)).unwrap();
+    drop((record, payload));
+    // In memory that the heap counter does not see.
+    let len_bytes = (count * (len + 64) * 2).next_multiple_of(1 << 20) as u64 + (64 << 20);
+    let device: Arc<dyn Device> = Arc::new(MemNamespace::new(len_bytes, 4096).unwrap());
+    let options = ImportOptions {
+        chunk_size_bytes: 1 << 20,
+        reader_threads: 2,
+        lease: std::time::Duration::from_millis(500),
+        ..ImportOptions::default()
+    };
+    let (peak, report) = peak_during(|| import_onto(&[path], &[device], &options, &mut ()));
+    assert_eq!(report.unwrap().samples, count as u64);
+    peak
+}
+
+#[test]
+fn an_import_takes_bytes_by_the_sample_for_the_directory_and_none_by_their_length() {
+    let _alone = alone();
+    let (few, many) = (heap_of_import(20_000, 100), heap_of_import(80_000, 100));
+    let by_sample = many.saturating_sub(few) / 60_000;
+    println!("{few} and {many} bytes: {by_sample} a sample, of which 15 are its name, three times");
+    assert!(by_sample < 250, "{by_sample} bytes a sample");
+    let (short, long) = (heap_of_import(500, 1_000), heap_of_import(500, 100_000));
+    println!("{short} bytes for short samples, {long} for long ones");
+    assert!(long < short + (2 << 20), "{short} bytes for short samples, {long} for long ones");
+}

@@ -1,0 +1,22 @@
+//! What the library takes of memory, and when it allocates: one program, whose allocator counts.
+//!
+//! What it counts is that of the whole process, so its tests run one after the other. No other test may run beside
+//! them: they are not part of the program `all`.
+
+mod allocations;
+mod fuzz;
+mod import_memory;
+mod memory;
+mod support;
+mod target_process;
+#[path = "../fuzz/src/lib.rs"]
+#[allow(unreachable_pub)] // their package exports them
+mod targets;
+
+use std::sync::{Mutex, MutexGuard};
+
+/// One test at a time: heap, descriptors and forks belong to the whole process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,35 @@
+//! Processes of this test program: it runs one of its tests again, and no other.
+
+use std::process::Command;
+
+/// Runs the calling `test` again in a process of its own; returns false in that process, where the test goes on.
+///
+/// For tests that fork, and for those that look at what belongs to the whole process. A forked child would hold the
+/// sockets and file locks of all other tests for as long as it lives.
+#[must_use]
+pub fn ran_alone<T: Fn()>(test: T) -> bool {
+    let name = name_of(&test);
+    if std::env::var(ALONE).is_ok_and(|alone| alone == name) {
+        return false;
+    }
+    let output = again(test).env(ALONE, name).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && printed.contains("1 passed"), "{name}: {}", output.status);
+    true
+}
+
+/// This program, to run `test` and nothing else.
+pub fn again<T: Fn()>(test: T) -> Command {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", name_of(&test), "--nocapture"]);
+    program
+}
+
+/// The name of a test function, as the program's filters take it.
+pub fn name_of<T: Fn()>(_test: &T) -> &'static str {
+    let path = std::any::type_name::<T>(); // crate::module::test
+    path.split_once("::").expect("it begins with the crate").1
+}
+
+const ALONE: &str = "DLFS_TEST_ALONE";
