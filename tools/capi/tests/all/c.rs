@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::slice;
@@ -19,6 +18,7 @@ use dlfs::qpair::{self, ConnectOptions};
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 
+use crate::common::ports::free_ports;
 use crate::common::{How, Program, Source, has, here, prefix, run};
 
 #[test]
@@ -159,7 +159,8 @@ fn ranks_in_c_read_through_each_others_tiers() {
             println!("{how:?} {means}");
             let folder = source.path(&format!("{how:?}-{means}"));
             fs::create_dir(&folder).unwrap();
-            let master_port = free_port_before_a_free_one().to_string();
+            // Ranks meet at the port after this one.
+            let master_port = free_ports(2).to_string();
             let ranks: Vec<_> = (0..2)
                 .map(|rank| {
                     let node = format!("{how:?}-{means}-{rank}");
@@ -243,15 +244,6 @@ fn ends_together(mut ranks: Vec<Child>, is_fast: bool) {
         let bytes: u64 = bytes.unwrap().parse().unwrap();
         assert!(bytes > 0 || !is_fast, "nothing came from the peer: {line}");
     }
-}
-
-fn free_port_before_a_free_one() -> u16 {
-    (0..1_000)
-        .find_map(|_| {
-            let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            TcpListener::bind(("127.0.0.1", first.checked_add(1)?)).ok().map(|_| first)
-        })
-        .expect("two ports in sequence are free")
 }
 
 #[test]

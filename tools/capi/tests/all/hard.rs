@@ -2,12 +2,13 @@
 //! return an error in time, and nothing worse happens.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlfs::units::Nsid;
 
+use crate::common::ports::free_port;
 use crate::common::{How, Program, Source, here, prefix, run};
 
 #[test]
@@ -194,8 +195,10 @@ fn a_target_that_goes_away_is_an_error_in_time_and_the_run_goes_on_when_it_is_ba
     let source = Source::new();
     let ways = How::all().into_iter().filter(|how| *how != How::Static);
     for how in ways {
-        let target = source.serve();
-        let (address, at) = (target.address(Nsid(1)).to_string(), target.local_addr());
+        // It comes back at the same port.
+        let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let target = source.serve_at(at);
+        let address = target.address(Nsid(1)).to_string();
         let program = Program::build(prefix, &here().join("tests/c/away.c"), how);
         let mut command = program.command(&[&address]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,10 +1,9 @@
 //! Catalogues in a Redis or Valkey server, of those that are installed.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Ran, TestDir, dlfs, finish, signal, wait};
+use crate::common::{Ran, TestDir, dlfs, finish, free_port, signal, wait};
 
 /// A server on a free port, with a user's password; it ends when this is dropped.
 struct Redis {
@@ -30,7 +29,7 @@ impl Redis {
     fn start(dir: &TestDir, server: &str, cli: &'static str) -> Option<Redis> {
         // Another program may take the port before the server does, which then ends.
         for _ in 0..10 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let mut command = Command::new(server);
             command.args([
                 "--port",

@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::{self, TestDir, run, signal, wait};
-use crate::service_support::{
-    Client, NQN, Service, free_port, one, reader, stop, wait_until, write,
-};
+use crate::common::{self, TestDir, free_port, run, signal, wait};
+use crate::service_support::{Client, NQN, Service, one, reader, stop, wait_until, write};
 
 #[test]
 fn hostile_clients_of_the_control_socket_harm_nobody() {

@@ -5,12 +5,11 @@
 mod object_store;
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 
 use object_store::ObjectStore;
 use serde_json::Value;
 
-use crate::common::{self, Ran, Served, TestDir, dlfs, finish};
+use crate::common::{self, Ran, Served, TestDir, dlfs, finish, refusing};
 
 /// The checks by their names, in a run that measures for a moment, and the run.
 struct Checks {
@@ -104,18 +103,18 @@ fn a_target_is_read_and_its_path_is_looked_at() {
 #[test]
 fn a_target_that_is_not_there_is_named_with_what_to_do() {
     let dir = TestDir::with_image();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let gone = format!("nvme-tcp://127.0.0.1:{free}/nqn.2026-11.io.dlfs:train");
+    let (_bound, free) = refusing();
+    let gone = format!("nvme-tcp://{free}/nqn.2026-11.io.dlfs:train");
     let found = checks(&gone, &[], 1);
     assert_eq!(found.order, ["reachable"]);
-    found.found("reachable", &["no TCP connection", &free.to_string()]);
+    found.found("reachable", &["no TCP connection", &free]);
     let found = checks("nvme-tcp://no-such-host.invalid/nqn.2026-11.io.dlfs:train", &[], 1);
     found.found("reachable", &["no-such-host.invalid does not resolve"]);
     // Of several hosts, each is tried.
     let served = Served::start(&dir.arg("train.dlfs"), &[]);
     let found = checks(&format!("{},{gone}", served.address), &[], 1);
     assert_eq!(found.order, ["reachable", "reachable"]);
-    assert!(found.ran.text().contains(&format!("127.0.0.1:{free}")), "{}", found.ran.text());
+    assert!(found.ran.text().contains(&free), "{}", found.ran.text());
     // A target that answers and has no such subsystem.
     let found = checks(&served.address.replace(":train", ":typo"), &[], 1);
     assert_eq!(found.order, ["reachable", "data"]);

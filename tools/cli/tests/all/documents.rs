@@ -1,11 +1,10 @@
 //! Runs the shell commands of the documents.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{TestDir, finish};
+use crate::common::{TestDir, finish, free_port};
 
 /// The ports in the documents.
 const PORTS: [&str; 6] = ["4420", "4421", "4422", "4423", "4424", "9410"];
@@ -64,16 +63,12 @@ fn run_commands_of(document: &str) {
     }
     // Each port in a document is replaced by another free one: first by a mark, since a free port may begin with the
     // digits of one that is still to be replaced.
-    let free: Vec<_> =
-        PORTS.iter().map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
     for port in PORTS {
         script = script.replace(port, &format!("<{port}>"));
     }
-    for (port, free) in PORTS.iter().zip(&free) {
-        let free = free.local_addr().expect("a bound socket").port().to_string();
-        script = script.replace(&format!("<{port}>"), &free);
+    for port in PORTS {
+        script = script.replace(&format!("<{port}>"), &free_port().to_string());
     }
-    drop(free);
     let program = Path::new(env!("CARGO_BIN_EXE_dlfs")).parent().expect("a folder");
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("bash");

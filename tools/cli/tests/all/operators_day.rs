@@ -1,13 +1,12 @@
 //! Plays the operator's day of `docs/operations.md`, as it is written there, and checks what the jobs have read.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::common::{TestDir, finish, run};
+use crate::common::{TestDir, finish, free_port, run};
 
 /// What the day's commands take for granted: pages of metrics can be fetched, and nothing outlives the day.
 const BEFORE: &str = r#"
@@ -102,11 +101,9 @@ fn day() -> String {
 
 fn with_free_ports(commands: &str) -> String {
     let mut commands = commands.to_owned();
-    let ports = ["4420", "9410"];
-    let sockets = ports.map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    for (port, socket) in ports.iter().zip(&sockets) {
-        let free = socket.local_addr().unwrap().port();
-        commands = commands.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{free}"));
+    for port in ["4420", "9410"] {
+        let free = format!("127.0.0.1:{}", free_port());
+        commands = commands.replace(&format!("127.0.0.1:{port}"), &free);
     }
     commands
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::common::random::Random;
-use crate::common::{Served, TestDir, dlfs, run};
+use crate::common::{Served, TestDir, dlfs, free_port, run};
 
 const RANKS: usize = 3;
 
@@ -88,19 +88,18 @@ fn ranks_meet_at_rank_0_or_by_a_list_of_addresses() {
     let dir = TestDir::with_source();
     let images = [dir.arg("0.dlfs"), dir.arg("1.dlfs")].join(",");
     run(&["import", &dir.arg("source"), &images, "--chunk-size", "64K"]).code(0);
-    let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let key = dir.arg("key");
     fs::write(&key, run(&["key", "gen"]).code(0).stdout).unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let meet_at = port().to_string();
+    let meet_at = free_port().to_string();
     read_together((0..RANKS).map(|nth| {
         let mut command = rank_with(&images, nth, "auto", "ram:64M", "auto");
         command.args(["--rendezvous-port", &meet_at, "--order", "grouped", "--job-key", &key]);
         command
     }));
-    let list: Vec<String> = (0..RANKS).map(|_| format!("127.0.0.1:{}", port())).collect();
+    let list: Vec<String> = (0..RANKS).map(|_| format!("127.0.0.1:{}", free_port())).collect();
     fs::write(dir.path("ranks"), list.join("\n")).unwrap();
-    let meet_at = port().to_string();
+    let meet_at = free_port().to_string();
     for peers in [list.join(","), dir.arg("ranks")] {
         read_together((0..RANKS).map(|nth| {
             let mut command = rank_with(&images, nth, "list", "ram:64M", &peers);
@@ -295,8 +294,9 @@ fn what_keeps_ranks_apart_is_named() {
     let mut no_master = of(1, "auto");
     no_master.env_remove("MASTER_PORT");
     fails(no_master, "MASTER_ADDR and MASTER_PORT are missing");
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken_port = taken.local_addr().unwrap().port().to_string();
+    let port = free_port();
+    let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let taken_port = port.to_string();
     let mut port = of(0, "auto");
     port.args(["--rendezvous-port", &taken_port]);
     fails(port, &taken_port);

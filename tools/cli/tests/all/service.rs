@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::common::{self, TestDir, dlfs, run, signal, wait};
-use crate::service_support::{
-    NQN, Service, free_port, one, private, reader, stop, wait_until, write,
-};
+use crate::common::{self, TestDir, dlfs, free_port, run, signal, wait};
+use crate::service_support::{NQN, Service, one, private, reader, stop, wait_until, write};
 
 #[test]
 fn a_file_is_checked_without_serving_and_exit_codes_tell() {
@@ -226,7 +224,7 @@ fn pass_on(host: TcpStream, target: &str) {
 #[test]
 fn a_reload_that_fails_late_changes_nothing_and_says_so() {
     let dir = TestDir::with_image();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = TcpListener::bind(("127.0.0.1", free_port())).unwrap();
     let first = |more: &str| one("127.0.0.1:0", &[(1, "train.dlfs"), (2, "train.dlfs")], more);
     write(&dir, &first(""));
     let service = Service::start(&dir, 1, |_| {});

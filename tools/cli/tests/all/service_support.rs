@@ -2,7 +2,6 @@
 
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
@@ -97,11 +96,6 @@ impl Drop for Service {
             wait(&mut self.child);
         }
     }
-}
-
-/// A port that is free now.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 pub(crate) fn write(dir: &TestDir, text: &str) {

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::{self, Served, TestDir, run};
+use crate::common::{self, Served, TestDir, refusing, run};
 
 #[test]
 fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
@@ -169,9 +169,9 @@ fn an_import_goes_onto_a_writable_namespace_and_is_refused_on_a_read_only_one() 
 
 #[test]
 fn a_target_that_is_not_there_is_named_with_its_address() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let address = format!("nvme-tcp://{free}/nqn.2026-11.io.dlfs:x");
-    run(&["ls", &address]).code(1).complains_of(&[&free.to_string()]);
+    let (_bound, gone) = refusing();
+    let address = format!("nvme-tcp://{gone}/nqn.2026-11.io.dlfs:x");
+    run(&["ls", &address]).code(1).complains_of(&[&gone]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn discover_names_what_a_target_serves() {
 fn the_second_path_is_taken_when_nothing_answers_on_the_first() {
     let dir = TestDir::with_image();
     let served = Served::start(&dir.arg("train.dlfs"), &[]);
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_bound, dead) = refusing();
     let dead = format!("nvme-tcp://{dead}/nqn.2026-11.io.dlfs:train");
     let ran = run(&["read", &dead, "--path", &served.address, "--json"]).code(0);
     assert_eq!(ran.json()["samples"], 300);

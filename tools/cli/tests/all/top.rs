@@ -3,17 +3,15 @@
 mod screen;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use screen::Screen;
 use serde_json::Value;
 
-use crate::common::{TestDir, dlfs, finish, run, signal, wait};
+use crate::common::{TestDir, dlfs, finish, refusing, run, signal, wait};
 
 /// A running command that serves its metrics.
 struct Serving {
@@ -124,14 +122,6 @@ impl Drop for Serving {
             wait(&mut self.child);
         }
     }
-}
-
-/// An address where connections are refused, as long as the socket lives.
-fn refusing() -> (OwnedFd, String) {
-    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let address = SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();
-    (bound, address.to_string())
 }
 
 /// An address that answers as another does, half a second late.

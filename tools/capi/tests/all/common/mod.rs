@@ -1,5 +1,8 @@
 //! Shared by the tests in C: the installed library, programs built against it, and a data set.
 
+#[path = "../../../../cli/tests/all/common/ports.rs"]
+pub(crate) mod ports;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
 //! Runs the real `dlfs`, with a time limit, on small data sets in temporary folders.
 
+mod ports;
 #[path = "../../../../../tests/support/program.rs"]
 mod program;
 #[allow(dead_code, unreachable_pub)] // shared with the library's tests
@@ -9,10 +10,14 @@ pub(crate) mod random;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+pub(crate) use ports::free_port;
 pub(crate) use program::*;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use serde_json::Value;
 
 /// The binary under test, with no terminal and a clean environment of options.
@@ -106,6 +111,16 @@ fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>
             files.push((name, fs::read(&path).expect("a file")));
         }
     }
+}
+
+/// An address where connections are refused, as long as the socket lives.
+pub(crate) fn refusing() -> (OwnedFd, String) {
+    // Bound, so that nobody else gets the port, and not listening.
+    let bound = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let bound = bound.expect("a socket");
+    bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let address = SocketAddr::try_from(getsockname(&bound).expect("it is bound"));
+    (bound, address.expect("of IPv4").to_string())
 }
 
 /// A running `dlfs serve` on a free port; it is stopped when this is dropped.
