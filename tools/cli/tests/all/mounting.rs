@@ -133,8 +133,10 @@ fn an_ordinary_user_mounts_with_fusermount3_in_the_background_with_a_tier() {
     }
     let dir = TestDir::with_image();
     fs::create_dir(dir.path("place")).unwrap();
-    // Where it was built, others may not look.
-    fs::copy(env!("CARGO_BIN_EXE_dlfs"), dir.path("dlfs")).unwrap();
+    // Where it was built, others may not look. Another process makes the copy: a file that this one has open for
+    // writing while another test starts a program cannot be run for a moment.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_dlfs")).arg(dir.path("dlfs")).status();
+    assert!(copied.unwrap().success());
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", AS_NOBODY, &dir.arg("")]).stdin(Stdio::null());
     let Ok(output) = command.output() else {
