@@ -222,32 +222,30 @@ fn a_target_lost_in_mid_run_ends_the_job_or_is_counted() {
         let (target, name) = target(8 << 20, false);
         let mut command = bench();
         command.args(["--name=l", "--rw=randread", "--bs=4k", "--iodepth=4", "--time_based"]);
-        command.args([
-            "--runtime=4",
-            "--ctrl_loss_tmo=1",
-            "--io_timeout=1",
-            "--output-format=json",
-        ]);
-        command.arg(format!("--filename={name}"));
-        if go_on {
-            command.arg("--continue_on_error=all");
-        }
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let child = command.spawn().unwrap();
+        command.args(["--runtime=600", "--ctrl_loss_tmo=1", "--io_timeout=1"]);
+        command.arg("--output-format=json").arg(format!("--filename={name}"));
         // More than iodepth= I/Os: some have ended, and are counted.
-        wait_until("the job reads", || target.stats().read_bytes > 1 << 20);
-        target.stop();
-        let ran = end_of(child);
-        let job = ran.json()["jobs"][0].clone();
+        let reads = || target.stats().read_bytes > 1 << 20;
+        let job = if go_on {
+            command.arg("--continue_on_error=all");
+            let mut running = Reporting::start(command);
+            wait_until("the job reads", reads);
+            target.stop();
+            running.report_until(|figures| figures["jobs"][0]["total_err"].as_u64() > Some(0));
+            running.interrupt()["jobs"][0].clone()
+        } else {
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+            let child = command.spawn().unwrap();
+            wait_until("the job reads", reads);
+            target.stop();
+            let ran = end_of(child);
+            let job = ran.json()["jobs"][0].clone();
+            ran.code(1).complains_of(&["l:", "disconnected"]);
+            job
+        };
         assert!(job["read"]["total_ios"].as_u64().unwrap() > 0);
         assert!(job["total_err"].as_u64().unwrap() > 0, "{job}");
-        if go_on {
-            assert_eq!(job["error"], 0);
-            ran.quiet();
-        } else {
-            assert_eq!(job["error"], 107);
-            ran.code(1).complains_of(&["l:", "disconnected"]);
-        }
+        assert_eq!(job["error"], if go_on { 0 } else { 107 });
     }
 }
 

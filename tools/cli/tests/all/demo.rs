@@ -1,7 +1,8 @@
 //! demo: the README's first command, with its own data and with the user's.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common::{self, TestDir, dlfs, finish, wait};
 
@@ -66,11 +67,27 @@ fn ctrl_c_ends_the_demo_and_cleans_up() {
         let mut command = dlfs();
         command.arg("demo").env("TMPDIR", dir.path("")).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(100 + wait_ms));
+        wait_until_it_handles_sigint(&child);
+        std::thread::sleep(Duration::from_millis(wait_ms));
         common::signal(&child, "INT");
         let code = wait(&mut child).code();
         assert!(code == Some(1) || code == Some(0), "{code:?}: stopped, or just done");
         assert_eq!(fs::read_dir(dir.path("")).unwrap().count(), 0, "after {wait_ms} ms");
+    }
+}
+
+/// Before, a signal ends it as it ends any program.
+fn wait_until_it_handles_sigint(child: &Child) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let handled = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask");
+        u64::from_str_radix(mask.trim(), 16).expect("a hexadecimal mask")
+    };
+    const SIGINT: u64 = 1 << (2 - 1);
+    while handled() & SIGINT == 0 {
+        assert!(Instant::now() < until, "it does not handle SIGINT");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
