@@ -10,7 +10,7 @@ use super::{assert_none, files, root};
 #[path = "../../benches/support/results.rs"]
 mod results;
 
-/// Documents whose blocks run: shell in `tools/cli/tests/documents.rs`, Python in
+/// Documents whose blocks run: shell in `tools/cli/tests/all/documents.rs`, Python in
 /// `tools/python/tests/test_documents.py`, and Rust as documentation of `src/lib.rs`.
 const RUN: &[&str] = &[
     "README.md",
@@ -193,7 +193,7 @@ fn every_block_of_code_runs_or_says_why_not() {
     assert_none(wrong);
     for document in RUN {
         let has_python = read(document).contains("```python\n");
-        for runner in ["tools/cli/tests/documents.rs", "tools/python/tests/test_documents.py"] {
+        for runner in ["tools/cli/tests/all/documents.rs", "tools/python/tests/test_documents.py"] {
             let runs = read(runner).contains(&format!("\"{document}\""));
             assert!(
                 runs || runner.ends_with(".py") && !has_python,

@@ -121,7 +121,7 @@ def ds(image):
 def run_python(tmp_path):
     """Runs a separate program, which must end by itself; returns its output."""
 
-    def run(text, *arguments, timeout=60, code=0):
+    def run(text, *arguments, timeout=120, code=0):
         program = tmp_path / "program.py"
         program.write_text(text)
         child = subprocess.run(
@@ -134,7 +134,7 @@ def run_python(tmp_path):
     return run
 
 
-def wait_until(true, what, limit_s=30):
+def wait_until(true, what, limit_s=120):
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, f"{what} did not happen within {limit_s} s"

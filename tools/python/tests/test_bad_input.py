@@ -287,9 +287,13 @@ def test_a_frozen_target_ends_a_read_at_its_deadline(image):
         ds.close()
 
 
+# Limits of a data set that are far beyond those of the tests.
+PATIENT = dict.fromkeys(["deadline", "connect_timeout", "io_timeout"], 600)
+
+
 def test_a_loader_may_be_closed_while_it_connects(image):
     with target(image) as (child, address):
-        loader = dlfs.Loader(dlfs.open(address), 4)
+        loader = dlfs.Loader(dlfs.open(address, **PATIENT), 4, deadline=600)
         child.send_signal(signal.SIGSTOP)
         raised = []
 
@@ -302,14 +306,15 @@ def test_a_loader_may_be_closed_while_it_connects(image):
         thread = threading.Thread(target=wait)
         thread.start()
         loader.close()
-        thread.join(50)  # less than a call may take
+        thread.join(120)  # less than a call may take
         assert not thread.is_alive() and "closed" in raised[0]
         child.send_signal(signal.SIGCONT)
 
 
 def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
     with target(image) as (child, address):
-        loader = dlfs.Loader(dlfs.open(address), 4, "global", prefetch_bytes=64 << 10)
+        ds = dlfs.open(address, **PATIENT)
+        loader = dlfs.Loader(ds, 4, "global", deadline=600, prefetch_bytes=64 << 10)
         next(iter(loader))
         child.send_signal(signal.SIGSTOP)
         raised = []
@@ -325,6 +330,6 @@ def test_a_loader_that_is_closed_ends_the_wait_of_another_thread(image):
         thread.start()
         wait_until(thread.is_alive, "the thread's start")
         loader.close()
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive() and "closed" in raised[0]
         child.send_signal(signal.SIGCONT)

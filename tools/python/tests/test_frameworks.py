@@ -95,7 +95,7 @@ def test_accelerate_shares_out_what_it_prepares_and_dlfs_what_it_does_not(image,
     ]
     [rank.start() for rank in ranks]
     found = [queue.get(timeout=120) for _ in ranks]
-    [rank.join(30) for rank in ranks]
+    [rank.join(120) for rank in ranks]
     for one, other in zip(*found, strict=True):
         assert len(one) == len(other) and sorted(one + other) == list(range(len(ds)))
 

@@ -266,7 +266,7 @@ class Plain:
 def stores(tmp_path):
     from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
-    limit = datetime.timedelta(seconds=30)
+    limit = datetime.timedelta(seconds=120)
     port = free_ports()
     tcp = [TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=limit, wait_for_workers=False) for rank in (0, 1)]
     shared = HashStore()

@@ -335,7 +335,7 @@ def test_rank_and_world_size_come_from_torch_distributed_whenever_that_begins(im
     ]
     [rank.start() for rank in ranks]
     found = [queue.get(timeout=240) for _ in ranks]
-    [rank.join(30) for rank in ranks]
+    [rank.join(120) for rank in ranks]
     for one, other in zip(*found, strict=True):
         assert sorted(one + other) == list(range(len(source)))
 
@@ -747,7 +747,7 @@ def test_ranks_with_unequal_batches_are_warned_of_once(tmp_path):
     ranks = [context.Process(target=unequal_rank, args=(r, path, port, queue)) for r in range(2)]
     [rank.start() for rank in ranks]
     found = dict(queue.get(timeout=240) for _ in ranks)
-    [rank.join(30) for rank in ranks]
+    [rank.join(120) for rank in ranks]
     for rank, plain in ((0, 4), (1, 3)):
         once, never = (1, True), (0, True)
         assert found[rank] == [

@@ -1,0 +1,45 @@
+//! Tests of `dlfs`, as one program: a module for each area.
+
+mod common;
+#[allow(dead_code, unreachable_pub)] // shared with the library's tests
+#[path = "../../../../tests/support/disk.rs"]
+mod disk;
+mod service_support;
+
+mod access_log;
+mod cached;
+mod catalog;
+mod catalog_redis;
+mod control;
+mod copies;
+mod demo;
+mod destroying;
+mod doctor;
+mod documents;
+mod editing;
+#[cfg(debug_assertions)]
+mod ends;
+mod exporting;
+mod importing;
+mod installed;
+mod interop_identify;
+mod leases;
+mod listing;
+mod logging;
+mod metrics;
+mod mixing;
+mod mounting;
+mod operators_day;
+mod peers;
+mod reading;
+mod reports;
+mod selecting;
+mod service;
+mod serving;
+#[cfg(feature = "spdk")]
+mod spdk;
+mod terminal;
+mod tiers;
+mod top;
+mod version;
+mod weighing;
