@@ -864,10 +864,3 @@ mod tables {
         assert!((cut.unwrap_err()).report().contains("a.parquet"));
     }
 }
-
-#[cfg(not(feature = "formats"))]
-#[test]
-fn a_build_without_the_feature_names_it() {
-    let told = import_as(&["none.parquet"], RowOptions::default()).map(drop).unwrap_err().report();
-    assert!(told.contains("none.parquet") && told.contains("feature `formats`"), "{told}");
-}

@@ -299,16 +299,6 @@ fn an_empty_folder_is_refused() {
     assert!(url.report().contains("s3://"), "{}", url.report());
 }
 
-#[cfg(not(feature = "cloud"))]
-#[test]
-fn a_build_without_object_stores_names_the_feature() {
-    let (options, sources) =
-        (dlfs::import::ImportOptions::default(), [PathBuf::from("s3://bucket/train")]);
-    let error = dlfs::import::import_onto(&sources, &[], &options, &mut ()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
-    assert!(error.report().contains("--features cloud"), "{}", error.report());
-}
-
 #[test]
 fn several_folders_share_their_classes_and_a_common_name_is_reported() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

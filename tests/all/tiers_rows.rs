@@ -58,7 +58,11 @@ const ROWS: &[(&str, &str, &str)] = &[
     // The same mini-batches with and without.
     ("N12", "tests/all/tiers.rs", "every_policy_gives_the_same_bytes_in_the_same_order"),
     // The simulator's acceptance values.
-    ("N13", "tools/sim/tests/all/thesis.rs", "scenario_1_is_within_1_percent_where_it_is_reproduced"),
+    (
+        "N13",
+        "tools/sim/tests/all/thesis.rs",
+        "scenario_1_is_within_1_percent_where_it_is_reproduced",
+    ),
     ("N13", "tools/sim/tests/all/thesis.rs", "scenario_2_is_within_the_stated_tolerances"),
     ("N13", "tools/sim/tests/all/thesis.rs", "scenario_3_is_within_the_stated_tolerances"),
     ("N13", "tools/sim/tests/all/thesis.rs", "scenario_4_is_within_the_stated_tolerances"),

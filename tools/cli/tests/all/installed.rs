@@ -52,13 +52,13 @@ fn a_second_release_at_the_same_time_ends_with_the_process_of_the_first() {
     let dir = TestDir::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     fs::create_dir_all(dir.path("tools")).unwrap();
-    fs::create_dir_all(dir.path("target/dist/stage")).unwrap();
+    fs::create_dir_all(dir.path("target/packages/stage")).unwrap();
     // By another process: see `mounting.rs`.
     let mut copy = Command::new("cp");
     let copied = copy.arg(root.join("tools/release")).arg(dir.path("tools/release")).status();
     assert!(copied.unwrap().success());
     fs::copy(root.join("Cargo.toml"), dir.path("Cargo.toml")).unwrap();
-    let mut lock = fs::File::create(dir.path("target/dist/lock")).unwrap();
+    let mut lock = fs::File::create(dir.path("target/packages/lock")).unwrap();
     lock.lock().unwrap();
     writeln!(lock, "4711").unwrap();
     let mut command = Command::new(dir.path("tools/release"));
@@ -66,5 +66,5 @@ fn a_second_release_at_the_same_time_ends_with_the_process_of_the_first() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("process 4711 builds a release in"), "{errors}");
-    assert!(dir.path("target/dist/stage").exists(), "the stage of the first is left alone");
+    assert!(dir.path("target/packages/stage").exists(), "the stage of the first is left alone");
 }

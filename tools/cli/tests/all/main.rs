@@ -6,6 +6,7 @@ mod common;
 mod disk;
 mod service_support;
 
+mod absent;
 mod access_log;
 mod cached;
 mod catalog;
