@@ -1,8 +1,8 @@
 //! The life cycle of sessions in simulated time. It is the same on every machine, and the rules at the head
 //! of `src/qpair/remote/mod.rs` hold whatever fails.
 //!
-//! `DLFS_SESSION_SEEDS=1000000 cargo test --test all netsim::sessions` tries more seeds; `DLFS_SESSION_SEED=7`
-//! runs one of them and prints all that happens.
+//! `DLFS_SESSION_SEEDS=1000000 cargo test --test all netsim::sessions` tries more seeds, from
+//! `DLFS_SESSION_FIRST` on; `DLFS_SESSION_SEED=7` runs one of them and prints all that happens.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -30,6 +30,7 @@ fn the_rules_of_sessions_hold_whatever_goes_wrong() {
         let report = run(Schedule::random(seed), true);
         return println!("{}", report.map_or_else(|error| panic!("{error}"), |r| r.trace));
     }
+    let first = number("DLFS_SESSION_FIRST").unwrap_or(0);
     let seeds = number("DLFS_SESSION_SEEDS").unwrap_or(SEEDS);
     let total = Mutex::new(Report::default());
     let given_up = AtomicU64::new(0);
@@ -50,10 +51,10 @@ fn the_rules_of_sessions_hold_whatever_goes_wrong() {
             }
         }
     };
-    let half = seeds / 2;
+    let (half, end) = (first + seeds / 2, first + seeds);
     std::thread::scope(|scope| {
-        scope.spawn(|| explore(0..half));
-        explore(half..seeds);
+        scope.spawn(|| explore(first..half));
+        explore(half..end);
     });
     let (total, given_up) =
         (total.into_inner().expect("nobody has panicked"), given_up.into_inner());
