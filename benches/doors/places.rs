@@ -108,7 +108,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("the path of this program");
     let found = own.ancestors().map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| {
-        eprintln!("{name} is not built: cargo build --release -p dlfs-cli -p dlfs-preload");
+        eprintln!("{name} is not built: cargo build --release -p dlfs-cli, and -p dlfs-preload");
         std::process::exit(2);
     })
 }

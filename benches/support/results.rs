@@ -37,8 +37,10 @@ pub fn record(name: &str) {
     let options =
         if arguments.is_empty() { String::new() } else { format!(" -- {}", arguments.join(" ")) };
     let title = format!("{}, commit {}", ask("date", &["-u", "+%F"]), commit());
-    let added =
-        section(&title, &format!("cargo bench --bench {name}{options}"), &machine(), &printed);
+    let profile = profile();
+    let command = format!("cargo bench --profile {profile} --bench {name}{options}");
+    let built = format!("{}; profile {profile}", machine());
+    let added = section(&title, &command, &built, &printed);
     let path = root().join(format!("benches/results/{name}.md"));
     let before =
         std::fs::read_to_string(&path).unwrap_or_else(|_| format!("# {name}\n\nNewest first.\n"));
@@ -86,6 +88,12 @@ pub fn machine() -> String {
     let kernel = read("/proc/sys/kernel/osrelease");
     let kernel = kernel.trim().split('-').next().unwrap_or_default(); // without the distributor's part
     format!("{model}, {cpus} processors, {:.0} GiB, Linux {kernel}", kib / 1048576.0)
+}
+
+/// The profile that this program was built with, by the folder that it lies in: `dist` has link-time optimization.
+fn profile() -> &'static str {
+    let program = std::env::current_exe().expect("the path of this program");
+    if program.iter().any(|folder| folder == "dist") { "dist" } else { "release" }
 }
 
 /// The commit of the tree, and whether it has uncommitted changes.
