@@ -1,4 +1,5 @@
-//! C programs, built as users build them and run plainly, under AddressSanitizer and in valgrind.
+//! C programs, built as users build them and run plainly and under AddressSanitizer; with `DLFS_LONG_TESTS` also with
+//! the static library and in valgrind.
 //!
 //! Tools that the machine lacks are skipped and reported.
 

@@ -65,14 +65,19 @@ pub(crate) enum How {
 }
 
 impl How {
-    /// All ways that this machine supports; prints those that it does not.
+    /// The ways that this machine supports; prints those that it does not. Valgrind takes minutes, and comes with
+    /// `DLFS_LONG_TESTS`.
     pub(crate) fn all() -> Vec<How> {
-        let mut ways = vec![How::Plain, How::Static];
+        let mut ways = vec![How::Plain];
         if has_asan() {
             ways.push(How::Asan);
         } else {
             println!("SKIPPED: cc has no AddressSanitizer here");
         }
+        if std::env::var_os("DLFS_LONG_TESTS").is_none() {
+            return ways;
+        }
+        ways.push(How::Static);
         if has("valgrind") {
             ways.push(How::Valgrind);
         } else {
