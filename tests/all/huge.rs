@@ -32,7 +32,7 @@ const FIRST_CELL: u64 = 9;
 const COLUMNS_BYTES: f64 = 8.0 + 8.0 / 32.0 + 40.0 / SAMPLES_PER_CHUNK as f64;
 const WINDOW_BYTES: usize = 16 << 20;
 /// Threads, queues, and buffers of this program; more of them, and page tables, beside a long column.
-const OTHER_BYTES: u64 = 12 << 20;
+const OTHER_BYTES: u64 = 20 << 20;
 /// The columns' part that is granted for those: a lookup tree would take all of it again.
 const OTHER_PART: u64 = 33;
 
