@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::alone::ran_alone;
 use crate::support::fork::in_child;
+use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use dlfs::ErrorKind;
 use dlfs::dataset::{
@@ -535,7 +536,7 @@ fn silenced(source: &Source) -> (Dataset, std::net::TcpListener) {
     target.stop();
     let from = address.find("127.0.0.1:").unwrap();
     let to = from + address[from..].find('/').unwrap();
-    (dataset, std::net::TcpListener::bind(&address[from..to]).unwrap())
+    (dataset, bind_again(|| std::net::TcpListener::bind(&address[from..to])))
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::import_support::wire::Wire;
+use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use crate::support::raw_host::RawHost;
 use dlfs::cache::TierOptions;
@@ -763,7 +764,7 @@ fn a_peer_that_stays_away_makes_no_read_wait() {
     let rerouted = first.stats().rerouted_bytes;
     assert!(rerouted > 0);
     // A listener that never answers takes its place: connecting to it takes a second, a read does not.
-    let listener = std::net::TcpListener::bind(address).unwrap();
+    let listener = bind_again(|| std::net::TcpListener::bind(address));
     let until = Instant::now() + Duration::from_secs(4);
     let mut took = Vec::new();
     while Instant::now() < until {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::faults::{Fault, Faulty, Rule};
 use crate::support::hostile_target::{HostileTarget, Misbehaviour};
+use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use crate::support::raw_host::{RawHost, Reply};
 use dlfs::ErrorKind;
@@ -31,6 +32,10 @@ fn nqn() -> Nqn {
 
 /// A target with one namespace of 8 MiB in memory, with seeded contents, which are returned.
 fn serve(change: impl FnOnce(&mut TargetOptions)) -> (Target, Vec<u8>) {
+    try_serve(change).unwrap()
+}
+
+fn try_serve(change: impl FnOnce(&mut TargetOptions)) -> dlfs::Result<(Target, Vec<u8>)> {
     let device = MemNamespace::new(8 * MIB, 512).unwrap();
     let mut bytes = vec![0; 8 << 20];
     Random::new(1).fill(&mut bytes);
@@ -38,7 +43,7 @@ fn serve(change: impl FnOnce(&mut TargetOptions)) -> (Target, Vec<u8>) {
     blocking.write_at(0, &bytes).unwrap();
     let mut options = TargetOptions::new(nqn());
     change(&mut options);
-    (Target::bind(options, vec![Arc::new(device)]).unwrap(), bytes)
+    Ok((Target::bind(options, vec![Arc::new(device)])?, bytes))
 }
 
 #[test]
@@ -424,7 +429,7 @@ fn a_stopped_target_frees_its_port_and_its_hosts_see_the_end() {
     admin.start(Sqe::async_event_request(0), &[]);
     target.stop();
     assert_eq!((admin.receive(), io.receive()), (Reply::Closed, Reply::Closed));
-    let (again, bytes) = serve(|options| options.listen = address);
+    let (again, bytes) = bind_again(|| try_serve(|options| options.listen = address));
     let (_admin, [mut io]) = RawHost::with_queues(again.local_addr(), &nqn(), NO_DIGESTS);
     check_read(&mut io, &bytes, 1, 1);
 }

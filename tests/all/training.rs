@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::support::alone::ran_alone;
 use crate::support::fork::in_child;
+use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::{ImportOptions, Onto, import};
@@ -74,7 +75,7 @@ impl Job {
         let device = qpair::open(&self.image(), &ConnectOptions::default()).unwrap();
         let nqn = "nqn.2026-11.io.dlfs:train".parse().unwrap();
         let options = TargetOptions { listen, ..TargetOptions::new(nqn) };
-        Target::bind(options, vec![device]).unwrap()
+        bind_again(|| Target::bind(options.clone(), vec![Arc::clone(&device)]))
     }
 
     fn serve(&self) -> Target {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlfs::import::{ImportOptions, Onto, Progress, Stage};
 use dlfs::nvme::{Address, Nqn};
@@ -12,6 +12,7 @@ use dlfs::target::{Target, TargetOptions};
 
 use super::options;
 use super::wire::Wire;
+use crate::support::ports::bind_again;
 
 /// The subsystem of every target here.
 pub const NQN: &str = "nqn.2026-11.io.dlfs:import";
@@ -23,15 +24,7 @@ pub fn serve(disks: &[MemNamespace], listen: Option<SocketAddr>) -> Target {
     options.listen = listen.unwrap_or(options.listen);
     let devices = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>);
     let devices: Vec<Arc<dyn Device>> = devices.collect();
-    let until = Instant::now() + Duration::from_secs(60);
-    loop {
-        match Target::bind(options.clone(), devices.clone()) {
-            Ok(target) => return target,
-            // The port of a target that just went may be taken for a moment.
-            Err(error) => assert!(Instant::now() < until, "{error:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    bind_again(|| Target::bind(options.clone(), devices.clone()))
 }
 
 /// The target's address by way of a network.

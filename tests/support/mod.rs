@@ -24,6 +24,7 @@ pub mod object_store;
 pub mod origin;
 #[allow(dead_code, unreachable_pub)] // both doors use other parts of it
 pub mod plain_folder;
+pub mod ports;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;

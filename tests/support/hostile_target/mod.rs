@@ -262,7 +262,7 @@ impl HostileTarget {
         let mut state = self.shared.state.lock();
         while !is_so(&state) {
             let timed_out =
-                self.shared.changed.wait_for(&mut state, Duration::from_secs(20)).timed_out();
+                self.shared.changed.wait_for(&mut state, Duration::from_secs(60)).timed_out();
             assert!(!timed_out, "the accepting thread does not follow");
         }
     }
