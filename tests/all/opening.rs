@@ -90,7 +90,7 @@ fn namespaces_of_an_image_are_opened_at_the_same_time() {
     };
     let addresses: Vec<Address> = targets.iter().map(address).collect();
     let connect =
-        ConnectOptions { connect_timeout: Duration::from_secs(20), ..ConnectOptions::default() };
+        ConnectOptions { connect_timeout: Duration::from_secs(60), ..ConnectOptions::default() };
     let image = Image::open(&addresses, &OpenOptions { connect, ..OpenOptions::default() });
     let image = image.expect("no namespace waits for another one to be open");
     assert_eq!(image.devices().len(), TARGETS);

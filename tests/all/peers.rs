@@ -84,7 +84,7 @@ impl Origin {
             node: Some(format!("node {rank}")),
             serving: self.serving,
             keep_shares: false,
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
             connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
             keys: self.keys.clone(),
         }
@@ -653,7 +653,7 @@ fn a_plan_does_without_local_shares_and_with_its_own_policy() {
         node: None,
         serving: Serving::Planned,
         keep_shares: false,
-        timeout: Duration::from_secs(30),
+        timeout: Duration::from_secs(60),
         connect: ConnectOptions::default(),
         keys: None,
     };
@@ -691,7 +691,7 @@ fn tiers_that_two_nodes_share_count_once_or_are_refused() {
                 node: Some(names[rank].to_owned()),
                 serving: Serving::ReadThrough,
                 keep_shares: false,
-                timeout: Duration::from_secs(30),
+                timeout: Duration::from_secs(60),
                 connect: ConnectOptions { hostnqn: Some(hostnqn()), ..ConnectOptions::default() },
                 keys: None,
             };

@@ -50,7 +50,7 @@ fn crossed(network: u64) -> u64 {
             node: None,
             serving: Serving::ReadThrough,
             keep_shares: false,
-            timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
             connect: ConnectOptions::default(),
             keys: None,
         };

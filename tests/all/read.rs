@@ -76,7 +76,7 @@ fn fixture_on(
 impl Fixture {
     fn loader(&self, kind: OrderKind, change: impl FnOnce(&mut LoaderOptions)) -> Prefetcher {
         let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, 16, 1);
-        options.deadline = Duration::from_secs(20);
+        options.deadline = Duration::from_secs(60);
         change(&mut options);
         self.image.prefetcher(options).unwrap()
     }

@@ -115,7 +115,7 @@ impl Job {
             nodes: 0,
             round: "start".to_owned(),
             resume: None,
-            patience: Duration::from_secs(30),
+            patience: Duration::from_secs(60),
             deadline: Duration::from_secs(60),
         }
     }

@@ -55,8 +55,8 @@ fn connect_options(name: &str, secret_of: Option<u8>, ctrl: Option<u8>) -> Conne
         hostnqn: Some(host(name)),
         dhchap_secret: secret_of.map(secret),
         dhchap_ctrl_secret: ctrl.map(secret),
-        connect_timeout: Duration::from_secs(20),
-        ctrl_loss_tmo: Duration::from_secs(20),
+        connect_timeout: Duration::from_secs(60),
+        ctrl_loss_tmo: Duration::from_secs(120),
         ..ConnectOptions::default()
     }
 }

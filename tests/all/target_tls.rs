@@ -36,8 +36,8 @@ fn connect_options(name: &str, tls_key: Option<ConfiguredPsk>) -> ConnectOptions
     ConnectOptions {
         hostnqn: Some(host(name)),
         tls_key,
-        connect_timeout: Duration::from_secs(20),
-        ctrl_loss_tmo: Duration::from_secs(20),
+        connect_timeout: Duration::from_secs(60),
+        ctrl_loss_tmo: Duration::from_secs(120),
         ..ConnectOptions::default()
     }
 }
@@ -471,7 +471,7 @@ mod with_tls {
                 node: Some(format!("tls {rank}")),
                 serving: Serving::ReadThrough,
                 keep_shares: false,
-                timeout: Duration::from_secs(30),
+                timeout: Duration::from_secs(60),
                 connect: ConnectOptions {
                     hostnqn: Some(host("rank")),
                     ..ConnectOptions::default()

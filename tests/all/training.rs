@@ -103,7 +103,7 @@ impl Job {
 fn open(target: &Target, change: impl FnOnce(&mut ConnectOptions)) -> Image {
     let mut connect = ConnectOptions {
         io_timeout: Duration::from_millis(500),
-        ctrl_loss_tmo: Duration::from_secs(20),
+        ctrl_loss_tmo: Duration::from_secs(120),
         ..ConnectOptions::default()
     };
     change(&mut connect);

@@ -217,7 +217,7 @@ fn a_class_is_named_by_its_label_or_its_name() {
 
 fn options(kind: OrderKind, batch_size: usize) -> LoaderOptions {
     let mut options = LoaderOptions::new(OrderSpec { kind, seed: 3 }, batch_size, 1);
-    options.deadline = Duration::from_secs(20);
+    options.deadline = Duration::from_secs(60);
     options
 }
 

@@ -208,7 +208,7 @@ impl ObjectStore {
                 setting("aws_region", "us-east-1"),
             ],
             silence: Duration::from_secs(10),
-            patience: Duration::from_secs(60),
+            patience: Duration::from_secs(600),
             ..PlaceOptions::default()
         }
     }

@@ -25,7 +25,7 @@ pub fn short_timeouts() -> ConnectOptions {
         writable: true,
         io_timeout: Duration::from_millis(300),
         connect_timeout: Duration::from_millis(1500),
-        ctrl_loss_tmo: Duration::from_secs(20),
+        ctrl_loss_tmo: Duration::from_secs(120),
         ..ConnectOptions::default()
     }
 }
