@@ -58,6 +58,27 @@ impl ColumnType {
     }
 }
 
+impl ColumnType {
+    /// Whether a column of this type holds `value`, which as a float it may round within its range.
+    pub(crate) fn holds(self, value: Value<'_>) -> bool {
+        match (self, value) {
+            (_, Value::None)
+            | (ColumnType::Float, Value::Float(_))
+            | (ColumnType::Bool, Value::Bool(_))
+            | (ColumnType::Text, Value::Text(_)) => true,
+            (ColumnType::Int, Value::Int(number)) => number != i64::MIN,
+            (ColumnType::Float, Value::Int(number)) => number as f64 as i128 == i128::from(number),
+            (ColumnType::Float32, Value::Int(number)) => {
+                number as f32 as i128 == i128::from(number)
+            }
+            (ColumnType::Float32, Value::Float(number)) => {
+                !number.is_finite() || (number as f32).is_finite()
+            }
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for ColumnType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -372,6 +372,12 @@ impl FieldTypes {
     }
 }
 
+/// `number`, unless it is infinite and has digits in `text`, so that its type does not hold it.
+fn within<T: Copy>(text: &str, number: T, is_infinite: fn(T) -> bool) -> Option<T> {
+    let has_digits = text.contains(|c: char| c.is_ascii_digit());
+    Some(number).filter(|number| !(is_infinite(*number) && has_digits))
+}
+
 /// The bytes of a number that is written in decimal.
 fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
     fn parse<T: FromStr>(text: &str) -> Option<T> {
@@ -386,8 +392,8 @@ fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
         Element::I32 => parse::<i32>(text)?.to_le_bytes().to_vec(),
         Element::U64 => parse::<u64>(text)?.to_le_bytes().to_vec(),
         Element::I64 => parse::<i64>(text)?.to_le_bytes().to_vec(),
-        Element::F32 => parse::<f32>(text)?.to_le_bytes().to_vec(),
-        Element::F64 => parse::<f64>(text)?.to_le_bytes().to_vec(),
+        Element::F32 => within(text, parse::<f32>(text)?, f32::is_infinite)?.to_le_bytes().to_vec(),
+        Element::F64 => within(text, parse::<f64>(text)?, f64::is_infinite)?.to_le_bytes().to_vec(),
         Element::Bool => match text {
             "0" | "false" | "False" => vec![0],
             "1" | "true" | "True" => vec![1],
@@ -491,9 +497,15 @@ mod tests {
             assert_eq!(bytes.len() as u32, kind.len_bytes().unwrap());
             assert_eq!(&*kind.to_file(&bytes), text.as_bytes());
         }
-        for (element, text) in
-            [("u8", "256"), ("u8", "-1"), ("i64", "7.0"), ("i32", ""), ("bool", "2"), ("f32", "x")]
-        {
+        for (element, text) in [
+            ("u8", "256"),
+            ("u8", "-1"),
+            ("i64", "7.0"),
+            ("i32", ""),
+            ("bool", "2"),
+            ("f32", "x"),
+            ("f32", "1e40"),
+        ] {
             let refused = kind(&format!("{element}=text")).read_text(text.as_bytes()).unwrap_err();
             assert_eq!(refused, format!("is {element}, and this is `{text}`"));
         }

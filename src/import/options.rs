@@ -89,6 +89,9 @@ pub struct RowOptions {
     /// field of the same name. `None`: `file_name`, as in folders of images of Hugging Face,
     /// unless `fields` leave it out.
     pub files: Option<String>,
+    /// Whether rows have no value in columns that their file does not have, and others have; otherwise such files are
+    /// refused.
+    pub union: bool,
 }
 
 /// How a table of values fitted the samples of an import.

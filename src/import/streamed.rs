@@ -149,7 +149,8 @@ fn open<'a>(
     let Checks { image, options, .. } = checks;
     Ok(match kind {
         rows if rows.is_rows() => {
-            let rows = formats::open(files, objects, kind, image, &options.rows, origins)?;
+            let (rows, types) = (&options.rows, &options.field_types);
+            let rows = formats::open(files, objects, kind, image, rows, types, origins)?;
             Opened::Rows(Box::new(rows))
         }
         SourceKind::TfRecord => {

@@ -48,6 +48,7 @@ mod import_rows;
 mod import_shards;
 mod import_sources;
 mod import_sparse;
+mod import_values;
 mod interop_linux_host;
 mod interop_linux_target;
 mod interop_spdk;

@@ -67,6 +67,69 @@ def arrow():
             writer.write_table(table, max_chunksize=11)
 
 
+def differing():
+    """Files of one data set whose columns differ, and one whose pages have checksums."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first = pa.table({"n": pa.array([1, None], pa.int32()), "t": ["a", "b"], "none": pa.nulls(2)})
+    second = pa.table({"t": ["c"], "n": pa.array([2**40], pa.int64()), "none": [7], "more": pa.array([0.5], pa.float32())})
+    pq.write_table(first, HERE / "differing-0.parquet", compression="none")
+    pq.write_table(second, HERE / "differing-1.parquet", compression="none")
+    for at, table in enumerate((first, second)):
+        with pa.OSFile(str(HERE / f"differing-{at}.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    sums = {"compression": "none", "write_page_checksum": True, "use_dictionary": False}
+    pq.write_table(pa.table({"t": ["checksum"]}), HERE / "checksums.parquet", **sums)
+
+
+def big_endian():
+    """A stream as a machine of the other byte order writes it: one column of int32, 1 to 10; pyarrow writes none."""
+    import struct
+
+    import flatbuffers
+    import numpy
+    import pyarrow as pa
+
+    b = flatbuffers.Builder(256)
+    name = b.CreateString("n")
+    b.StartObject(2)
+    b.PrependInt32Slot(0, 32, 0)
+    b.PrependBoolSlot(1, True, False)
+    kind = b.EndObject()
+    b.StartVector(4, 0, 4)
+    children = b.EndVector()
+    b.StartObject(7)
+    b.PrependUOffsetTRelativeSlot(0, name, 0)
+    b.PrependUint8Slot(2, 2, 0)
+    b.PrependUOffsetTRelativeSlot(3, kind, 0)
+    b.PrependUOffsetTRelativeSlot(5, children, 0)
+    field = b.EndObject()
+    b.StartVector(4, 1, 4)
+    b.PrependUOffsetTRelative(field)
+    fields = b.EndVector()
+    b.StartObject(4)
+    b.PrependInt16Slot(0, 1, 0)
+    b.PrependUOffsetTRelativeSlot(1, fields, 0)
+    schema = b.EndObject()
+    b.StartObject(5)
+    b.PrependInt16Slot(0, 4, 0)
+    b.PrependUint8Slot(1, 1, 0)
+    b.PrependUOffsetTRelativeSlot(2, schema, 0)
+    b.Finish(b.EndObject())
+    head = bytes(b.Output())
+    head += bytes(-(len(head) + 8) % 8)
+    values = numpy.arange(1, 11, dtype="<i4")
+    own = pa.schema([pa.field("n", pa.int32(), nullable=False)])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, own) as writer:
+        writer.write_batch(pa.record_batch([pa.array(values)], schema=own))
+    raw = sink.getvalue().to_pybytes()
+    (first,) = struct.unpack_from("<I", raw, 4)
+    rest = raw[8 + first :].replace(values.tobytes(), values.astype(">i4").tobytes())
+    (HERE / "big-endian.arrow").write_bytes(struct.pack("<II", 0xFFFFFFFF, len(head)) + head + rest)
+
+
 def hugging_face():
     import datasets
 
@@ -160,5 +223,5 @@ if __name__ == "__main__":
             shutil.rmtree(old)
         elif old.name != Path(__file__).name:
             old.unlink()
-    for write in (arrow, hugging_face, mds, litdata, json_lines):
+    for write in (arrow, differing, big_endian, hugging_face, mds, litdata, json_lines):
         write()

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-pub(super) use self::of_fields::{FieldColumns, Number, number};
+pub(super) use self::of_fields::{FieldColumns, Number, number, put_number};
 use self::records::{Cell, Record, Records};
 use crate::directory::Directory;
 use crate::format::FormatVersion;

@@ -1,5 +1,7 @@
 //! Typed columns that an import takes from a field of the samples: a number of a type, or a text.
 
+use std::fmt;
+
 use crate::directory::Directory;
 use crate::format::columns::{
     ColumnSpec, ColumnTable, ColumnType, MAX_TEXTS_BYTES, OwnedValue, Value,
@@ -235,18 +237,17 @@ impl OfField {
             let value = Cell::Word(text).to_value(kind);
             return value.ok_or_else(|| format!("is `{text}`, and column `{column}` is {kind}"));
         };
-        match number(from.element(), bytes) {
-            Number::Int(number) if kind.is_float() => Ok(OwnedValue::Float(number as f64)),
-            Number::Int(number) if kind == ColumnType::Bool => Ok(OwnedValue::Bool(number != 0)),
-            Number::Int(number) => {
-                match i64::try_from(number).ok().filter(|number| *number > i64::MIN) {
-                    Some(number) => Ok(OwnedValue::Int(number)),
-                    None => Err(format!("is {number}, which a column of type int does not hold")),
-                }
+        let number = number(from.element(), bytes);
+        let value = match number {
+            Number::Int(bit @ 0..=1) if kind == ColumnType::Bool => {
+                Some(OwnedValue::Bool(bit == 1))
             }
-            Number::Float(number) if number.is_nan() => Ok(OwnedValue::None),
-            Number::Float(number) => Ok(OwnedValue::Float(number)),
-        }
+            Number::Int(number) => i64::try_from(number).ok().map(OwnedValue::Int),
+            Number::Float(number) if number.is_nan() => Some(OwnedValue::None),
+            Number::Float(number) => Some(OwnedValue::Float(number)),
+        };
+        let value = value.filter(|value| kind.holds(value.as_value()));
+        value.ok_or_else(|| format!("is {number}, which a column of type {kind} does not hold"))
     }
 
     fn too_long(&self, len: u64) -> BadReason {
@@ -292,11 +293,21 @@ fn kind_of(
 }
 
 /// A number of a field.
+#[derive(Clone, Copy)]
 pub(in crate::import) enum Number {
     /// Without a fraction.
     Int(i128),
     /// With one.
     Float(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Int(number) => number.fmt(f),
+            Number::Float(number) => number.fmt(f),
+        }
+    }
 }
 
 /// The number that these bytes are, which have the length of the element.
@@ -317,6 +328,46 @@ pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
         Element::F32 => Number::Float(f32::from_bits(bits as u32).into()),
         Element::F64 => Number::Float(f64::from_bits(bits)),
     }
+}
+
+/// Appends the bytes of an element that is `number`; a float may be rounded within its range. `false`: there is none.
+pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
+    let whole = match number {
+        Number::Int(number) => Some(number),
+        // Not one as large as the largest i128, which its conversion is if it is larger.
+        Number::Float(number) => {
+            Some(number as i128).filter(|whole| *whole as f64 == number && whole.abs() < 1 << 64)
+        }
+    };
+    let float = match number {
+        Number::Int(whole) => Some(whole as f64).filter(|float| *float as i128 == whole),
+        Number::Float(number) => Some(number),
+    };
+    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    let len = element.len_bytes() as usize;
+    let (least, end) = match element {
+        Bool => (0, 2),
+        U8 | U16 | U32 | U64 => (0, 1 << (8 * len)),
+        _ => (-1 << (8 * len - 1), 1 << (8 * len - 1)),
+    };
+    match element {
+        U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 | Bool => {
+            let whole = whole.filter(|whole| (least..end).contains(whole));
+            whole.map(|whole| into.extend_from_slice(&whole.to_le_bytes()[..len]))
+        }
+        F32 => {
+            let is_held = |narrow: &f32| match number {
+                Number::Int(_) => float == Some(f64::from(*narrow)),
+                Number::Float(float) => narrow.is_finite() || !float.is_finite(),
+            };
+            let narrow = float.map(|float| float as f32).filter(is_held);
+            narrow.map(|narrow| into.extend_from_slice(&narrow.to_le_bytes()))
+        }
+        F64 => float.map(|float| into.extend_from_slice(&float.to_le_bytes())),
+        // Nothing makes halves of other numbers here.
+        F16 | Bf16 => None,
+    }
+    .is_some()
 }
 
 /// The number that an IEEE 754 number of 16 bits is.

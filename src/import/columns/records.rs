@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use crate::format::columns::{ColumnType, OwnedValue};
+use crate::format::columns::{ColumnType, OwnedValue, Value};
 
 /// A file of values.
 pub(super) struct Records<'a> {
@@ -274,13 +274,21 @@ impl Cell<'_> {
                 OwnedValue::Int(*number as i64)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Int(number)) => {
-                OwnedValue::Float(*number as f64)
+                OwnedValue::Float(Some(*number).filter(|number| holds(kind, *number))? as f64)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Float(number)) => {
                 OwnedValue::Float(Some(*number).filter(|number| fits(kind, *number))?)
             }
             (ColumnType::Float | ColumnType::Float32, Cell::Word(word)) => {
-                OwnedValue::Float(word.trim().parse().ok().filter(|number| fits(kind, *number))?)
+                let word = word.trim();
+                if word.parse().is_ok_and(|number| !holds(kind, number)) {
+                    return None;
+                }
+                let is_spelled = |number: &f64| {
+                    !number.is_infinite() || !word.contains(|c: char| c.is_ascii_digit())
+                };
+                let number = word.parse().ok().filter(is_spelled);
+                OwnedValue::Float(number.filter(|number| fits(kind, *number))?)
             }
             (ColumnType::Bool, Cell::Bool(is_true)) => OwnedValue::Bool(*is_true),
             (ColumnType::Bool, Cell::Int(bit @ 0..=1)) => OwnedValue::Bool(*bit == 1),
@@ -302,7 +310,12 @@ impl Cell<'_> {
 
 /// Whether the number stays finite in a column of this type.
 fn fits(kind: ColumnType, number: f64) -> bool {
-    kind != ColumnType::Float32 || !number.is_finite() || (number as f32).is_finite()
+    kind.holds(Value::Float(number))
+}
+
+/// Whether a column of floats holds an integer exactly.
+fn holds(kind: ColumnType, number: i64) -> bool {
+    kind.holds(Value::Int(number))
 }
 
 /// The type of a word. One with zeroes before it, or too large for its type, is a text: as a number it would be

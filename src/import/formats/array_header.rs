@@ -1,6 +1,6 @@
 //! Headers of arrays in shards of MDS and LitData: an element type and a shape.
 
-use crate::format::field_type::Element;
+use crate::format::field_type::{Element, FieldType};
 use crate::import::sources::BadReason;
 
 /// What an array is, and where its elements begin.
@@ -29,6 +29,14 @@ pub(super) enum HeaderForm {
 }
 
 impl HeaderForm {
+    /// The type of all such arrays, if they need not be looked at.
+    pub(super) fn known(self) -> Option<FieldType> {
+        match self {
+            HeaderForm::Bare(element) => FieldType::new(element, true, Vec::new()).ok(),
+            _ => None,
+        }
+    }
+
     /// Reads the header of the array `bytes`.
     ///
     /// # Errors

@@ -31,7 +31,8 @@ fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
     match data {
         DataType::Dictionary(_, values) => kind_of(values, shape),
         DataType::Struct(fields) if is_file(fields) => CellKind::Bytes,
-        data if is_bytes(data) || *data == DataType::Null => CellKind::Bytes,
+        DataType::Null => CellKind::Nothing,
+        data if is_bytes(data) => CellKind::Bytes,
         data => match elements_of(data, shape) {
             Some(kind) => CellKind::Elements(kind),
             None => CellKind::Other(data.to_string()),

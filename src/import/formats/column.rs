@@ -16,11 +16,15 @@ pub(super) struct Column {
     pub(super) kind: CellKind,
     /// Names of the classes, if its values are their numbers.
     pub(super) classes: Vec<String>,
+    /// The key of JSON Lines whose values name files, if its values are these.
+    pub(super) files_of: Option<String>,
 }
 
 /// What the values of a column are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CellKind {
+    /// There are none.
+    Nothing,
     /// Bytes or text.
     Bytes,
     /// A number or an array of numbers.
@@ -40,8 +44,76 @@ impl Column {
 
     /// A column of `kind`.
     pub(super) fn new(name: impl Into<String>, kind: CellKind) -> Column {
-        Column { name: name.into(), kind, classes: Vec::new() }
+        Column { name: name.into(), kind, classes: Vec::new(), files_of: None }
     }
+}
+
+impl CellKind {
+    /// What holds the values of both exactly, if they are ones that it holds at all.
+    pub(super) fn with(&self, other: &CellKind) -> Option<CellKind> {
+        match (self, other) {
+            (CellKind::Nothing, kind) | (kind, CellKind::Nothing) => Some(kind.clone()),
+            (a, b) if a == b => Some(a.clone()),
+            (CellKind::Elements(a), CellKind::Elements(b)) => wider(a, b).map(CellKind::Elements),
+            _ => None,
+        }
+    }
+}
+
+/// A type whose arrays have the elements and shapes of both.
+fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
+    let element = wider_element(a.element(), b.element())?;
+    let (own, other): (Vec<_>, Vec<_>) = (a.dims().collect(), b.dims().collect());
+    let is_free = own.first() != other.first() || own.first() == Some(&None);
+    if own.len() != other.len() || own.get(1..) != other.get(1..) {
+        return None;
+    }
+    let dims = own.iter().skip(is_free.into()).copied().collect::<Option<_>>()?;
+    FieldType::new(element, is_free, dims).ok()
+}
+
+/// The type of numbers that holds those of both; of integers and floats, those which are exact as floats.
+fn wider_element(a: Element, b: Element) -> Option<Element> {
+    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    if a == b {
+        return Some(a);
+    }
+    let is_float = |element| matches!(element, F16 | Bf16 | F32 | F64);
+    if a == Bool || b == Bool {
+        return None;
+    }
+    if is_float(a) || is_float(b) {
+        let halves = |element| matches!(element, F16 | Bf16 | F32 | U8 | I8 | U16 | I16);
+        return Some(if halves(a) && halves(b) { F32 } else { F64 });
+    }
+    let is_signed = |element| matches!(element, I8 | I16 | I32 | I64);
+    let unsigned = [a, b].into_iter().filter(|element| !is_signed(*element));
+    let unsigned = unsigned.map(Element::len_bytes).max().unwrap_or(0);
+    let signed = [a, b].into_iter().filter(|element| is_signed(*element));
+    let signed = signed.map(Element::len_bytes).max();
+    Some(match (signed, unsigned) {
+        (None, 1) => U8,
+        (None, 2) => U16,
+        (None, 4) => U32,
+        (None, _) => U64,
+        (Some(signed), unsigned) => match signed.max(2 * unsigned) {
+            1 => I8,
+            2 => I16,
+            4 => I32,
+            8 => I64,
+            _ => return None,
+        },
+    })
+}
+
+/// Whether `options` take this column, so that others need not be read.
+pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
+    let name = Some(&column.name);
+    options.fields.is_empty()
+        || options.fields.contains(&column.name)
+        || name == options.name.as_ref()
+        || name == options.label.as_ref()
+        || options.label.is_none() && !column.classes.is_empty()
 }
 
 /// Which column is what.
@@ -126,7 +198,7 @@ impl Chosen {
             return Err(invalid(text).hint("choose some with --fields"));
         }
         if let Some(column) = self.name.map(|at| &columns[at])
-            && column.kind != CellKind::Bytes
+            && !matches!(column.kind, CellKind::Bytes | CellKind::Nothing)
         {
             let text = format!("column {} has {}, not names", column.name, column.shown());
             return Err(invalid(text));
@@ -154,6 +226,7 @@ impl Column {
     /// What its values are, for messages.
     pub(super) fn shown(&self) -> String {
         match &self.kind {
+            CellKind::Nothing => "nothing".to_owned(),
             CellKind::Bytes => "bytes".to_owned(),
             CellKind::Elements(kind) => kind.to_string(),
             CellKind::Other(what) => what.clone(),
@@ -162,7 +235,7 @@ impl Column {
 
     fn holds_labels(&self) -> bool {
         match &self.kind {
-            CellKind::Bytes => true,
+            CellKind::Nothing | CellKind::Bytes => true,
             CellKind::Elements(kind) => {
                 use Element::{Bf16, F16, F32, F64};
                 kind.dims().len() == 0 && !matches!(kind.element(), F16 | Bf16 | F32 | F64)
@@ -186,4 +259,42 @@ fn no_column(name: &str, columns: &[Column]) -> Error {
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_unified_to_what_holds_both() {
+        let kind = |text: &str| match text {
+            "nothing" => CellKind::Nothing,
+            "bytes" => CellKind::Bytes,
+            text => CellKind::Elements(text.parse().unwrap()),
+        };
+        for (a, b, both) in [
+            ("i32", "i64", Some("i64")),
+            ("u8", "u32", Some("u32")),
+            ("u8", "i8", Some("i16")),
+            ("u32", "i8", Some("i64")),
+            ("u64", "i8", None),
+            ("i16", "f32", Some("f32")),
+            ("i32", "f32", Some("f64")),
+            ("i64", "f64", Some("f64")),
+            ("f16", "bf16", Some("f32")),
+            ("bool", "i8", None),
+            ("nothing", "f32[3]", Some("f32[3]")),
+            ("nothing", "nothing", Some("nothing")),
+            ("bytes", "i64", None),
+            ("f32[3]", "f32[4]", Some("f32[*]")),
+            ("i64[*]", "f64[2]", Some("f64[*]")),
+            ("f32[*,3]", "f32[2,3]", Some("f32[*,3]")),
+            ("f32[2,3]", "f32[2,4]", None),
+            ("f32[2,3]", "f32[6]", None),
+            ("f32", "f32[1]", None),
+        ] {
+            assert_eq!(kind(a).with(&kind(b)), both.map(kind), "{a} {b}");
+            assert_eq!(kind(b).with(&kind(a)), both.map(kind), "{b} {a}");
+        }
+    }
 }

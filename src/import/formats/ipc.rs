@@ -77,8 +77,13 @@ pub(super) fn stream(
     input: &Input,
     is_file: bool,
 ) -> Result<Box<dyn RowReader>> {
-    let from = Counted { from: Box::new(from), at: 0, has_ended: false };
+    let head = Some(Vec::new());
+    let from = Counted { from: Box::new(from), at: 0, has_ended: false, head };
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
+    let head = reader.get_mut().head.take().unwrap_or_default();
+    if !has_our_byte_order(&head) {
+        return Err(other_byte_order(input));
+    }
     let (schema, input) = (reader.schema(), input.clone());
     let decode = move |from: Entry| {
         if is_file {
@@ -132,12 +137,29 @@ impl Iterator for StreamBatches {
     }
 }
 
+/// Whether the numbers of a stream that begins with `head` are little-endian. Its reader does not look.
+fn has_our_byte_order(head: &[u8]) -> bool {
+    let message = head.strip_prefix(&[0xff; 4]).unwrap_or(head).get(4..).unwrap_or_default();
+    let message = arrow_ipc::root_as_message(message).ok();
+    let schema = message.and_then(|message| message.header_as_schema());
+    schema.is_some_and(|schema| schema.endianness().equals_to_target_endianness())
+}
+
+fn other_byte_order(input: &Input) -> Error {
+    let text = "its numbers have the byte order of another machine, which dlfs does not read";
+    Error::new(ErrorKind::BadSource, text).path(&input.path).hint(
+        "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
+    )
+}
+
 /// Counts bytes, and notices that a reader wants some behind the last one.
 struct Counted {
     from: Box<dyn Read + Send>,
     /// Where the next byte is.
     at: u64,
     has_ended: bool,
+    /// What was read, until that is the schema.
+    head: Option<Vec<u8>>,
 }
 
 impl Read for Counted {
@@ -145,6 +167,9 @@ impl Read for Counted {
         let read = self.from.read(into)?;
         self.at += read as u64;
         self.has_ended |= read == 0 && !into.is_empty();
+        if let Some(head) = &mut self.head {
+            head.extend_from_slice(&into[..read]);
+        }
         Ok(read)
     }
 }

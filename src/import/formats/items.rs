@@ -15,13 +15,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::array_header::{ArrayHeader, HeaderForm};
-use super::column::{CellKind, Cells, Column};
-use super::input::Input;
+use super::column::{CellKind, Cells, Column, is_wanted};
+use super::hashes::Stated;
+use super::input::{Input, LOOKING_UP};
 use super::rows::{Entry, RowError, RowReader};
 use crate::format::field_type::FieldType;
+use crate::format::npy;
+use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::read_some;
 use crate::import::sources::sample_stream::FieldBytes;
+use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
 
 /// How the items of some shards are laid out.
@@ -60,55 +64,79 @@ pub(super) enum LeafLen {
 pub(super) enum LeafForm {
     /// What they are, with no more ado.
     Is(CellKind),
-    /// An array behind a header; the first item says which.
+    /// An array behind a header.
     Array(HeaderForm),
 }
 
 impl ItemFormat {
-    /// The format of shards whose first one is `first`.
+    /// The format of the shards `inputs`. Local ones are read to find out which arrays they hold, of those in a store
+    /// the beginning of the first one, if `options` take a column of arrays.
     ///
     /// # Errors
-    /// It does not open.
+    /// One does not open.
     pub(super) fn new(
         leaves: Vec<Leaf>,
-        first: Option<&Input>,
+        inputs: &[Input],
         may_be_arrow: bool,
+        options: &RowOptions,
     ) -> Result<ItemFormat> {
-        let has_arrays = leaves.iter().any(|leaf| matches!(leaf.form, LeafForm::Array(_)));
-        let item = match first.filter(|_| has_arrays) {
-            // What is wrong with the item is told when it is read as a row.
+        let is_arrow = match inputs.first().filter(|_| may_be_arrow) {
             Some(input) => {
-                let item = Shard::open(input, Some(0))?.next_item().ok().flatten();
+                let is_arrow = Shard::open(input, Some(0))?.is_arrow();
                 input.check()?;
-                item
+                is_arrow
             }
-            None => None,
+            None => false,
         };
-        let is_arrow =
-            match first.filter(|_| may_be_arrow && item.as_ref().is_none_or(Vec::is_empty)) {
-                Some(input) => {
-                    let is_arrow = Shard::open(input, Some(0))?.is_arrow();
-                    input.check()?;
-                    is_arrow
-                }
-                None => false,
-            };
         let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
-        let ranges = item.as_ref().and_then(|item| format.ranges(item).ok());
-        for (at, leaf) in format.leaves.iter().enumerate() {
-            let kind = match &leaf.form {
-                LeafForm::Is(kind) => kind.clone(),
-                LeafForm::Array(form) => {
-                    let bytes = item.as_ref().zip(ranges.as_ref());
-                    let bytes = bytes.map(|(item, ranges)| &item[ranges[at].clone()]);
-                    let kind = bytes.and_then(|bytes| type_of(&form.read(bytes).ok()?));
-                    let none = || CellKind::Other("arrays that have no type".to_owned());
-                    kind.map_or_else(none, CellKind::Elements)
+        let is_unknown = |leaf: &Leaf| {
+            matches!(leaf.form, LeafForm::Array(form) if form.known().is_none())
+                && is_wanted(&Column::bytes(&leaf.name), options)
+        };
+        let looked_at: &[Input] = match inputs.first() {
+            _ if is_arrow || !format.leaves.iter().any(is_unknown) => &[],
+            Some(first) if first.object.is_some() => &inputs[..1],
+            _ => inputs,
+        };
+        let mut arrays = vec![Arrays::Nothing; format.leaves.len()];
+        for found in map_at_once(LOOKING_UP, looked_at, |input| format.arrays(input))? {
+            for (all, found) in arrays.iter_mut().zip(found) {
+                *all = std::mem::replace(all, Arrays::Nothing).with(found);
+            }
+        }
+        for (leaf, arrays) in format.leaves.iter().zip(arrays) {
+            let kind = match (&leaf.form, arrays) {
+                (LeafForm::Is(kind), _) => kind.clone(),
+                (LeafForm::Array(form), Arrays::Nothing) => {
+                    form.known().map_or(CellKind::Nothing, CellKind::Elements)
                 }
+                (_, Arrays::Alike(kind)) => CellKind::Elements(kind),
+                (_, Arrays::Differ) => CellKind::Bytes,
             };
             format.columns.push(Column::new(&leaf.name, kind));
         }
         Ok(format)
+    }
+
+    /// Which arrays a shard holds in each column. What is wrong with an item is told when it is read as a row.
+    fn arrays(&self, input: &Input) -> Result<Vec<Arrays>> {
+        let mut arrays = vec![Arrays::Nothing; self.leaves.len()];
+        let is_whole = input.object.is_none();
+        let mut shard = Shard::open(input, (!is_whole).then_some(0))?;
+        let end = shard.at + LOOKED_AT_BYTES;
+        while (is_whole || shard.at < end)
+            && let Ok(Some(item)) = shard.next_item()
+        {
+            let Ok(ranges) = self.ranges(&item) else { continue };
+            for ((leaf, range), arrays) in self.leaves.iter().zip(ranges).zip(&mut arrays) {
+                let LeafForm::Array(form) = leaf.form else { continue };
+                let Ok(header) = form.read(&item[range]) else { continue };
+                let found = type_of(&header).map_or(Arrays::Differ, Arrays::Alike);
+                *arrays = std::mem::replace(arrays, Arrays::Nothing).with(found);
+            }
+        }
+        input.check()?;
+        Ok(arrays)
     }
 
     /// Where the columns are in an item.
@@ -138,10 +166,16 @@ impl ItemFormat {
         let item = Arc::new(item);
         cells.clear();
         for ((leaf, column), mut range) in self.leaves.iter().zip(&self.columns).zip(ranges) {
-            if let (LeafForm::Array(form), CellKind::Elements(kind)) = (&leaf.form, &column.kind) {
+            if let LeafForm::Array(form) = &leaf.form {
                 let header = form.read(&item[range.clone()])?;
                 range.start += header.len;
-                check(&header, kind, range.len(), &leaf.name)?;
+                check(&header, &column.kind, range.len(), &leaf.name)?;
+                if let CellKind::Bytes = column.kind {
+                    let mut file = npy::header(header.element, &header.shape);
+                    file.extend_from_slice(&item[range]);
+                    cells.push(Some(file.into()));
+                    continue;
+                }
             }
             cells.push(Some(FieldBytes::Shared(item.clone(), range)));
         }
@@ -160,22 +194,49 @@ fn type_of(header: &ArrayHeader) -> Option<FieldType> {
     FieldType::new(header.element, is_free, dims).ok()
 }
 
-/// Whether an array is of the type that the first one had.
+/// The arrays of a column.
+#[derive(Debug, Clone)]
+enum Arrays {
+    Nothing,
+    /// All have this type.
+    Alike(FieldType),
+    /// They differ in more than the first dimension, or have no type: each keeps a header of its own.
+    Differ,
+}
+
+impl Arrays {
+    fn with(self, other: Arrays) -> Arrays {
+        match (self, other) {
+            (Arrays::Nothing, arrays) | (arrays, Arrays::Nothing) => arrays,
+            (Arrays::Alike(a), Arrays::Alike(b)) if a == b => Arrays::Alike(a),
+            _ => Arrays::Differ,
+        }
+    }
+}
+
+/// Whether an array has the bytes of its shape, and is of the type that those which were looked at have.
 fn check(
     header: &ArrayHeader,
-    kind: &FieldType,
+    kind: &CellKind,
     len: usize,
     name: &str,
 ) -> std::result::Result<(), BadReason> {
     let each = u64::from(header.element.len_bytes());
     let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
-    let what = if header.element != kind.element() || !kind.fits(&header.shape) {
-        let (shape, element) = (&header.shape, header.element.name());
-        format!("is {kind} in the first item, and {element}{shape:?} here")
-    } else if needed != Some(len as u64) {
-        format!("has {len} bytes for a shape of {:?}", header.shape)
-    } else {
-        return Ok(());
+    let what = match kind {
+        CellKind::Elements(kind)
+            if header.element != kind.element() || !kind.fits(&header.shape) =>
+        {
+            let (shape, element) = (&header.shape, header.element.name());
+            format!(
+                "is {kind} at the beginning of the first shard, and {element}{shape:?} here: import a local copy of the shards, all \
+                 of which are looked at, or take other columns with --fields"
+            )
+        }
+        _ if needed != Some(len as u64) => {
+            format!("has {len} bytes for a shape of {:?}", header.shape)
+        }
+        _ => return Ok(()),
     };
     Err(BadReason::Field { field: name.to_owned(), what })
 }
@@ -184,6 +245,7 @@ fn check(
 pub(super) struct ItemRows {
     format: Arc<ItemFormat>,
     input: Input,
+    stated: Stated,
     /// Once it has begun.
     shard: Option<Shard>,
 }
@@ -193,10 +255,14 @@ impl ItemRows {
     ///
     /// # Errors
     /// It does not open, or its table of offsets is broken.
-    pub(super) fn open(input: &Input, format: Arc<ItemFormat>) -> Result<Box<dyn RowReader>> {
+    pub(super) fn open(
+        input: &Input,
+        format: Arc<ItemFormat>,
+        stated: Stated,
+    ) -> Result<Box<dyn RowReader>> {
         match format.is_arrow {
             true => Shard::open(input, None)?.into_arrow(input),
-            false => Ok(Box::new(ItemRows { format, input: input.clone(), shard: None })),
+            false => Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None })),
         }
     }
 }
@@ -207,6 +273,7 @@ impl RowReader for ItemRows {
     }
 
     fn begin(&mut self, from: Entry) -> Result<()> {
+        self.stated.check(&self.input)?;
         let mut shard = Shard::open(&self.input, (from.rows > 0).then_some(0))?;
         if from.rows > 0 {
             shard.leave_out(from.rows, &self.input)?;
@@ -306,7 +373,12 @@ impl Shard {
     /// The next item. `None`: there is none.
     fn next_item(&mut self) -> std::result::Result<Option<Vec<u8>>, BadReason> {
         self.ends.pop();
-        let Some(end) = self.ends.last() else { return Ok(None) };
+        let Some(end) = self.ends.last() else {
+            // What compressed it keeps its checksum at the end.
+            let behind = io::copy(&mut self.from, &mut io::sink());
+            behind.map_err(|error| BadReason::Decoder(error.to_string()))?;
+            return Ok(None);
+        };
         let len = u64::from(*end) - self.at;
         let mut item = Vec::new();
         let read = self.from.by_ref().take(len).read_to_end(&mut item);
@@ -319,6 +391,8 @@ impl Shard {
     }
 }
 
+/// What of a shard in a store is read to find out which arrays it holds.
+const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// What an Arrow file begins with, before its messages.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 

@@ -1,24 +1,26 @@
 //! Rows of JSON Lines: each line is an object, whose values are columns, or name a file.
 //!
-//! The first lines tell which columns there are, and their types. Text is a column of bytes; numbers are `i64`, or
-//! `f64` where one of them has a fraction; lists of numbers are arrays; what is nested otherwise is its JSON.
+//! All lines are looked at before they are read, to tell which columns there are, and their types; of an object in a
+//! store, which would be read twice, only the first ones. Text is a column of bytes; numbers are `i64`, `u64` if one
+//! needs that, or `f64` where one has a fraction; lists of numbers are arrays; what is nested otherwise, or is held by
+//! none of these types, is its JSON. `NaN` and `Infinity` are numbers, as Python writes them.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use serde::Deserialize;
-use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::column::{CellKind, Cells, Column};
+use super::column::{CellKind, Cells, Column, is_wanted};
 use super::input::{InStore, Input, LOOKING_UP};
+use super::json_object::{Object, number_of, parse, spelled, unmarked};
+use super::json_survey::Survey;
 use super::rows::{Entry, RowError, RowReader};
-use crate::format::field_type::{Element, FieldType};
+use crate::format::field_type::Element;
+use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::beneath::Root;
@@ -31,9 +33,9 @@ use crate::import::sources::sample_stream::FieldBytes;
 use crate::import::sources::tar_members::clean_name;
 use crate::places::{self, Pending};
 use crate::threads::map_at_once;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
-type Lines = BufReader<Box<dyn Read + Send>>;
+pub(super) type Lines = BufReader<Box<dyn Read + Send>>;
 
 /// The lines of a file.
 pub(super) struct JsonLines {
@@ -47,6 +49,10 @@ pub(super) struct JsonLines {
     /// Hash of the objects that lines so far have named, also those of other files.
     named: u64,
     columns: Vec<Column>,
+    /// Of each column.
+    is_wanted: Vec<bool>,
+    /// Whether a key that is none of the columns is wanted.
+    takes_all: bool,
     files: Option<Files>,
     line: Vec<u8>,
     name: Vec<u8>,
@@ -97,28 +103,26 @@ struct Asked {
 }
 
 impl JsonLines {
-    /// Opens the file `input`.
+    /// Opens the file `input`, whose columns are `known`, or else looked for.
     ///
     /// # Errors
-    /// It cannot be read, or its first line is no object.
-    pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
-        let mut survey = Survey::default();
-        // Most of what could be asked for ahead is often not needed.
-        survey.read(lines(input, Some(0))?.0, input)?;
-        let key = match &options.files {
-            Some(key) => Some(key.clone()),
-            None => Some(FILE_NAME.to_owned()).filter(|key| {
-                let is_wanted = |field: &String| field == FILE || field == key;
-                survey.has(key)
-                    && (options.fields.is_empty() || options.fields.iter().any(is_wanted))
-            }),
+    /// It cannot be read, or no line is an object.
+    pub(super) fn open(
+        input: &Input,
+        options: &RowOptions,
+        known: Option<&[Column]>,
+    ) -> Result<Box<dyn RowReader>> {
+        let columns = match known {
+            Some(known) => known.to_vec(),
+            None => Survey::columns_of(input, options)?,
         };
-        let mut columns = survey.columns();
-        let files = match key {
-            Some(key) => Some(Files::new(key, &mut columns, input)?),
+        let files = match columns.iter().position(|column| column.files_of.is_some()) {
+            Some(column) => Some(Files::new(column, &columns[column], input)?),
             None => None,
         };
         Ok(Box::new(JsonLines {
+            is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
+            takes_all: options.fields.is_empty(),
             input: input.clone(),
             from: BufReader::new(Box::new(io::empty())),
             at: 0,
@@ -151,7 +155,7 @@ impl JsonLines {
             return Ok(None);
         }
         let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
-        Ok(Some(serde_json::from_slice(&self.line).map_err(broken)?))
+        Ok(Some(parse(&self.line).map_err(broken)?))
     }
 
     /// The next line, and the file that it names. `None`: there is none.
@@ -259,46 +263,40 @@ impl JsonLines {
         let CellKind::Elements(kind) = &column.kind else {
             return Ok(match value {
                 Value::Null => None,
-                Value::String(text) => Some(text.clone().into_bytes().into()),
-                other => Some(other.to_string().into_bytes().into()),
+                Value::String(text) => Some(spelled(text).to_owned().into_bytes().into()),
+                other => Some(unmarked(&other.to_string()).into_bytes().into()),
             });
         };
-        let mut bytes = Vec::new();
-        let put = match value {
-            Value::Null => return Ok(None),
-            Value::Array(all) if kind.dims().len() > 0 => {
-                all.iter().all(|each| put_number(kind.element(), each, &mut bytes))
-            }
-            one => kind.dims().len() == 0 && put_number(kind.element(), one, &mut bytes),
-        };
-        match put {
+        if value.is_null() {
+            return Ok(None);
+        }
+        let (mut bytes, dims) = (Vec::new(), kind.dims().collect::<Vec<_>>());
+        match put_values(kind.element(), &dims, value, &mut bytes) {
             true => Ok(Some(bytes.into())),
             false => Err(BadReason::Field {
                 field: column.name.clone(),
-                what: format!("is {kind} in the first lines, and this is {}", shown(value)),
+                what: format!(
+                    "is {kind}, which does not hold {}; --field-type {}:TYPE gives it another type",
+                    shown(value),
+                    column.name
+                ),
             }),
         }
     }
 }
 
 impl Files {
-    /// The files that `key` of the lines at `path` names: one of `columns`.
-    fn new(key: String, columns: &mut [Column], input: &Input) -> Result<Files> {
-        let path = &input.path;
-        let column = columns.iter().position(|column| column.name == key).ok_or_else(|| {
-            let text = format!("the lines have no key {key} that could name files");
-            Error::new(ErrorKind::InvalidArgument, text).path(path)
-        })?;
-        let is_taken = columns.iter().any(|column| column.name == FILE);
-        columns[column] = Column::bytes(if is_taken { &key } else { FILE });
+    /// The files that `column` number `at` of the lines names.
+    fn new(at: usize, column: &Column, input: &Input) -> Result<Files> {
+        let key = column.files_of.clone().unwrap_or_default();
         let from = match &input.object {
             Some(lines) => From::Store(Box::new(Ahead::new(lines.clone()))),
             None => {
-                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
                 From::Folder(Root::open(folder.unwrap_or(Path::new(".")))?)
             }
         };
-        Ok(Files { key, column, from })
+        Ok(Files { key, column: at, from })
     }
 
     /// The file that the line `object` names, without `.` and repeated slashes; `None`: it has not the key.
@@ -463,11 +461,22 @@ impl RowReader for JsonLines {
                 cells[files.column].clone_from(&file);
                 continue;
             }
-            let at = self.columns.iter().position(|column| column.name == key);
-            let at = at.ok_or_else(|| BadReason::Field {
-                field: key,
-                what: "is a key that the first lines do not have".to_owned(),
-            })?;
+            let Some(at) = self.columns.iter().position(|column| column.name == key) else {
+                if !self.takes_all || value.is_null() {
+                    continue;
+                }
+                let what = "is a key that the first lines do not have: name it with the others \
+                            in --fields"
+                    .to_owned();
+                return Err(BadReason::Field { field: key, what }.into());
+            };
+            if !self.is_wanted[at] {
+                continue;
+            }
+            if cells[at].is_some() {
+                let what = "is there twice in this line".to_owned();
+                return Err(BadReason::Field { field: key, what }.into());
+            }
             cells[at] = self.cell(&self.columns[at], &value)?;
         }
         Ok(true)
@@ -479,6 +488,7 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Array(_) => "another list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
+        Value::String(text) if number_of(value).is_some() => spelled(text).to_owned(),
         Value::String(_) => "text".to_owned(),
         number => number.to_string(),
     }
@@ -494,149 +504,31 @@ fn with(named: u64, object: &places::Object) -> u64 {
     hash.digest().max(1) // 0 stands for none
 }
 
-fn put_number(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
-    let bytes = match (element, value) {
-        (Element::Bool, Value::Bool(value)) => vec![u8::from(*value)],
-        (Element::I64, value) => match value.as_i64() {
-            Some(number) => number.to_le_bytes().to_vec(),
-            None => return false,
-        },
-        (Element::F64, value) => match value.as_f64().filter(|number| is_exact(*number, value)) {
-            Some(number) => number.to_le_bytes().to_vec(),
-            None => return false,
-        },
-        _ => return false,
-    };
-    into.extend_from_slice(&bytes);
-    true
-}
-
-/// Whether `number` is what `value` says, which as an integer may have more digits.
-fn is_exact(number: f64, value: &Value) -> bool {
-    let integer = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
-    integer.is_none_or(|integer| number as i128 == integer)
-}
-
-/// What the first lines have.
-#[derive(Default)]
-struct Survey {
-    columns: Vec<(String, Seen)>,
-}
-
-/// What the values of a key are, in the order in which one kind becomes another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
-    Nothing,
-    One(Element),
-    List(Option<Element>),
-    Bytes,
-}
-
-impl Survey {
-    fn read(&mut self, mut from: Lines, input: &Input) -> Result<()> {
-        let (mut line, mut bytes) = (Vec::new(), 0);
-        let mut lines = 0;
-        while lines < SURVEYED_LINES && bytes < SURVEYED_BYTES {
-            let read = read_line(&mut from, &mut line);
-            input.check()?;
-            if !read.map_err(|error| input.named(error))? {
-                break;
-            }
-            bytes += line.len();
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            lines += 1;
-            // A bad line is told when it is read as a row.
-            let Ok(object) = serde_json::from_slice::<Object>(&line) else { continue };
-            object.0.iter().for_each(|(key, value)| self.see(key, value));
+/// Appends the elements of an array with these dimensions. `false`: `value` is none.
+fn put_values(element: Element, dims: &[Option<u32>], value: &Value, into: &mut Vec<u8>) -> bool {
+    match (value, dims) {
+        (Value::Array(all), [dim, dims @ ..]) => {
+            dim.is_none_or(|dim| all.len() as u64 == u64::from(dim))
+                && all.iter().all(|each| put_values(element, dims, each, into))
         }
-        match self.columns.is_empty() {
-            true => {
-                Err(Error::new(ErrorKind::BadSource, "no line is a JSON object").path(&input.path))
-            }
-            false => Ok(()),
-        }
-    }
-
-    fn see(&mut self, key: &str, value: &Value) {
-        let seen = Seen::of(value);
-        match self.columns.iter_mut().find(|(own, _)| own == key) {
-            Some((_, own)) => *own = own.with(seen),
-            None => self.columns.push((key.to_owned(), seen)),
-        }
-    }
-
-    fn has(&self, key: &str) -> bool {
-        self.columns.iter().any(|(own, seen)| own == key && *seen == Seen::Bytes)
-    }
-
-    fn columns(&self) -> Vec<Column> {
-        let kind = |seen: Seen| {
-            let kind = match seen {
-                Seen::One(element) => FieldType::new(element, false, Vec::new()),
-                Seen::List(Some(element)) => FieldType::new(element, true, Vec::new()),
-                Seen::Nothing | Seen::List(None) | Seen::Bytes => return CellKind::Bytes,
-            };
-            kind.map_or_else(CellKind::Other, CellKind::Elements)
-        };
-        self.columns.iter().map(|(name, seen)| Column::new(name, kind(*seen))).collect()
+        (one, []) => put_value(element, one, into),
+        _ => false,
     }
 }
 
-impl Seen {
-    fn of(value: &Value) -> Seen {
-        match value {
-            Value::Null => Seen::Nothing,
-            Value::Array(all) => {
-                let each = all.iter().map(Seen::of).reduce(Seen::with);
-                match each {
-                    None => Seen::List(None),
-                    Some(Seen::One(element)) => Seen::List(Some(element)),
-                    Some(_) => Seen::Bytes,
-                }
-            }
-            value => element_of(value).map_or(Seen::Bytes, Seen::One),
+fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
+    match (value, number_of(value)) {
+        (Value::Bool(bit), _) if element == Element::Bool => {
+            into.push(u8::from(*bit));
+            true
         }
-    }
-
-    /// What both are.
-    fn with(self, other: Seen) -> Seen {
-        match (self, other) {
-            (Seen::Nothing, seen) | (seen, Seen::Nothing) => seen,
-            (Seen::One(a), Seen::One(b)) => wider(a, b).map_or(Seen::Bytes, Seen::One),
-            (Seen::List(None), Seen::List(of)) | (Seen::List(of), Seen::List(None)) => {
-                Seen::List(of)
-            }
-            (Seen::List(Some(a)), Seen::List(Some(b))) => {
-                wider(a, b).map_or(Seen::Bytes, |element| Seen::List(Some(element)))
-            }
-            _ => Seen::Bytes,
-        }
-    }
-}
-
-fn element_of(value: &Value) -> Option<Element> {
-    match value {
-        Value::Bool(_) => Some(Element::Bool),
-        Value::Number(number) if number.is_i64() => Some(Element::I64),
-        // Beyond 64 bits with a sign, `f64` would round.
-        Value::Number(number) if number.is_u64() => None,
-        Value::Number(_) => Some(Element::F64),
-        _ => None,
-    }
-}
-
-fn wider(a: Element, b: Element) -> Option<Element> {
-    match (a, b) {
-        (a, b) if a == b => Some(a),
-        (Element::I64, Element::F64) | (Element::F64, Element::I64) => Some(Element::F64),
-        _ => None,
+        (_, Some(number)) => put_number(element, number, into),
+        _ => false,
     }
 }
 
 /// The lines of `input`, decompressed, without a byte order mark, and where they begin.
-fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
+pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
     let mut from = input.read_plain(window_bytes)?;
     let mut head = [0; BYTE_ORDER_MARK.len()];
     let read = read_some(&mut from, &mut head);
@@ -651,7 +543,7 @@ fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
 }
 
 /// Reads a line. `false`: there is none.
-fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
+pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let read = from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line)?;
     if read as u64 == MAX_LINE_BYTES {
@@ -660,42 +552,6 @@ fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
     Ok(read > 0)
 }
 
-/// An object whose keys keep their order.
-struct Object(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Object, D::Error> {
-        struct Pairs;
-
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Object;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<Object, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Object(pairs))
-            }
-        }
-
-        from.deserialize_map(Pairs)
-    }
-}
-
-/// The key that names files in folders of images of Hugging Face.
-const FILE_NAME: &str = "file_name";
-/// The column of the files.
-const FILE: &str = "file";
-const SURVEYED_LINES: usize = 1024;
-const SURVEYED_BYTES: usize = 16 << 20;
 const MAX_LINE_BYTES: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 20;
 /// Lines whose objects are asked for at once.

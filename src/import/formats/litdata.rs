@@ -8,10 +8,12 @@ use serde_json::Value;
 
 use super::array_header::{HeaderForm, numpy_element, torch_element};
 use super::column::CellKind;
+use super::hashes::Stated;
 use super::input::Input;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
 use super::{Given, How, RowFile};
 use crate::format::field_type::FieldType;
+use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -45,7 +47,7 @@ struct Config {
 ///
 /// # Errors
 /// It cannot be read, or its chunks are of a form that is not.
-pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
+pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>> {
     let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
     let bytes = given.input.read_index()?;
@@ -54,9 +56,10 @@ pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
     let leaves = leaves(&index.config).map_err(bad)?;
     let names = index.chunks.into_iter().map(|chunk| vec![chunk.filename]);
     let chunks = given.input.beside(names.collect())?;
-    let format = Arc::new(ItemFormat::new(leaves, chunks.first().map(|(_, input)| input), true)?);
+    let inputs: Vec<Input> = chunks.iter().map(|(_, input)| input.clone()).collect();
+    let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
     let file = |(name, input): (String, Input)| {
-        RowFile::beside(given, &name, input, How::Items(format.clone()))
+        RowFile::beside(given, &name, input, How::Items(format.clone(), Stated::default()))
     };
     Ok(chunks.into_iter().map(file).collect())
 }

@@ -7,9 +7,12 @@ use serde::Deserialize;
 
 use super::array_header::HeaderForm;
 use super::column::CellKind;
+use super::hashes::Stated;
+use super::input::Input;
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
 use super::{Given, How, RowFile};
 use crate::format::field_type::{Element, FieldType};
+use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
 
 #[derive(Debug, Deserialize)]
@@ -36,13 +39,15 @@ struct Shard {
 #[derive(Debug, Deserialize)]
 struct Part {
     basename: String,
+    #[serde(flatten)]
+    stated: Stated,
 }
 
 /// The shards of the index `given`.
 ///
 /// # Errors
 /// It cannot be read, or has shards of another format or version.
-pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
+pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>> {
     let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
     let bytes = given.input.read_index()?;
@@ -69,23 +74,30 @@ pub(super) fn shards(given: &Given) -> Result<Vec<RowFile>> {
             return Err(bad(text).hint("write them again with zstd, gz or bz2, or uncompressed"));
         }
     }
+    // Shards with the same columns, and where they are.
+    let mut layouts: Vec<(Layout, Vec<Input>)> = Vec::new();
     let mut files = Vec::new();
-    let mut format: Option<(Layout, Arc<ItemFormat>)> = None;
     for (shard, (name, input)) in index.shards.into_iter().zip(found) {
+        let zip = shard.zip_data.filter(|zip| zip.basename == name);
+        let stated = zip.unwrap_or(shard.raw_data).stated;
         let layout = (shard.column_names, shard.column_encodings, shard.column_sizes);
-        let known = format.as_ref().filter(|(known, _)| *known == layout);
-        let own = match known {
-            Some((_, format)) => format.clone(),
-            None => {
-                let leaves = leaves(&layout).map_err(bad)?;
-                let own = Arc::new(ItemFormat::new(leaves, Some(&input), false)?);
-                format = Some((layout, own.clone()));
-                own
-            }
-        };
-        files.push(RowFile::beside(given, &name, input, How::Items(own)));
+        let known = layouts.iter().position(|(known, _)| *known == layout);
+        let known = known.unwrap_or_else(|| {
+            layouts.push((layout, Vec::new()));
+            layouts.len() - 1
+        });
+        layouts[known].1.push(input.clone());
+        files.push((known, name, input, stated));
     }
-    Ok(files)
+    let format = |(layout, inputs): &(Layout, Vec<Input>)| -> Result<Arc<ItemFormat>> {
+        let leaves = leaves(layout).map_err(&bad)?;
+        Ok(Arc::new(ItemFormat::new(leaves, inputs, false, options)?))
+    };
+    let formats = layouts.iter().map(format).collect::<Result<Vec<_>>>()?;
+    let file = |(layout, name, input, stated): (usize, String, Input, Stated)| {
+        RowFile::beside(given, &name, input, How::Items(formats[layout].clone(), stated))
+    };
+    Ok(files.into_iter().map(file).collect())
 }
 
 /// Names, encodings and sizes of the columns.

@@ -6,11 +6,12 @@
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `ipc.rs`                         |
 //! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `mds.rs`, `items.rs`             |
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `litdata.rs`, `items.rs`         |
-//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`                  |
+//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json_survey.rs` |
 //!
 //! All but JSON Lines need the feature `formats`.
 //!
-//! All are read front to back, once; `rows.rs` makes samples of rows, and `column.rs` says which column is what. They
+//! All are read front to back; before, local JSON Lines and shards with arrays are read to find out their types.
+//! `rows.rs` unifies the columns of all files and makes samples of rows, `column.rs` says which column is what. They
 //! are local files or objects of a store: `input.rs` opens both, and `blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
@@ -23,6 +24,8 @@ mod arrow_cells;
 mod blocks;
 mod column;
 #[cfg(feature = "formats")]
+mod hashes;
+#[cfg(feature = "formats")]
 mod indexed;
 mod input;
 #[cfg(feature = "formats")]
@@ -30,6 +33,8 @@ mod ipc;
 #[cfg(feature = "formats")]
 mod items;
 mod json_lines;
+mod json_object;
+mod json_survey;
 #[cfg(feature = "formats")]
 mod litdata;
 #[cfg(feature = "formats")]
@@ -44,6 +49,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use self::column::Column;
+#[cfg(feature = "formats")]
+use self::hashes::Stated;
 use self::input::{Failure, InStore, Input};
 #[cfg(feature = "formats")]
 use self::items::{ItemFormat, ItemRows};
@@ -53,6 +61,7 @@ pub use self::rows::RowSource;
 use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
+use crate::import::field_types::FieldSpec;
 use crate::import::options::RowOptions;
 #[cfg(feature = "formats")]
 use crate::import::sources::objects::push_origin;
@@ -63,16 +72,18 @@ use crate::places::{Client, Object};
 pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet.
+/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet; `types` of fields
+/// are given.
 ///
 /// # Errors
-/// The first file does not open, or has not the columns that `options` ask for.
+/// A file does not open, or they have not the columns that `options` ask for.
 pub fn open<'a>(
     files: Vec<FoundFile>,
     objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a RowOptions,
+    types: &[FieldSpec],
     origins: &SharedOrigins,
 ) -> Result<RowSource<'a>> {
     #[cfg(not(feature = "formats"))]
@@ -100,9 +111,9 @@ pub fn open<'a>(
         let file = Given { input: Input { path, object }, name };
         match kind {
             #[cfg(feature = "formats")]
-            SourceKind::Mds => rows.extend(noted(mds::shards(&file)?, origins)),
+            SourceKind::Mds => rows.extend(noted(mds::shards(&file, options)?, origins)),
             #[cfg(feature = "formats")]
-            SourceKind::LitData => rows.extend(noted(litdata::shards(&file)?, origins)),
+            SourceKind::LitData => rows.extend(noted(litdata::shards(&file, options)?, origins)),
             #[cfg(feature = "formats")]
             SourceKind::Parquet => rows.push(RowFile::new(file, How::Parquet)),
             #[cfg(feature = "formats")]
@@ -110,7 +121,7 @@ pub fn open<'a>(
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
     }
-    RowSource::new(rows, indexes, kind, image, options)
+    RowSource::new(rows, indexes, kind, image, options, types)
 }
 
 #[cfg(feature = "formats")]
@@ -150,8 +161,8 @@ enum How {
     Arrow,
     JsonLines,
     #[cfg(feature = "formats")]
-    /// A shard with this format of items.
-    Items(Arc<ItemFormat>),
+    /// A shard with this format of items, of which an index states something.
+    Items(Arc<ItemFormat>, Stated),
 }
 
 impl RowFile {
@@ -166,16 +177,18 @@ impl RowFile {
         RowFile { stem: [&given.name[..folder], name.as_bytes()].concat(), input, how }
     }
 
-    /// Opens it, and reads what tells its columns.
-    fn open(&self, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    /// Opens it, and reads what tells its columns, unless its format leaves that to those which are `known`.
+    fn open(&self, options: &RowOptions, known: Option<&[Column]>) -> Result<Box<dyn RowReader>> {
         let opened: Result<Box<dyn RowReader>> = match &self.how {
             #[cfg(feature = "formats")]
             How::Parquet => parquet::open(&self.input, options),
             #[cfg(feature = "formats")]
             How::Arrow => ipc::open(&self.input),
-            How::JsonLines => JsonLines::open(&self.input, options),
+            How::JsonLines => JsonLines::open(&self.input, options, known),
             #[cfg(feature = "formats")]
-            How::Items(format) => ItemRows::open(&self.input, format.clone()),
+            How::Items(format, stated) => {
+                ItemRows::open(&self.input, format.clone(), stated.clone())
+            }
         };
         self.input.check()?;
         opened

@@ -15,7 +15,7 @@ use parquet::file::reader::ChunkReader;
 use super::ahead::{AheadRows, Batch, Batches, caught};
 use super::arrow_cells;
 use super::blocks::Blocks;
-use super::column::Column;
+use super::column::{Column, is_wanted};
 use super::input::Input;
 use super::pages::PageFile;
 use super::rows::{Entry, RowReader};
@@ -74,9 +74,19 @@ fn batches<F: ChunkReader + 'static>(
         let before = usize::try_from(before).map_err(|_| "it has too many rows".to_owned())?;
         decoder = decoder.with_row_groups(groups).with_offset(before);
     }
+    let stated = decoder.metadata().file_metadata().num_rows().max(0) as u64;
     let reader = decoder.build().map_err(|error| error.to_string())?;
-    let batch = |rows| Batch { rows, at: None };
-    let each = reader.map(move |rows| rows.map(batch).map_err(|error| error.to_string()));
+    let mut found = rows;
+    let mut each = reader.map(|rows| rows.map_err(|error| error.to_string()));
+    let mut is_over = false;
+    let each = std::iter::from_fn(move || {
+        if let Some(rows) = each.next() {
+            found += rows.as_ref().map_or(0, |rows| rows.num_rows() as u64);
+            return Some(rows.map(|rows| Batch { rows, at: None }));
+        }
+        let differs = !std::mem::replace(&mut is_over, true) && found != stated;
+        differs.then(|| Err(format!("it states {stated} rows, and has {found}")))
+    });
     Ok(Batches { each: Box::new(each), unwanted: 0 })
 }
 
@@ -94,27 +104,15 @@ fn decoder<F: ChunkReader + 'static>(
     let metadata = metadata.unwrap_or(of_file);
     let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
     let rows_at_once = rows_at_once(builder.metadata());
-    let read = wanted(&columns, options);
+    // What is asked for and not there is found missing by name later.
+    let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
+    let read: Vec<usize> = read.collect();
     if read.len() < columns.len() {
         let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
         builder = builder.with_projection(mask);
     }
     let columns = read.into_iter().map(|at| columns[at].clone()).collect();
     Ok((columns, builder.with_batch_size(rows_at_once)))
-}
-
-/// The columns that are read at all, so that others are not decoded.
-fn wanted(columns: &[Column], options: &RowOptions) -> Vec<usize> {
-    let named = |column: &Column| {
-        let name = Some(&column.name);
-        options.fields.contains(&column.name)
-            || name == options.name.as_ref()
-            || name == options.label.as_ref()
-            || options.label.is_none() && !column.classes.is_empty()
-    };
-    let all = options.fields.is_empty();
-    // What is asked for and not there is found missing by name later.
-    (0..columns.len()).filter(|at| all || named(&columns[*at])).collect()
 }
 
 /// As many rows as have [`BATCH_BYTES`] on the average.

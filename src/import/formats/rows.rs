@@ -5,18 +5,20 @@ use std::collections::{HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
-use super::column::{CellKind, Cells, Chosen, Column};
-use super::input::Input;
+use super::column::{CellKind, Cells, Chosen, Column, is_wanted};
+use super::input::{Input, LOOKING_UP};
 use crate::directory::Directory;
 use crate::format::FieldTypes;
-use crate::format::field_type::Element;
+use crate::format::field_type::{Element, FieldType, FileForm};
 use crate::format::meta::check_label;
-use crate::import::columns::{Number, number};
+use crate::import::columns::{Number, number, put_number};
+use crate::import::field_types::{FieldSpec, is_named};
 use crate::import::options::RowOptions;
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
 use crate::places::{Client, Object};
+use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
 
 /// Reads the rows of a file, front to back.
@@ -84,7 +86,8 @@ impl From<BadReason> for RowError {
 
 /// The rows of files of one kind as samples.
 pub struct RowSource<'a> {
-    files: std::vec::IntoIter<RowFile>,
+    /// With their own columns.
+    files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
     /// The objects that an index names.
     shards: Vec<(Client, Object)>,
     /// How many files were opened or left out, and the objects of indexes, which come before them.
@@ -95,7 +98,7 @@ pub struct RowSource<'a> {
     from: (Entry, u64),
     options: &'a RowOptions,
     open: Option<OpenFile>,
-    /// The columns of the first file, which all have.
+    /// The columns of all files, with what holds the values of all.
     columns: Vec<Column>,
     chosen: Chosen,
     fields: Vec<Vec<u8>>,
@@ -118,14 +121,43 @@ struct OpenFile {
     input: Input,
     /// What its rows are named after.
     stem: Vec<u8>,
-    /// Of each column of the first file: its number in this one.
-    places: Vec<usize>,
+    /// Of each column of all files: its place in this one, if it is there.
+    places: Vec<Option<Place>>,
     rows: u64,
     has_begun: bool,
 }
 
+/// Where a column is in a file, and the types of its values there and in the image, if these differ.
+struct Place {
+    at: usize,
+    types: Option<(FieldType, FieldType)>,
+}
+
+impl Place {
+    /// The value there.
+    fn take(
+        &self,
+        cells: &mut Cells,
+        column: &Column,
+    ) -> std::result::Result<Option<FieldBytes>, BadReason> {
+        let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
+        let Some((from, to)) = &self.types else { return Ok(Some(bytes)) };
+        let mut converted = Vec::with_capacity(bytes.len());
+        for each in bytes.chunks_exact(from.element().len_bytes() as usize) {
+            let number = number(from.element(), each);
+            if !put_number(to.element(), number, &mut converted) {
+                let what = format!("is {to}, which does not hold {number}");
+                return Err(BadReason::Field { field: column.name.clone(), what });
+            }
+        }
+        let checked = to.check_len(converted.len() as u64);
+        checked.map_err(|what| BadReason::Field { field: column.name.clone(), what })?;
+        Ok(Some(converted.into()))
+    }
+}
+
 impl OpenFile {
-    fn new(reader: Box<dyn RowReader>, file: RowFile, places: Vec<usize>) -> OpenFile {
+    fn new(reader: Box<dyn RowReader>, file: RowFile, places: Vec<Option<Place>>) -> OpenFile {
         let RowFile { input, stem, .. } = file;
         OpenFile { reader, input, stem, places, rows: 0, has_begun: false }
     }
@@ -135,42 +167,43 @@ impl<'a> RowSource<'a> {
     /// The rows of `files`, which so many indexes name, to become samples of `image` if it is appended to.
     ///
     /// # Errors
-    /// The first file does not open, or has other columns than `options` ask for.
+    /// A file does not open, or the files have other columns than `options` ask for, or than each other.
     pub(super) fn new(
         files: Vec<RowFile>,
         indexes: u64,
         kind: SourceKind,
         image: Option<&'a Directory>,
         options: &'a RowOptions,
+        types: &[FieldSpec],
     ) -> Result<RowSource<'a>> {
         let in_store = |file: &RowFile| {
             let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
             Some((object.client.clone(), object.object.clone()))
         };
         let shards = files.iter().filter_map(in_store).collect();
-        let mut files = files.into_iter();
-        let Some(first) = files.next() else {
+        let Some(first) = files.first() else {
             let text = format!("there is no {kind} file");
             return Err(Error::new(ErrorKind::BadSource, text));
         };
-        let reader = first.open(options)?;
-        let columns = reader.columns().to_vec();
+        let path = first.input.path.clone();
+        let own = map_at_once(LOOKING_UP, &files, |file| {
+            Ok(file.open(options, None)?.columns().to_vec())
+        })?;
+        let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
+        let files = files.into_iter().zip(own).collect::<Vec<_>>().into_iter();
         let of_image = image.map(Directory::fields);
-        let chosen = Chosen::new(&columns, options, of_image)
-            .map_err(|error| error.path(&first.input.path))?;
+        let chosen = Chosen::new(&columns, options, of_image).map_err(|error| error.path(path))?;
         let field = |at: &usize| columns[*at].name.clone().into_bytes();
         let fields = chosen.fields.iter().map(field).collect();
         let classes = Classes::new(image, chosen.label.map(|at| &columns[at]));
-        let places = (0..columns.len()).collect();
-        let open = OpenFile::new(reader, first, places);
-        Ok(RowSource {
+        let mut rows = RowSource {
             files,
             shards,
-            begun: indexes + 1,
+            begun: indexes,
             go_on: None,
             from: (Entry::default(), 0),
             options,
-            open: Some(open),
+            open: None,
             types: chosen.types(&columns),
             columns,
             chosen,
@@ -182,7 +215,9 @@ impl<'a> RowSource<'a> {
             bad: Vec::new(),
             failure: None,
             cells: Cells::new(),
-        })
+        };
+        rows.open_next()?;
+        Ok(rows)
     }
 
     /// The objects of stores that are read and were not given, but named by an index: places count them behind those.
@@ -266,31 +301,30 @@ impl<'a> RowSource<'a> {
 
     /// Opens the next file. `false`: there is none.
     fn open_next(&mut self) -> Result<bool> {
-        let Some(file) = self.files.next() else { return Ok(false) };
-        let reader = file.open(self.options)?;
-        let places = self.columns.iter().map(|column| self.place(column, reader.columns()));
-        let places = places.collect::<Result<Vec<_>>>();
-        let places = places.map_err(|error| error.path(&file.input.path))?;
-        if let Some(at) = self.chosen.label {
-            self.classes.begin_file(&reader.columns()[places[at]]);
+        let Some((file, mut own)) = self.files.next() else { return Ok(false) };
+        for own in &mut own {
+            if let Some(all) = self.columns.iter().find(|all| all.name == own.name) {
+                own.kind = all.kind.clone();
+            }
+        }
+        let reader = file.open(self.options, Some(&own))?;
+        let place = |all: &Column| {
+            let at = reader.columns().iter().position(|own| own.name == all.name)?;
+            let types = match (&reader.columns()[at].kind, &all.kind) {
+                (CellKind::Elements(own), CellKind::Elements(all)) if own != all => {
+                    Some((own.clone(), all.clone()))
+                }
+                _ => None,
+            };
+            Some(Place { at, types })
+        };
+        let places: Vec<Option<Place>> = self.columns.iter().map(place).collect();
+        if let Some(place) = self.chosen.label.and_then(|at| places[at].as_ref()) {
+            self.classes.begin_file(&reader.columns()[place.at]);
         }
         self.open = Some(OpenFile::new(reader, file, places));
         self.begun += 1;
         Ok(true)
-    }
-
-    /// The number of a column of the first file among those of another one.
-    fn place(&self, column: &Column, columns: &[Column]) -> Result<usize> {
-        let at = columns.iter().position(|own| own.name == column.name);
-        let alike = |at: &usize| columns[*at].kind == column.kind;
-        at.filter(alike).ok_or_else(|| {
-            let (name, what) = (&column.name, column.shown());
-            let has = at.map_or("has no such column".to_owned(), |at| {
-                format!("has {} there", columns[at].shown())
-            });
-            let text = format!("column {name} of the first file holds {what}, and this file {has}");
-            Error::new(ErrorKind::BadSource, text).hint("import such files one after the other")
-        })
     }
 
     fn take_row(&mut self) -> Option<StreamSample> {
@@ -320,13 +354,27 @@ impl<'a> RowSource<'a> {
                 return None;
             }
         }
-        let mut take = |column: usize| self.cells.get_mut(open.places[column])?.take();
+        let mut take = |at: usize| match &open.places[at] {
+            Some(place) => place.take(&mut self.cells, &self.columns[at]),
+            None => Ok(None),
+        };
+        let mut taken = || -> std::result::Result<_, BadReason> {
+            let name = self.chosen.name.map(&mut take).transpose()?.flatten();
+            let label = self.chosen.label.map(&mut take).transpose()?.flatten();
+            let fields = self.chosen.fields.iter().map(|at| take(*at));
+            Ok((name, label, fields.collect::<std::result::Result<Vec<_>, _>>()?))
+        };
+        let (name, label, fields) = match taken() {
+            Ok(taken) => taken,
+            Err(reason) => {
+                self.bad.push(BadEntry::new(&row_name(open), reason).within(&open.input.path));
+                return None;
+            }
+        };
         let name = match self.chosen.name {
-            Some(at) => take(at).map(|bytes| bytes.to_vec()).unwrap_or_default(),
+            Some(_) => name.map(|bytes| bytes.to_vec()).unwrap_or_default(),
             None => open.reader.row_name().map_or_else(|| row_name(open), <[u8]>::to_vec),
         };
-        let label = self.chosen.label.and_then(&mut take);
-        let fields = self.chosen.fields.iter().map(|at| take(*at)).collect();
         let mut sample = StreamSample::new(name, fields);
         match self.check(&mut sample, label) {
             Ok(()) => Some(sample),
@@ -360,8 +408,12 @@ impl<'a> RowSource<'a> {
         if self.names.contains(&xxh3_128(&sample.name)) {
             return Err(BadReason::Twice);
         }
-        if sample.fields.iter().all(Option::is_none) {
-            return Err(BadReason::Syntax("the row has none of the fields"));
+        // A sample of one field has no place to say that it has none.
+        if let [only @ None] = &mut sample.fields[..] {
+            if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
+                return Err(BadReason::Syntax(NO_VALUE));
+            }
+            *only = Some(Vec::new().into());
         }
         if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(sample.len_bytes() as u64));
@@ -373,6 +425,90 @@ impl<'a> RowSource<'a> {
         }
         Ok(())
     }
+}
+
+const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
+                        with --fields";
+
+/// What says which types columns have in the image.
+struct Types<'a> {
+    given: &'a [FieldSpec],
+    image: Option<&'a Directory>,
+    kind: SourceKind,
+}
+
+impl Types<'_> {
+    /// What the values of a column become that hold `kind` in the files.
+    fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
+        let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
+        let kept = match given {
+            Some(spec) => spec.kind.clone(),
+            None => {
+                let image = self.image?;
+                let field = image.fields().iter().position(|own| own == name.as_bytes())?;
+                image.field_types().of(field).cloned()
+            }
+        };
+        let kept = kept.filter(|kept| kept.form() == FileForm::Raw)?;
+        // Bytes of files are the elements themselves, texts of lines are not.
+        let is_raw = *kind == CellKind::Bytes && self.kind != SourceKind::JsonLines;
+        (!is_raw).then_some(CellKind::Elements(kept))
+    }
+}
+
+/// The columns of all files, each with what holds its values in all of them.
+fn unified(
+    files: &[RowFile],
+    own: &[Vec<Column>],
+    options: &RowOptions,
+    types: &Types<'_>,
+) -> Result<Vec<Column>> {
+    let shown = |file: &RowFile| file.input.path.display().to_string();
+    // With the first file that has it, and has values there.
+    let mut all: Vec<(Column, usize)> = Vec::new();
+    for (file, own) in own.iter().enumerate() {
+        for column in own.iter().filter(|column| is_wanted(column, options)) {
+            let known = all.iter().position(|(known, _)| known.name == column.name);
+            let Some(known) = known.filter(|_| file > 0) else {
+                all.push((column.clone(), file));
+                continue;
+            };
+            let (known, first) = &mut all[known];
+            if known.kind == CellKind::Nothing {
+                *first = file;
+            }
+            let both = known.kind.with(&column.kind);
+            let is_given = types.of(&known.name, &known.kind).is_some()
+                && types.of(&known.name, &column.kind).is_some();
+            known.kind = both.or(is_given.then(|| known.kind.clone())).ok_or_else(|| {
+                let (name, one, other) = (&known.name, known.shown(), column.shown());
+                let (first, file) = (shown(&files[*first]), shown(&files[file]));
+                let text = format!("column {name} holds {one} in {first}, and {other} in {file}");
+                Error::new(ErrorKind::BadSource, text).hint(match (&known.kind, &column.kind) {
+                    (CellKind::Elements(_), CellKind::Elements(_)) => format!(
+                        "--field-type {name}:TYPE gives it a type that holds both, --fields takes other columns"
+                    ),
+                    _ => "choose other columns with --fields".to_owned(),
+                })
+            })?;
+        }
+    }
+    for (column, first) in &mut all {
+        let without = own.iter().position(|own| own.iter().all(|own| own.name != column.name));
+        if let Some(without) = without.filter(|_| !options.union) {
+            let (with, without) = (shown(&files[*first]), shown(&files[without]));
+            let text = format!("column {} is in {with}, and not in {without}", column.name);
+            return Err(Error::new(ErrorKind::BadSource, text).hint(
+                "--columns union imports the rows of such files without a value there, --fields takes other columns",
+            ));
+        }
+        if let Some(kind) = types.of(&column.name, &column.kind) {
+            column.kind = kind;
+        }
+    }
+    // Those which nobody asked for are only named in messages.
+    let others = own.iter().take(1).flatten().filter(|column| !is_wanted(column, options));
+    Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
 }
 
 impl SampleStream for RowSource<'_> {

@@ -236,6 +236,7 @@ impl Writer {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
         let lens = self.lens(sample)?;
+        self.check_values(sample)?;
         let len = fields::record_len(&lens).map_err(|_| {
             let bytes: u64 = lens.iter().flatten().sum();
             invalid(sample, format!("it has {bytes} bytes, and a sample has less than 4 GiB"))
@@ -318,6 +319,20 @@ impl Writer {
             return Err(invalid(sample, "its only field is absent".into()));
         }
         Ok(self.field_order.iter().map(len).collect())
+    }
+
+    /// An error unless the columns hold its values.
+    fn check_values(&self, sample: &NewSample<'_>) -> Result<()> {
+        for (name, value) in sample.values {
+            let Some(column) = self.columns.iter().find(|column| column.name == *name) else {
+                return Err(invalid(sample, format!("there is no column {name}")));
+            };
+            if !column.kind.holds(*value) {
+                let what = format!("column {name} is {}, which does not hold {value}", column.kind);
+                return Err(invalid(sample, what));
+            }
+        }
+        Ok(())
     }
 
     /// Its name, or that of its id; in a part, the numbers of part and sample.

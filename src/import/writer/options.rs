@@ -63,7 +63,7 @@ pub struct NewSample<'a> {
     pub label: Label<'a>,
     /// The bytes of its fields, in the order of the options; `None`: it has no such field.
     pub fields: &'a [Option<&'a [u8]>],
-    /// Its values in typed columns, by their names. A value of another type is none.
+    /// Its values in typed columns, by their names; integers may be those of columns of floats that hold them.
     pub values: &'a [(&'a str, Value<'a>)],
 }
 

@@ -1,6 +1,6 @@
 //! Imports files, as the command `dlfs import` does.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::Pack;
@@ -88,7 +88,8 @@ impl How {
             .field_types
             .iter()
             .map(|text| text.parse().map_err(|why| raise_invalid(py, format!("fields: {why}"))));
-        let columns = self.columns.clone();
+        let union = self.columns.as_deref() == Some(Path::new("union"));
+        let columns = self.columns.clone().filter(|_| !union);
         let columns = columns.map(|path| ColumnsFrom { path, key: None, only: Vec::new() });
         let onto = match (self.resume, onto(py, self.append, self.overwrite)?) {
             (true, Onto::Empty) => Onto::Resume,
@@ -117,6 +118,7 @@ impl How {
                 label: self.label.clone(),
                 fields: self.fields.clone(),
                 files: None,
+                union,
             },
             splits: self.split.clone(),
             accept_older_generation: self.accept_older_generation,

@@ -1,5 +1,6 @@
 //! Writes an image sample by sample.
 
+use std::fmt;
 use std::sync::Mutex;
 
 use dlfs::ErrorKind;
@@ -14,7 +15,7 @@ use dlfs::import::{
 };
 use dlfs::nvme::{Address, CatalogName};
 use dlfs::qpair::ConnectOptions;
-use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
@@ -117,7 +118,10 @@ impl Writer {
         let py = sample.py();
         let name = name.map(bytes_of).transpose()?;
         let label = label.map(Labelled::of).transpose()?;
-        let parts = self.parts(sample)?;
+        let parts = self.parts(sample).map_err(|error| match self.look(import::Writer::len) {
+            Ok(number) => behind(py, format_args!("sample {number}"), &error),
+            Err(_) => error,
+        })?;
         let fields: Vec<Option<&[u8]>> =
             parts.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.as_bytes())).collect();
         let values = parts.values.iter().map(|(at, value)| {
@@ -483,7 +487,7 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
         true => numpy.call_method1("asarray", (given,))?,
         // numpy has no bfloat16 to make of other numbers.
         false if kind.element() == Element::Bf16 => numpy.call_method1("asarray", (given,))?,
-        false => numpy.call_method1("asarray", (given, name))?,
+        false => py.import("dlfs._fields")?.call_method1("exactly", (given, name))?,
     };
     let dtype = array.getattr("dtype")?;
     let found: String = dtype.getattr("name")?.extract()?;
@@ -507,20 +511,43 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
 fn value_of(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Owned> {
     Ok(match kind {
         ColumnType::Int => Owned::Int(given.extract()?),
-        ColumnType::Float | ColumnType::Float32 => Owned::Float(given.extract()?),
-        ColumnType::Bool => Owned::Bool(given.is_truthy()?),
+        ColumnType::Float | ColumnType::Float32 => {
+            let number: f64 = given.extract()?;
+            // As an integer it may have more digits.
+            if !number.is_nan() && !given.eq(number)? {
+                return Err(changes(given, kind));
+            }
+            Owned::Float(number)
+        }
+        ColumnType::Bool => {
+            let bit = given.is_truthy()?;
+            if !given.eq(bit)? {
+                return Err(changes(given, kind));
+            }
+            Owned::Bool(bit)
+        }
         ColumnType::Text => Owned::Text(given.extract()?),
     })
 }
 
+fn changes(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyErr {
+    PyValueError::new_err(format!("{given:?} is not of type {kind}, which would change it"))
+}
+
 /// Names the key of a value that does not fit.
 fn about<T>(key: &Py<PyString>, result: PyResult<T>) -> PyResult<T> {
-    result.map_err(|error| {
-        Python::attach(|py| {
-            let text = format!("{}: {}", key.bind(py), error.value(py));
-            PyErr::from_type(error.get_type(py), text)
-        })
-    })
+    result
+        .map_err(|error| Python::attach(|py| behind(py, format_args!("{}", key.bind(py)), &error)))
+}
+
+/// `error`, which says first what it is about.
+fn behind(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
+    let text = format!("{what}: {}", error.value(py));
+    // Those of texts are not made of a text alone.
+    match error.is_instance_of::<PyUnicodeError>(py) {
+        true => PyValueError::new_err(text),
+        false => PyErr::from_type(error.get_type(py), text),
+    }
 }
 
 fn ended() -> PyErr {

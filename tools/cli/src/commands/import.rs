@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -90,7 +90,8 @@ pub(crate) struct WhatArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
     on_error: OnErrorArg,
     /// Values of the samples, by their names: FILE.csv or .tsv, whose first line names the columns, or .jsonl with an
-    /// object on each line. They become typed columns, which dlfs select compares
+    /// object on each line. They become typed columns, which dlfs select compares. Of rows also union: files may have
+    /// columns that others of them do not have
     #[arg(long, value_name = "FILE")]
     columns: Option<PathBuf>,
     /// The column of FILE with the names of the samples; by default name, file, filename, file_name, path, key or
@@ -249,6 +250,11 @@ impl WhatArgs {
         })
     }
 
+    /// Whether `--columns` names no file.
+    fn is_union(&self) -> bool {
+        self.columns.as_deref() == Some(Path::new("union"))
+    }
+
     pub(crate) fn options(&self) -> ImportOptions {
         ImportOptions {
             from: self.from,
@@ -272,7 +278,7 @@ impl WhatArgs {
                 OnErrorArg::Stop => OnError::Stop,
                 OnErrorArg::Skip => OnError::Skip,
             },
-            columns: self.columns.as_ref().map(|path| ColumnsFrom {
+            columns: self.columns.as_ref().filter(|_| !self.is_union()).map(|path| ColumnsFrom {
                 path: path.clone(),
                 key: self.columns_key.clone(),
                 only: self.column.iter().map(|Chosen(name, kind)| (name.clone(), *kind)).collect(),
@@ -284,6 +290,7 @@ impl WhatArgs {
                 label: self.label.clone(),
                 fields: self.fields.clone(),
                 files: self.files.clone(),
+                union: self.is_union(),
             },
             splits: self.split.clone(),
             spool: self.spool.clone(),

@@ -181,6 +181,8 @@ def _plain(value: Any, kind: Any) -> Any:
     found = value.as_py()
     if found is None or _is_bytes(kind) or not isinstance(found, list):
         return found
+    if None in found:
+        raise ValueError("a list of numbers has one that is null")
     dtype = kind.value_type.to_pandas_dtype() if hasattr(kind, "value_type") else None
     return numpy.asarray(found, dtype)
 

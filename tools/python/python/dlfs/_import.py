@@ -11,6 +11,7 @@ import numpy
 
 from ._arrow import Rows, table_rows, text_of
 from ._dlfs import import_files as _import_files
+from ._fields import exactly
 from ._writer import Type, Writer, Written
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def import_(
               the source or its first sample has. Of files: types of fields, where they have any; of rows also the
               columns to take, if one is named without a type
     columns   typed label columns: names and types. They come with the fields. Of files: the path of a table, as for
-              --columns
+              --columns; or "union": files of rows may have columns that others of them do not have
     name      the field that is the name of the sample, or a function of the sample; else the id is
     label     the field that is the label: a number or the name of a class
     shuffle   True: samples are shuffled together where the source has a length and rows in any order; where it comes
@@ -102,6 +103,7 @@ def import_(
     with Writer(address, kinds, columns=columns, count=count, **how, **options) as out:
         for sample in found.rows(_ids_of(out, found)):
             taken.write(out, sample)
+        taken.check_all_seen()
     assert out.written is not None
     return out.written
 
@@ -110,6 +112,7 @@ class _Source(Protocol):
     """Samples; those with a count have them in any order."""
 
     count: int | None
+    has_seen_all: bool  # whether its kinds are those of all samples, and not of the first one
 
     def kinds(self) -> dict[str, str | None]:
         """Names and types of all fields; empty for samples that are bytes."""
@@ -131,6 +134,9 @@ class _Taken:
         self.name, self.label, self.columns = name, label, columns
         self.fields = None if fields is None else _mapping(fields)
         self.keys: list[str] = []
+        # What no sample has had yet, and what samples may have without being taken.
+        self.unseen: set[str] = set()
+        self.known: set[str] | None = None
         self.classes: list[str] | None = None
 
     def kinds(self, source: _Source) -> dict[str, str | None] | None:
@@ -143,15 +149,35 @@ class _Taken:
             kinds = {field: kind for field, kind in own.items() if field not in taken}
         else:
             kinds = {field: kind or own.get(field) for field, kind in chosen.items()}
-        for field in [*kinds, *(key for key in taken if key is not None)]:
-            if own and field not in own:
-                raise TypeError(f"the samples have no {field!r}: they have {', '.join(own)}")
+        missing = {field for field in (*kinds, *taken) if own and field is not None and field not in own}
+        if source.has_seen_all:
+            self.unseen = missing
+            self.check_all_seen()
+        elif own:
+            self.unseen, self.known = missing, {*own, *kinds, *taken} if chosen is None else None
+        self.has = ", ".join(own)
         if any(kind is not None and kind.startswith("?") for kind in kinds.values()):
             wrong = {field: kind[1:] for field, kind in kinds.items() if kind and kind.startswith("?")}
             text = ", ".join(f"{field} is {kind}" for field, kind in wrong.items())
             raise TypeError(f"some fields are neither bytes nor numbers: {text}; choose others with fields=")
         self.keys = [*kinds, *self.columns]
         return kinds or None
+
+    def check_all_seen(self) -> None:
+        if self.unseen:
+            raise TypeError(f"the samples have no {min(self.unseen)!r}: they have {self.has}")
+
+    def check_keys(self, number: int, sample: Mapping[str, Any]) -> None:
+        """An error if the sample has what would be dropped."""
+        late = next((key for key in sample if self.known is not None and key not in self.known), None)
+        if late is not None:
+            kind = (_kind_of(sample[late]) or "bytes").removeprefix("?")
+            raise TypeError(
+                f"sample {number}: {late!r} is a key that samples before it do not have: they have {self.has}. "
+                f"Name all fields that samples have, and their types, in fields={{..., {late!r}: {kind!r}}}"
+            )
+        if self.unseen:
+            self.unseen -= sample.keys()
 
     def write(self, out: Writer, sample: Any) -> None:
         name = self.name(sample) if callable(self.name) else None
@@ -162,6 +188,7 @@ class _Taken:
         if not isinstance(sample, Mapping):
             out.write(sample, name=name)
             return
+        self.check_keys(len(out), sample)
         label = None if self.label is None else sample[self.label]
         if label is not None:
             label = _plain(label) if self.classes is None else _class_of(int(label), self.classes)
@@ -184,6 +211,8 @@ def _ids_of(out: Writer, source: _Source) -> Iterator[int]:
 class _Arrays:
     """Arrays of one length: sample i is what each of them has there."""
 
+    has_seen_all = True
+
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not arrays:
             raise TypeError("there is no array to import")
@@ -202,14 +231,15 @@ class _Arrays:
 
 
 class _Indexed:
-    """A map-style data set."""
+    """A map-style data set, or a list of samples."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.count: int | None = len(dataset)
+        self.has_seen_all = isinstance(dataset, (list, tuple))
 
     def kinds(self) -> dict[str, str | None]:
-        return _kinds_of(self.dataset[0]) if self.count else {}
+        return _kinds_of(self.dataset if self.has_seen_all else [self.dataset[0]] if self.count else [])
 
     def rows(self, ids: Iterable[int]) -> Iterator[Any]:
         return (self.dataset[id] for id in ids)
@@ -219,6 +249,7 @@ class _Stream:
     """An iterable, which is read once."""
 
     count: int | None = None
+    has_seen_all = False
 
     def __init__(self, samples: Iterable[Any]) -> None:
         self.samples = iter(samples)
@@ -226,7 +257,7 @@ class _Stream:
     def kinds(self) -> dict[str, str | None]:
         first = list(itertools.islice(self.samples, 1))
         self.samples = itertools.chain(first, self.samples)
-        return _kinds_of(first[0]) if first else {}
+        return _kinds_of(first)
 
     def rows(self, ids: Iterable[int]) -> Iterator[Any]:
         return self.samples
@@ -249,6 +280,8 @@ def _source_of(source: Any) -> _Source:
 
 class _Table:
     """Rows of tables of Arrow."""
+
+    has_seen_all = True
 
     def __init__(self, rows: Rows) -> None:
         self.found, self.count = rows, rows.length
@@ -285,11 +318,22 @@ def _mapping(fields: Mapping[str, str | None] | Iterable[str] | None) -> dict[st
     return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(fields or ())
 
 
-def _kinds_of(sample: Any) -> dict[str, str | None]:
-    """Names and types of the fields of a first sample."""
-    if not isinstance(sample, Mapping):
-        return {}
-    return {field: _kind_of(value) for field, value in sample.items()}
+def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
+    """Names and types of the fields that samples have. None says nothing of a type."""
+    kinds: dict[str, str | None] = {}
+    for sample in samples:
+        for field, value in sample.items() if isinstance(sample, Mapping) else ():
+            known = kinds.setdefault(field, NOTHING)
+            if value is not None:
+                kinds[field] = _wider(known, _kind_of(value))
+    return {field: kind or None for field, kind in kinds.items()}
+
+
+def _wider(known: str | None, kind: str | None) -> str | None:
+    """The type of both; the first one where there is none, so that the second value is refused."""
+    if known == NOTHING:
+        return kind
+    return "f64" if {known, kind} == {"i64", "f64"} else known
 
 
 def _kind_of(value: Any) -> str | None:
@@ -320,7 +364,11 @@ def _array(value: Any) -> Any:
         if str(value.dtype) == "torch.bfloat16":
             raise TypeError("numpy has no bfloat16: give tensor.view(torch.uint16) and the type bf16[...] in fields=")
         return value.numpy()
-    return numpy.asarray(value)
+    array = numpy.asarray(value)
+    if hasattr(value, "dtype") or array.dtype.kind not in "fSU":
+        return array
+    # numpy makes texts of numbers beside texts, cuts NULs off their ends, and rounds integers beside floats.
+    return numpy.asarray(value, object) if array.dtype.kind in "SU" else exactly(value, array.dtype.name)
 
 
 def _class_of(number: int, classes: list[str]) -> str | None:
@@ -335,4 +383,5 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+NOTHING = ""  # the type of a field without a value so far
 ROWS_AT_ONCE = 1024

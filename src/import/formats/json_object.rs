@@ -1,0 +1,161 @@
+//! Objects of JSON Lines, with the numbers that Python writes and JSON does not have, and none rounded.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::import::columns::Number;
+
+/// An object whose keys keep their order.
+pub(super) struct Object(pub(super) Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Object, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Object, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Object(pairs))
+            }
+        }
+
+        from.deserialize_map(Pairs)
+    }
+}
+
+/// The number that a value is.
+pub(super) fn number_of(value: &Value) -> Option<Number> {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_i64().map(i128::from).or(number.as_u64().map(i128::from));
+            whole.map(Number::Int).or(number.as_f64().map(Number::Float))
+        }
+        Value::String(text) => match text.strip_prefix(MARK)? {
+            "NaN" => Some(Number::Float(f64::NAN)),
+            "Infinity" => Some(Number::Float(f64::INFINITY)),
+            "-Infinity" => Some(Number::Float(f64::NEG_INFINITY)),
+            digits => digits.parse().ok().map(Number::Int),
+        },
+        _ => None,
+    }
+}
+
+/// JSON of marked texts, as it was before these were marked.
+pub(super) fn unmarked(json: &str) -> String {
+    let mark = format!("\"{MARK_IN_JSON}");
+    let mut parts = json.split(mark.as_str());
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (number, behind) = part.split_once('"').unwrap_or((part, ""));
+        out.extend([number, behind]);
+    }
+    out
+}
+
+/// A text of a line, or what was marked in its place.
+pub(super) fn spelled(text: &str) -> &str {
+    text.strip_prefix(MARK).unwrap_or(text)
+}
+
+/// The object of a line. What JSON does not have, or numbers that would be rounded, are texts that begin with [`MARK`].
+pub(super) fn parse(line: &[u8]) -> serde_json::Result<Object> {
+    if !has_long_integer(line) {
+        match serde_json::from_slice(line) {
+            Err(_) if has_word(line) => {}
+            parsed => return parsed,
+        }
+    }
+    serde_json::from_slice(&marked(line))
+}
+
+fn has_word(line: &[u8]) -> bool {
+    WORDS.iter().any(|word| line.windows(word.len()).any(|part| part == word.as_bytes()))
+}
+
+/// Whether it has as many digits in a row as integers of more than 64 bits.
+fn has_long_integer(line: &[u8]) -> bool {
+    let mut digits = 0;
+    line.iter().any(|byte| {
+        digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
+        digits > 18
+    })
+}
+
+/// `line` with [`MARK`] before what [`parse`] marks.
+fn marked(line: &[u8]) -> Vec<u8> {
+    let (mut out, mut rest) = (Vec::with_capacity(line.len() + 64), line);
+    while let [byte, behind @ ..] = rest {
+        let len = match byte {
+            b'"' => string_len(rest),
+            b'-' | b'0'..=b'9' | b'N' | b'I' => {
+                let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
+                rest.iter().position(|byte| !is_part(byte)).unwrap_or(rest.len())
+            }
+            _ => rest.len() - behind.len(),
+        };
+        let (token, behind) = rest.split_at(len.max(1));
+        let text = std::str::from_utf8(token).unwrap_or_default();
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        let is_whole = digits.len() > 18 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let is_rounded = is_whole && text.parse::<i64>().is_err() && text.parse::<u64>().is_err();
+        if WORDS.contains(&text) || is_rounded && !digits.starts_with('0') {
+            out.extend_from_slice(format!("\"{MARK_IN_JSON}{text}\"").as_bytes());
+        } else {
+            out.extend_from_slice(token);
+        }
+        rest = behind;
+    }
+    out
+}
+
+/// Bytes of the string that `text` begins with, and of its quotes.
+fn string_len(text: &[u8]) -> usize {
+    let mut is_escaped = false;
+    let end = text.iter().skip(1).position(|byte| {
+        let is_end = *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.map_or(text.len(), |end| end + 2)
+}
+
+/// What stands before a number in place of which a text is parsed.
+const MARK: &str = "\0dlfs:";
+const MARK_IN_JSON: &str = "\\u0000dlfs:";
+/// Numbers that Python writes, and JSON does not have.
+const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_json_does_not_have_is_marked_outside_of_texts_and_read_back() {
+        let line = br#"{"a": NaN, "b": [-Infinity, 18446744073709551616], "c": "NaN \" Infinity", "d": -1.5e3}"#;
+        let object = parse(line).unwrap();
+        let shown: Vec<String> =
+            object.0.iter().map(|(_, value)| unmarked(&value.to_string())).collect();
+        assert_eq!(
+            shown,
+            ["NaN", "[-Infinity,18446744073709551616]", r#""NaN \" Infinity""#, "-1500.0"]
+        );
+        for wrong in ["{\"a\": nan}", "{\"a\": -NaN}", "{\"a\": Infinit}", "{\"a"] {
+            assert!(parse(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}
