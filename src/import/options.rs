@@ -12,7 +12,7 @@ use crate::format::field_type::FieldType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
-use crate::import::sources::{BadEntry, FileCount, SourceKind};
+use crate::import::sources::{BadEntry, BadReason, FileCount, SourceKind};
 use crate::places::PlaceOptions;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
@@ -293,11 +293,17 @@ impl BadEntries {
     /// The error that lists all of them.
     pub fn into_error(self) -> Error {
         let count = self.0.len();
+        let hint = if self.0.iter().any(|bad| bad.reason == BadReason::ComesAgain) {
+            "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a store \
+             here first"
+        } else {
+            "repair them, or leave them out with --on-error skip"
+        };
         Error::new(
             ErrorKind::BadSource,
             format!("{count} entries of the source cannot be imported"),
         )
-        .hint("repair them, or leave them out with --on-error skip")
+        .hint(hint)
         .source(self)
     }
 }

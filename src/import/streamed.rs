@@ -30,7 +30,7 @@ use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSam
 use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
-    BadEntry, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    BadEntry, BadReason, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
 };
 use crate::places::{Client, Object};
 use crate::units::SampleId;
@@ -91,7 +91,9 @@ pub(super) fn run(
     }
     let bad = found.bad.iter().chain(source.bad());
     let bad: Vec<BadEntry> = bad.cloned().collect();
-    if options.on_error == OnError::Stop && !bad.is_empty() {
+    // Without the later member of a name, the earlier one would stay.
+    let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
+    if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
     }
     if image_fields.is_some_and(|fields| fields != source.fields()) {

@@ -107,7 +107,8 @@ fn check_parts(file: &PlanFile, media: &Media) -> Result<()> {
         [one] => format!("part {one} is not complete"),
         more => format!("the parts {} are not complete", more.join(", ")),
     };
-    Err(Error::new(ErrorKind::NotFound, text).hint("run dlfs import part PLAN N for each of them"))
+    Err(Error::new(ErrorKind::NotFound, text)
+        .hint("run dlfs import-parts part PLAN N for each of them"))
 }
 
 fn commit_parts(

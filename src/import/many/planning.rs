@@ -54,9 +54,8 @@ pub fn plan_import(
 ) -> Result<PlanReport> {
     if options.onto == Onto::Resume {
         let text = "a plan is not resumed: each of its parts goes on by itself";
-        return Err(
-            Error::new(ErrorKind::InvalidArgument, text).hint("run dlfs import part PLAN N again")
-        );
+        return Err(Error::new(ErrorKind::InvalidArgument, text)
+            .hint("run dlfs import-parts part PLAN N again"));
     }
     // A commit refuses what may hide a newer generation, so that the plan would be of no use.
     let options = &ImportOptions { accept_older_generation: false, ..options.clone() };

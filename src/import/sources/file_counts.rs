@@ -106,6 +106,9 @@ impl FileCounts {
     }
 }
 
+/// The description of members of archives whose name comes again later in the archive.
+pub const REPLACED: &str = "member that a later one replaces";
+
 /// The description of pipes.
 pub const PIPE: &str = "stream";
 
@@ -128,7 +131,7 @@ impl fmt::Display for FileCounts {
 
 impl std::error::Error for FileCounts {}
 
-const NOUNS: [&str; 5] = ["archive", "shard", "file", "list", "stream"];
+const NOUNS: [&str; 6] = ["archive", "shard", "file", "list", "stream", "member"];
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::file_counts::FileCount;
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
 use super::sparse::SparseMap;
 use crate::format::builder::MAX_FIELD_NAMES_BYTES;
 use crate::format::columns::ColumnTable;
@@ -127,6 +127,11 @@ pub enum BadReason {
     /// Another entry has the same name.
     #[error("name appears twice")]
     Twice,
+    /// A later member of a stream replaces one that is written already.
+    #[error(
+        "comes again, and replaces what was read of it before, to which a stream does not lead back"
+    )]
+    ComesAgain,
     /// The image that is appended to has a sample of this name.
     #[error("the image has a sample of this name")]
     NameTaken,
@@ -505,6 +510,68 @@ impl Index {
             .collect();
         taken.sort_unstable();
         taken
+    }
+
+    /// Gives rows what later rows of their name in the same container hold, as later members of an archive replace
+    /// earlier ones. Returns the later rows, sorted. A row with a field that the earlier one lacks is none of them.
+    pub(super) fn take_replaced(&mut self) -> Vec<u64> {
+        let mut order = self.rows_with_the_hash_of_another();
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        let mut taken: Vec<u64> = Vec::new();
+        let mut kept: Vec<u64> = Vec::new(); // of one name, one for each container
+        for row in order {
+            if kept.first().is_some_and(|&first| self.name(first) != self.name(row)) {
+                kept.clear();
+            }
+            match kept.iter().copied().find(|&first| self.replaces(row, first)) {
+                Some(first) => {
+                    self.replace_row(first, row);
+                    taken.push(row);
+                }
+                None => kept.push(row),
+            }
+        }
+        taken.sort_unstable();
+        taken
+    }
+
+    /// Whether `row` is of the container of `first` and has no other fields.
+    fn replaces(&self, row: u64, first: u64) -> bool {
+        let container = |row| self.payloads(row).next().map(|payload| payload.container);
+        container(row) == container(first)
+            && self
+                .payloads(row)
+                .all(|payload| self.field_len_bytes(first, payload.field).is_some())
+    }
+
+    fn replace_row(&mut self, first: u64, row: u64) {
+        for place in self.payload_range(row) {
+            let payload = self.payload_at(place);
+            self.replace_payload(first, payload);
+            if self.fields[usize::from(payload.field)] == b"cls" && !self.labels.is_empty() {
+                self.labels[first as usize] = self.labels[row as usize];
+            }
+        }
+    }
+
+    /// Puts `payload` in the stead of that of the same field of `row`, and counts the member that was there.
+    pub(super) fn replace_payload(&mut self, row: u64, payload: Payload) {
+        let mut places = self.payload_range(row);
+        let place = places.find(|&place| self.payload_at(place).field == payload.field);
+        let place = place.expect("the row has the field");
+        let mut counts = FileCounts::default();
+        counts.append(std::mem::take(&mut self.file_counts));
+        counts.add(REPLACED, Role::SetAside, self.payload_lens[place].into(), self.name(row));
+        self.file_counts = counts.into_counts();
+        self.payload_lens[place] = payload.len_bytes;
+        self.payload_offsets[place] = payload.offset_or_stamp;
+    }
+
+    /// All rows in the order of their names, and of their ids within a name.
+    pub(super) fn by_name(&self) -> Vec<u64> {
+        let mut order: Vec<u64> = (0..self.len()).collect();
+        order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
+        order
     }
 
     /// Few rows, among them all that share their name with another. Sorting numbers costs far less than

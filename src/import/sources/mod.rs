@@ -601,7 +601,7 @@ fn index_shards(
             appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
         }
     }
-    index.file_counts = appended.into_counts();
+    index.file_counts.extend(appended.into_counts());
     let dead = rows.finish(&mut index);
     if !dead.is_empty() {
         index = index.without(&dead);
@@ -617,6 +617,13 @@ fn piped_bytes(index: &Index) -> u64 {
 
 /// Moves rows that no image can hold to the bad entries.
 fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
+    if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+        // As `tar -u` and `tar -r` mean it.
+        let replaced = index.take_replaced();
+        if !replaced.is_empty() {
+            *index = index.without(&replaced);
+        }
+    }
     let mut drop = match kind {
         // A folder has each name once; several of them, or anything else, may not.
         SourceKind::Folder if index.containers.len() == 1 => Vec::new(),

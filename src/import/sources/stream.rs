@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file_counts::{FileCount, FileCounts};
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
 use super::found::FoundFile;
 use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
 use super::inputs::{Inputs, Stream};
@@ -40,6 +40,8 @@ pub struct StreamSource {
     begin_at: u64,
     /// Fingerprints of the names so far: a stream cannot be read again to compare them.
     names: HashSet<u128>,
+    /// Those of this stream.
+    here: HashSet<u128>,
     bad: Vec<BadEntry>,
     spare: Spare,
 }
@@ -85,6 +87,7 @@ impl StreamSource {
             open_at: 0,
             begin_at: 0,
             names: HashSet::new(),
+            here: HashSet::new(),
             bad: Vec::new(),
             spare: Spare::default(),
         })
@@ -92,7 +95,8 @@ impl StreamSource {
 
     /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
     pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
-        StreamSource { begin_at: offset, names, ..self }
+        // Any of them may be of this stream.
+        StreamSource { begin_at: offset, here: names.clone(), names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -167,8 +171,8 @@ impl StreamSource {
         }
         let open = self.open.get_or_insert_with(|| StreamSample::new(key.to_vec(), Vec::new()));
         open.fields.resize(known.len().max(open.fields.len()), None);
-        if open.fields[at].is_some() {
-            return Err(BadReason::Twice);
+        if let Some(before) = &open.fields[at] {
+            self.appended.add(REPLACED, Role::SetAside, before.len() as u64, key);
         }
         if field == b"cls" {
             open.label = parse_label(&payload);
@@ -201,10 +205,13 @@ impl StreamSource {
     fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
-        if self.names.insert(xxh3_128(&sample.name)) {
+        let name = xxh3_128(&sample.name);
+        let is_of_this_stream = !self.here.insert(name);
+        if self.names.insert(name) {
             return Some(sample);
         }
-        self.push_bad(&sample.name, BadReason::Twice);
+        let reason = if is_of_this_stream { BadReason::ComesAgain } else { BadReason::Twice };
+        self.push_bad(&sample.name, reason);
         None
     }
 
@@ -272,6 +279,9 @@ impl SampleStream for StreamSource {
             if self.members.is_none() {
                 let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
                 let at = std::mem::take(&mut self.begin_at);
+                if at == 0 {
+                    self.here.clear();
+                }
                 self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");

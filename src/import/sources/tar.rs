@@ -3,6 +3,8 @@
 //! The key of a member is its path up to the first dot of the last component; what follows the dot is its
 //! field. The labels of a plain archive are its top folders, numbered as in a folder tree; a folder that
 //! holds all others and no file is passed over, as `train` in `train/n0001/x.jpg`.
+//!
+//! Of two members of one archive with one name the later one counts, as `tar -u` and `tar -r` mean it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -32,6 +34,8 @@ pub struct Rows {
 struct Link {
     row: u64,
     target: Vec<u8>,
+    /// The row that no target may come behind: a hard link means the file as it was then.
+    before: u64,
 }
 
 /// How a member was used.
@@ -162,8 +166,8 @@ impl Rows {
         let name = clean_name(&member.name)?;
         let target = match &member.kind {
             MemberKind::File => None,
-            MemberKind::HardLink(target) => Some(clean_name(target)?),
-            MemberKind::SymLink(target) => Some(beside(&name, target)?),
+            MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
+            MemberKind::SymLink(target) => Some((beside(&name, target)?, u64::MAX)),
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
             MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
             MemberKind::Folder => unreachable!("returned above"),
@@ -185,33 +189,27 @@ impl Rows {
                 return Err(BadReason::Special("link in a shard of grouped files"));
             }
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
-            self.push_grouped(key, payload, index)?;
+            self.push_grouped(key, payload, index);
             return Ok(MemberUse::Payload { label: field == b"cls" });
         }
         self.note_folder_of(&name);
         index.only_field();
         index.push(&name, None);
         index.push_payload(payload);
-        if let Some(target) = target {
-            self.links.push(Link { row: index.len() - 1, target });
+        if let Some((target, before)) = target {
+            self.links.push(Link { row: index.len() - 1, target, before });
         }
         Ok(MemberUse::Payload { label: false })
     }
 
-    fn push_grouped(
-        &mut self,
-        key: &[u8],
-        payload: Payload,
-        index: &mut Index,
-    ) -> Result<(), BadReason> {
+    fn push_grouped(&mut self, key: &[u8], payload: Payload, index: &mut Index) {
         if self.open_key.as_deref() != Some(key) {
             index.push(key, None);
             self.open_key = Some(key.to_vec());
         } else if index.field_len_bytes(index.len() - 1, payload.field).is_some() {
-            return Err(BadReason::Twice);
+            return index.replace_payload(index.len() - 1, payload);
         }
         index.push_payload(payload);
-        Ok(())
     }
 
     fn note_folder(&mut self, name: &[u8]) {
@@ -234,15 +232,12 @@ impl Rows {
         if self.links.is_empty() {
             return Vec::new();
         }
-        let mut rows = HashMap::new();
-        for row in 0..index.len() {
-            rows.entry(index.name(row).to_vec()).or_insert(row);
-        }
-        let links: HashMap<u64, &[u8]> =
-            self.links.iter().map(|link| (link.row, &link.target[..])).collect();
+        let named = index.by_name();
+        let targets: HashMap<u64, Option<u64>> =
+            self.links.iter().map(|link| (link.row, target(link, &named, index))).collect();
         let mut dead = Vec::new();
         for link in &self.links {
-            match follow(link, &rows, &links) {
+            match follow(link, &targets) {
                 Ok(row) => index.copy_plain_payload(row, link.row),
                 Err(reason) => {
                     index.bad.push(index.bad_row(link.row, reason));
@@ -254,17 +249,20 @@ impl Rows {
     }
 }
 
-fn follow(
-    link: &Link,
-    rows: &HashMap<Vec<u8>, u64>,
-    links: &HashMap<u64, &[u8]>,
-) -> Result<u64, BadReason> {
-    let mut target = &link.target[..];
-    for _ in 0..MAX_LINKS {
-        let row = *rows.get(target).ok_or(BadReason::Dangling)?;
-        match links.get(&row) {
-            Some(next) => target = next,
+/// The row that a link leads to: the last one of that name in front of `before`, or the first one behind.
+fn target(link: &Link, named: &[u64], index: &Index) -> Option<u64> {
+    let Link { target, before, .. } = link;
+    let end = named.partition_point(|&row| (index.name(row), row) < (&target[..], *before));
+    let at = |at: usize| named.get(at).copied().filter(|&row| index.name(row) == &target[..]);
+    end.checked_sub(1).and_then(at).or_else(|| at(end))
+}
+
+fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadReason> {
+    let mut row = link.row;
+    for _ in 0..=MAX_LINKS {
+        match targets.get(&row) {
             None => return Ok(row),
+            Some(next) => row = next.ok_or(BadReason::Dangling)?,
         }
     }
     Err(BadReason::Cyclic)

@@ -18,6 +18,7 @@ mod log;
 mod metrics_args;
 mod mix_args;
 mod open;
+mod options_first;
 mod order_args;
 mod out;
 mod peer_args;
@@ -38,12 +39,17 @@ mod weight_args;
 
 use std::ffi::OsString;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 /// Runs the command with its arguments, the program's name first, and returns the exit code.
 /// Invalid arguments, `--help` and `--version` end the process at once.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match commands::Cli::try_parse_from(arguments) {
+    let mut command = commands::Cli::command();
+    command.build(); // the arguments of subcommands are added then
+    let arguments = options_first::options_first(&command, arguments);
+    let parsed = command.try_get_matches_from_mut(arguments);
+    let cli = parsed.and_then(|found| commands::Cli::from_arg_matches(&found));
+    let cli = match cli.map_err(|error| error.format(&mut command)) {
         Ok(cli) => cli,
         Err(error) => {
             let text = error.render().to_string();

@@ -16,28 +16,30 @@
 //! Long files may be read by the kernel itself (`passthrough.rs`, `memory.rs`); then files are opened, which costs a
 //! request.
 //!
-//! Read this file first, then `filesystem.rs`, `reads.rs` and `unanswered.rs`.
+//! Read this file first, then `place.rs`, `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
 mod filesystem;
 mod memory;
 mod passthrough;
+mod place;
 mod reads;
 mod unanswered;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Files, OrderFile};
 use dlfs::{Error, ErrorKind, Result};
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
 
 use filesystem::Filesystem;
 use passthrough::Passthrough;
+use place::Place;
 use reads::Reads;
 
 /// How to mount.
@@ -63,8 +65,9 @@ impl Default for Options {
 
 /// A mounted data set. Dropping it unmounts.
 pub struct Mounted {
-    session: BackgroundSession,
-    place: PathBuf,
+    /// `None` once it was waited for.
+    session: Option<JoinHandle<io::Result<()>>>,
+    place: Place,
     reads: Arc<Reads>,
     passed: Arc<AtomicU64>,
 }
@@ -88,16 +91,6 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
         return Err(error.path(PathBuf::from(place)));
     }
     let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::RO,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-        MountOption::NoAtime,
-        MountOption::DefaultPermissions,
-        MountOption::Subtype("dlfs".to_owned()),
-        // Commas separate options, and of the text nothing depends.
-        MountOption::FSName(source.replace(',', ";")),
-    ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads.max(2));
     config.clone_fd = true;
@@ -110,12 +103,19 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
         Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
     });
     let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
-    let session = Session::new(filesystem, place, &config).map_err(wrong)?;
-    // The program may change its working folder.
-    let place = std::path::absolute(place).map_err(wrong)?;
-    let mounted = Mounted { session: session.spawn().map_err(wrong)?, place, reads, passed };
-    read_far_ahead(&mounted.place);
-    Ok(mounted)
+    let (device, at) = Place::mount(place, source, options.allow_other).map_err(wrong)?;
+    let spawned = Session::from_fd(filesystem, device, config.acl, config).and_then(|session| {
+        std::thread::Builder::new().name("fuser-bg".into()).spawn(|| session.run())
+    });
+    let session = match spawned {
+        Ok(session) => Some(session),
+        Err(error) => {
+            let _ = at.unmount(); // the error says more
+            return Err(wrong(error));
+        }
+    };
+    read_far_ahead(at.path());
+    Ok(Mounted { session, place: at, reads, passed })
 }
 
 /// Lets the kernel read further ahead of a program that reads on than its default of 128 KiB, as far as a long sample
@@ -146,17 +146,17 @@ impl Mounted {
 
     /// Whether it was unmounted by somebody else, or its threads have ended.
     pub fn has_ended(&self) -> bool {
-        self.session.guard.is_finished()
+        self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Unmounts, also while files are open: their programs keep them until they close them, as long as this
-    /// process lives. Waits at most 5 s for the session's threads.
+    /// process lives. Waits at most 5 s for the session's threads. Touches no other file system at the place.
     ///
     /// # Errors
-    /// `Refused`: neither `fusermount3` nor `umount` could do it.
+    /// `Busy`: another file system is mounted on top of it. `Refused`: the kernel or `fusermount3` refuses.
     pub fn unmount(self) -> Result<()> {
         if !self.has_ended() {
-            self.detach()?;
+            self.place.unmount()?;
         }
         let until = Instant::now() + ENDS_WITHIN;
         while !self.has_ended() {
@@ -168,34 +168,31 @@ impl Mounted {
         self.wait()
     }
 
-    /// Takes the mount out of the tree of folders.
-    fn detach(&self) -> Result<()> {
-        let run = |program: &str, options: &[&str]| {
-            let mut command = Command::new(program);
-            let output = command.args(options).arg("--").arg(&self.place).output();
-            output.map_err(Error::from).and_then(|output| match output.status.success() {
-                true => Ok(()),
-                false => {
-                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                    Err(Error::new(ErrorKind::Refused, said).path(self.place.clone()))
-                }
-            })
-        };
-        run("umount", &["--lazy"]).or_else(|_| run("fusermount3", &["-u", "-z"]))
-    }
-
     /// Waits until somebody unmounts it.
     ///
     /// # Errors
     /// What ended the connection to the kernel, if it was not that.
-    pub fn wait(self) -> Result<()> {
-        self.session.join().map_err(Error::from)
+    pub fn wait(mut self) -> Result<()> {
+        let ended = self.session.take().map(JoinHandle::join);
+        match ended {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(error))) => Err(error.into()),
+            Some(Err(_)) => Err(io::Error::other("the mount's thread panicked").into()),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            let _ = self.place.unmount(); // `unmount` tells
+        }
     }
 }
 
 impl std::fmt::Debug for Mounted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mounted").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Mounted").field("place", &self.place.path()).finish_non_exhaustive()
     }
 }
 

@@ -491,3 +491,88 @@ fn a_long_folder_is_listed_whole_whether_or_not_somebody_looks_at_its_files() {
         mounted.unmount().unwrap();
     }
 }
+
+/// A file system of somebody else at a folder, with one file.
+struct Foreign(PathBuf);
+
+impl Foreign {
+    /// `None`, loudly, without root.
+    fn at(place: &Path) -> Option<Foreign> {
+        let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(place).status();
+        if !mount.is_ok_and(|status| status.success()) {
+            println!("SKIPPED: it takes root to mount a tmpfs");
+            return None;
+        }
+        fs::write(place.join("mine"), "mine").unwrap();
+        Some(Foreign(place.to_path_buf()))
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.join("mine").exists()
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let umount = Command::new("umount").arg(&self.0).status();
+        assert!(umount.is_ok_and(|status| status.success()) || thread::panicking());
+    }
+}
+
+fn umount(options: &[&str], place: &Path) {
+    assert!(Command::new("umount").args(options).arg(place).status().unwrap().success());
+}
+
+#[test]
+fn what_lies_at_the_place_of_an_ended_mount_stays() {
+    let source = Source::new();
+    let shown = source.path("shown");
+    for ends in ["wait", "unmount", "drop"] {
+        let Some(mounted) = source.mounted() else { return };
+        umount(&[], &shown);
+        let Some(foreign) = Foreign::at(&shown) else { return };
+        match ends {
+            "wait" => mounted.wait().unwrap(),
+            "unmount" => mounted.unmount().unwrap(),
+            _ => drop(mounted),
+        }
+        assert!(foreign.is_there(), "{ends}");
+    }
+    // The next mount, too, while the handle of the first one lives.
+    let Some(first) = source.mounted() else { return };
+    umount(&[], &shown);
+    let second = source.mounted().unwrap();
+    first.wait().unwrap();
+    assert!(shown.join("top").exists());
+    second.unmount().unwrap();
+    assert_eq!(fs::read_dir(&shown).unwrap().count(), 0);
+}
+
+#[test]
+fn a_mount_that_lives_on_elsewhere_takes_nothing_from_its_place() {
+    let source = Source::new();
+    let shown = source.path("shown");
+    let Some(mounted) = source.mounted() else { return };
+    let open = fs::File::open(shown.join("top")).unwrap();
+    umount(&["--lazy"], &shown);
+    let Some(foreign) = Foreign::at(&shown) else { return };
+    assert!(!mounted.has_ended());
+    mounted.unmount().unwrap();
+    assert!(foreign.is_there());
+    drop(open);
+}
+
+#[test]
+fn a_file_system_on_top_of_a_mount_stays_and_the_error_says_how_to_unmount_both() {
+    let source = Source::new();
+    let shown = source.path("shown");
+    let Some(mounted) = source.mounted() else { return };
+    let Some(foreign) = Foreign::at(&shown) else { return };
+    let error = mounted.unmount().unwrap_err();
+    assert_eq!((error.kind(), error.file()), (dlfs::ErrorKind::Busy, Some(&*shown)));
+    assert!(error.report().contains("umount DIR"), "{}", error.report());
+    assert!(foreign.is_there());
+    drop(foreign); // as the hint says: the upper one first
+    umount(&["--lazy"], &shown);
+    assert_eq!(fs::read_dir(&shown).unwrap().count(), 0);
+}

@@ -60,7 +60,7 @@ impl WritePlan {
         PyBytes::new(py, &self.plan.to_bytes())
     }
 
-    /// Writes it to a file, from which `dlfs import commit` and `WritePlan.load` read it.
+    /// Writes it to a file, from which `dlfs import-parts commit` and `WritePlan.load` read it.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         detached(py, |_| self.plan.save(&path))
     }

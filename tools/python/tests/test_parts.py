@@ -48,7 +48,7 @@ def test_processes_write_parts_and_one_commits_them(tmp_path: Path) -> None:
     written = again.commit(5)
     assert (written.samples, written.generation, written.image) == (260, 1, plan.image)
     assert plan.commit(5) == written
-    command = [sys.executable, "-m", "dlfs", "import", "commit", tmp_path / "write.plan", "--json"]
+    command = [sys.executable, "-m", "dlfs", "import-parts", "commit", tmp_path / "write.plan", "--json"]
     assert '"samples":260' in subprocess.run([*command, "--parts", "5"], check=True, capture_output=True, text=True).stdout
     assert "--parts" in subprocess.run(command, check=False, capture_output=True, text=True).stderr
     dataset = dlfs.open(lanes(tmp_path))

@@ -12,8 +12,9 @@ use dlfs::Error;
 use dlfs::dataset::{Image, OnError};
 use dlfs::directory::Directory;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
-use dlfs::prefetch::LoaderOptions;
+use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::reader::Batch;
+use dlfs::units::SampleId;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
@@ -100,6 +101,31 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
     }
 }
 
+/// As many samples as have room in [`MOST_BYTES`] if all are as long as the longest one.
+fn batch_size(directory: &Directory) -> usize {
+    let ids = (0..directory.num_samples()).map(SampleId);
+    let longest = ids.filter_map(|id| directory.len_bytes(id)).max().unwrap_or(0);
+    (MOST_BYTES / u64::from(longest).max(1)).clamp(1, MOST_SAMPLES as u64) as usize
+}
+
+/// Fills `batches` with the next ones, up to the limits; returns how many samples they hold.
+fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
+    let (mut samples, mut bytes, mut filled) = (0, 0, 0);
+    while samples < MOST_SAMPLES && bytes < MOST_BYTES {
+        if filled == batches.len() {
+            batches.push(Batch::new());
+        }
+        if !loader.next_into(&mut batches[filled])? {
+            break;
+        }
+        samples += batches[filled].len();
+        bytes += batches[filled].len_bytes();
+        filled += 1;
+    }
+    batches.truncate(filled);
+    Ok(samples)
+}
+
 /// A running export.
 struct Export<'a> {
     directory: &'a Directory,
@@ -136,15 +162,18 @@ impl Export<'_> {
     fn all(&mut self, image: &Image, stop: &Stop, quiet: bool) -> Result<bool, Failure> {
         let kind = OrderKind::Sequential { by: SequentialBy::Slot };
         let order = OrderSpec { kind, seed: 0 };
+        let batch_size = batch_size(self.directory);
         let options =
-            LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, BATCH, 1) };
+            LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, batch_size, 1) };
         let mut loader = image.prefetcher(options)?;
         let mut meter = Meter::new("exporting", self.directory.num_live(), quiet);
-        let mut batch = Batch::new();
-        while loader.next_into(&mut batch)? {
-            let mut files = Vec::with_capacity(batch.len());
-            for index in 0..batch.len() {
-                self.sample(&batch, index, &mut files)?;
+        let mut batches = Vec::new();
+        while read_some(&mut loader, &mut batches)? > 0 {
+            let mut files = Vec::new();
+            for batch in &batches {
+                for index in 0..batch.len() {
+                    self.sample(batch, index, &mut files)?;
+                }
             }
             self.write(&files)?;
             meter.update(self.done.samples, self.done.bytes);
@@ -295,8 +324,10 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     out.flush()
 }
 
-/// Samples read from the loader at a time.
-const BATCH: usize = 256;
+/// The most samples that are held at a time.
+const MOST_SAMPLES: usize = 256;
+/// The most bytes that are held at a time, but for the last sample.
+const MOST_BYTES: u64 = 32 << 20;
 /// The most folders that are remembered as checked: a name may have 4 KiB.
 const CHECKED_FOLDERS: usize = 4096;
 const AFTER: &str = "\

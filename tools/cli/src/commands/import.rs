@@ -22,7 +22,6 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
-use crate::commands::import_many::{self, ManyCommand};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::progress::Meter;
@@ -46,10 +45,8 @@ use crate::text;
 /// given. If some entries cannot be imported, all of them are listed and nothing is imported;
 /// --on-error skip imports the rest. Committed samples are durable when the command ends.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct ImportArgs {
-    #[command(subcommand)]
-    many: Option<ManyCommand>,
     #[command(flatten)]
     what: WhatArgs,
 }
@@ -185,10 +182,7 @@ enum OnErrorArg {
 }
 
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let ImportArgs { many, what: args } = args;
-    if let Some(command) = many {
-        return import_many::run(command, quiet);
-    }
+    let ImportArgs { what: args } = args;
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
@@ -627,4 +621,4 @@ Examples:
   dlfs import train-*.parquet train.dlfs --label label
   dlfs import s3://bucket/train train.dlfs                              # credentials as for aws
   dlfs import more/ train.dlfs --append
-  dlfs import plan ~/pictures a.dlfs,b.dlfs                             # by many processes";
+  dlfs import-parts plan ~/pictures a.dlfs,b.dlfs                       # by many processes";

@@ -12,7 +12,7 @@ mod doctor;
 mod export;
 mod identify;
 mod import;
-mod import_many;
+mod import_parts;
 mod info;
 mod key;
 mod ls;
@@ -60,6 +60,7 @@ pub(crate) struct Cli {
 enum Command {
     Demo(demo::DemoArgs),
     Import(Box<import::ImportArgs>),
+    ImportParts(import_parts::ImportPartsArgs),
     Serve(Box<serve::ServeArgs>),
     Ctl(ctl::CtlArgs),
     Cached(cached::CachedArgs),
@@ -102,6 +103,7 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(*args, quiet),
+            Command::ImportParts(args) => import_parts::run(args, quiet),
             Command::Serve(args) => serve::run(*args),
             Command::Ctl(args) => ctl::run(args),
             Command::Cached(args) => cached::run(args),

@@ -6,7 +6,7 @@ mod images;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 
-use crate::common::{self, TestDir, run};
+use crate::common::{self, TestDir, dlfs, run};
 
 #[test]
 fn a_folder_comes_out_as_it_went_in() {
@@ -267,4 +267,33 @@ fn fields_with_types_are_told_and_exported_as_the_files_that_they_were() {
         let ran = import(&["--field-type", spec]);
         assert!(ran.stderr.contains(what), "{spec}: {}", ran.stderr);
     }
+}
+
+#[test]
+fn long_samples_are_held_by_their_bytes_and_not_by_their_number() {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("source")).unwrap();
+    for file in 0..40_u8 {
+        fs::write(dir.path(&format!("source/{file}")), vec![file; 8 << 20]).unwrap();
+    }
+    fs::write(dir.path("source/short"), "short").unwrap();
+    run(&["import", &dir.arg("source"), &dir.arg("train.dlfs")]).code(0);
+    let mut command = dlfs();
+    command.args(["export", &dir.arg("train.dlfs"), &dir.arg("out"), "--quiet"]);
+    let mut child = command.spawn().unwrap();
+    let mut most_kib = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        let said = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = said.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        most_kib = most_kib.max(kib.unwrap_or(0));
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    assert!(status.success());
+    assert_eq!(dir.files("out"), dir.files("source"));
+    println!("held {most_kib} KiB of 320 MiB");
+    assert!(most_kib < 256 << 10, "{most_kib} KiB");
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use std::sync::mpsc;
 
-use crate::common::{self, TestDir, run};
+use crate::common::{self, TestDir, dlfs, run};
 
 #[test]
 fn an_import_reports_for_people_and_in_json() {
@@ -380,4 +380,26 @@ fn a_table_gives_samples_columns_that_are_shown_selected_and_exported() {
         assert!(ran.stderr.contains(what), "{more:?}: {}", ran.stderr);
     }
     run(&["verify", &again]).code(0);
+}
+
+#[test]
+fn options_stand_between_the_sources_and_the_image() {
+    let dir = TestDir::with_source();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    for _ in 0..2 {
+        run(&["import", &source, "--force", &image]).code(0);
+    }
+    fs::create_dir(dir.path("more")).unwrap();
+    fs::write(dir.path("more/one"), "one").unwrap();
+    let more = dir.arg("more");
+    run(&["import", &source, "--force", &more, "--seed", "3", &image, "--quiet"]).code(0);
+    assert_eq!(run(&["stat", &image, "--json"]).code(0).json()["samples"], 301);
+    // Folders may be called as the steps of an import by many.
+    fs::rename(dir.path("source"), dir.path("plan")).unwrap();
+    let mut import = dlfs();
+    import.args(["import", "plan", "--force", "plan.dlfs"]).current_dir(dir.path(""));
+    assert!(import.status().unwrap().success());
+    let mut plan = dlfs();
+    plan.args(["import-parts", "plan", "plan", "-o", "a.plan", "0.dlfs,1.dlfs"]);
+    assert!(plan.current_dir(dir.path("")).status().unwrap().success());
 }

@@ -166,3 +166,30 @@ fn what_cannot_be_mounted_is_refused_before_the_command_returns() {
     run(&["mount", &dir.arg("train.dlfs"), &missing]).code(1).complains_of(&["nothing"]);
     run(&["mount", &dir.arg("no.dlfs"), &dir.arg("source")]).code(1).complains_of(&["no.dlfs"]);
 }
+
+#[test]
+fn a_folder_that_was_just_unmounted_is_mounted_again_and_keeps_what_others_mount() {
+    if !has_fuse() {
+        return;
+    }
+    let dir = TestDir::with_image();
+    let place = dir.arg("place");
+    fs::create_dir(&place).unwrap();
+    for round in 0..20 {
+        run(&["mount", &dir.arg("train.dlfs"), &place]).code(0);
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 3, "round {round}");
+        assert!(Command::new("umount").arg(&place).status().unwrap().success());
+    }
+    let child = mounted(&dir, &place);
+    let mount = Command::new("mount").args(["-t", "tmpfs", "none", &place]).status().unwrap();
+    assert!(mount.success());
+    fs::write(dir.path("place/mine"), "mine").unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(dir.path("place/mine").exists());
+    unmount(Path::new(&place)); // the upper one first, as the error says
+    unmount(Path::new(&place));
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
+}

@@ -1,4 +1,4 @@
-//! `dlfs import plan`, `part` and `commit`: one import by many processes.
+//! `dlfs import-parts`: one import by many processes.
 
 use std::path::PathBuf;
 
@@ -19,8 +19,15 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::text;
 
+/// Import by many processes, on any number of hosts: plan, then a part for each namespace, then commit
+#[derive(Debug, Args)]
+pub(crate) struct ImportPartsArgs {
+    #[command(subcommand)]
+    command: PartsCommand,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum ManyCommand {
+enum PartsCommand {
     Plan(Box<PlanArgs>),
     Part(PartArgs),
     Commit(CommitArgs),
@@ -31,9 +38,9 @@ pub(crate) enum ManyCommand {
 /// Indexes the sources, lays out all chunks, prepares the namespaces, and writes the plan to a file. The parts and the
 /// commit read that file and find the sources by the same paths, on whatever host. The image is the one that
 /// dlfs import would make, byte for byte. With --append it is the next generation of an image that is there; any other
-/// change of the image gives the plan up. A source named plan is written as ./plan.
+/// change of the image gives the plan up.
 #[derive(Debug, Args)]
-pub(crate) struct PlanArgs {
+struct PlanArgs {
     #[command(flatten)]
     what: WhatArgs,
     /// The number of parts, to be sure: as many as the image has namespaces
@@ -49,7 +56,7 @@ pub(crate) struct PlanArgs {
 /// May run on any host, in any order, and again after it failed or was killed: what is on the namespace is found
 /// and not written again. While an attempt is running, another ends with exit code 4.
 #[derive(Debug, Args)]
-pub(crate) struct PartArgs {
+struct PartArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     plan: PathBuf,
@@ -67,7 +74,7 @@ pub(crate) struct PartArgs {
 ///
 /// Lists the parts that are not, and changes nothing then. May run again: a plan that is committed stays so.
 #[derive(Debug, Args)]
-pub(crate) struct CommitArgs {
+struct CommitArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     plan: PathBuf,
@@ -84,11 +91,11 @@ pub(crate) struct CommitArgs {
     connection: ConnectionArgs,
 }
 
-pub(crate) fn run(command: ManyCommand, quiet: bool) -> Result<Outcome, Failure> {
-    match command {
-        ManyCommand::Plan(args) => plan(&args, quiet),
-        ManyCommand::Part(args) => part(&args, quiet),
-        ManyCommand::Commit(args) => commit(&args, quiet),
+pub(crate) fn run(args: ImportPartsArgs, quiet: bool) -> Result<Outcome, Failure> {
+    match args.command {
+        PartsCommand::Plan(args) => plan(&args, quiet),
+        PartsCommand::Part(args) => part(&args, quiet),
+        PartsCommand::Commit(args) => commit(&args, quiet),
     }
 }
 
@@ -104,7 +111,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     if args.what.has_catalog() {
         let text = "the image is added to a catalogue when it is committed";
         return Err(Error::new(ErrorKind::InvalidArgument, text)
-            .hint("give --catalog to dlfs import commit")
+            .hint("give --catalog to dlfs import-parts commit")
             .into());
     }
     let mut progress = ImportProgress::start(quiet)?;
@@ -137,8 +144,9 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
         }
     }
     let plan = args.output.display();
-    let next =
-        format!("  next       dlfs import part {plan} N for each, then dlfs import commit {plan}");
+    let next = format!(
+        "  next       dlfs import-parts part {plan} N for each, then dlfs import-parts commit {plan}"
+    );
     out.line(out.dim(&next))?;
     out.flush()?;
     Ok(Outcome::Done)

@@ -1,0 +1,191 @@
+//! The place of a mount: mounts there, and unmounts that mount and no other.
+//!
+//! Not left to `fuser`, whose handle unmounts whatever lies at the path by then, also after its session has ended.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dlfs::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// A mounted folder.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    /// The device of the mounted file system: no other has it while the connection lives.
+    device: Device,
+    /// The connection to the kernel, which ends before the device is free for another file system.
+    connection: OwnedFd,
+}
+
+type Device = (u32, u32);
+
+impl Place {
+    /// Mounts on `path`: without root, by `fusermount3`. Returns the connection to the kernel too.
+    pub(crate) fn mount(path: &Path, source: &str, all: bool) -> io::Result<(OwnedFd, Place)> {
+        let path = path.canonicalize()?; // the program may change its working folder
+        let opened = match mount_directly(&path, source, all) {
+            Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+                mount_by_helper(&path, source, all)?
+            }
+            opened => opened?,
+        };
+        let device = device_at(&path)?;
+        let connection = opened.try_clone()?;
+        Ok((opened, Place { path, device, connection }))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts, also while files are open, unless somebody else did.
+    ///
+    /// # Errors
+    /// `Busy`: another file system is mounted on top. `Refused`: by the kernel and by `fusermount3`.
+    pub(crate) fn unmount(&self) -> Result<()> {
+        let is_on_top = device_at(&self.path).ok() == Some(self.device);
+        let is_mounted = self.is_mounted();
+        // Looked at last: had it ended before, the device may have been another's.
+        if !is_mounted || !self.is_connected() {
+            return Ok(());
+        }
+        if !is_on_top {
+            return Err(self.covered());
+        }
+        match rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(()),
+            Err(Errno::PERM) => self.unmount_by_helper(),
+            Err(errno) => Err(Error::from(io::Error::from(errno)).path(self.path.clone())),
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        let mut polled = [PollFd::new(&self.connection, PollFlags::empty())];
+        let found = rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&NOW)));
+        found.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Whether the mount lies at the path, be it under another one.
+    fn is_mounted(&self) -> bool {
+        let (major, minor) = self.device;
+        let (device, path) = (format!("{major}:{minor}"), escaped(&self.path));
+        let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+        table.split(|&byte| byte == b'\n').any(|line| {
+            let mut words = line.split(|&byte| byte == b' ').skip(2);
+            words.next() == Some(device.as_bytes()) && words.nth(1) == Some(&path)
+        })
+    }
+
+    fn covered(&self) -> Error {
+        let error =
+            Error::new(ErrorKind::Busy, "another file system is mounted on top of this mount");
+        error.path(self.path.clone()).hint("unmount both: `umount DIR` takes the upper one first")
+    }
+
+    fn unmount_by_helper(&self) -> Result<()> {
+        let output = helper(|command| {
+            command.args(["-u", "-z", "--"]).arg(&self.path).stderr(Stdio::piped()).output()
+        })?;
+        match output.status.success() {
+            true => Ok(()),
+            false => {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                Err(Error::new(ErrorKind::Refused, said).path(self.path.clone()))
+            }
+        }
+    }
+}
+
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The device of the file system at `path`, as the kernel knows it: no file system is asked.
+fn device_at(path: &Path) -> io::Result<Device> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
+    Ok((found.stx_dev_major, found.stx_dev_minor))
+}
+
+/// A path as `/proc/self/mountinfo` writes it.
+fn escaped(path: &Path) -> Vec<u8> {
+    let escape = |&byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        byte => vec![byte],
+    };
+    path.as_os_str().as_encoded_bytes().iter().flat_map(escape).collect()
+}
+
+fn mount_directly(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+    let folder = File::open(path)?.metadata()?;
+    let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let (fd, mode) = (device.as_raw_fd(), folder.mode());
+    let allow = if all { ",allow_other" } else { "" };
+    let data = format!(
+        "fd={fd},rootmode={mode:o},user_id={user},group_id={group},default_permissions{allow}\0"
+    );
+    let data = std::ffi::CStr::from_bytes_with_nul(data.as_bytes()).map_err(io::Error::other)?;
+    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
+    rustix::mount::mount(source, path, "fuse.dlfs", flags, data)?;
+    Ok(device.into())
+}
+
+/// Mounts by the program that ordinary users may mount with; it sends the connection over a socket.
+fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> {
+    // Commas separate options, and of the text nothing depends.
+    let source = source.replace(',', ";");
+    let allow = if all { ",allow_other" } else { "" };
+    let options =
+        format!("ro,nodev,nosuid,noatime,default_permissions,subtype=dlfs,fsname={source}{allow}");
+    let (mut child, ours) = helper(|command| {
+        let (ours, theirs) = UnixStream::pair()?;
+        // The helper's standard input is the socket: it is inherited, as no other descriptor is.
+        command.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        Ok((command.spawn()?, ours))
+    })?;
+    let received = receive(&ours);
+    drop(ours);
+    let mut said = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        stderr.read_to_string(&mut said)?;
+    }
+    child.wait()?;
+    received?.ok_or_else(|| io::Error::other(said.trim().to_owned()))
+}
+
+/// The descriptor that is sent over `socket`; `None` if it is closed instead.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let received = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sent) => sent.next(),
+        _ => None,
+    });
+    Ok(received)
+}
+
+/// Runs `fusermount3`, or `fusermount` where that alone is installed.
+fn helper<T>(run: impl Fn(&mut Command) -> io::Result<T>) -> io::Result<T> {
+    match run(&mut Command::new("fusermount3")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            run(&mut Command::new("fusermount"))
+        }
+        ran => ran,
+    }
+}
