@@ -88,6 +88,7 @@ impl FileNamespace {
         let direct = open_direct(path, &options, writable, is_block_device, len)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
         let calls = match options.calls {
+            FileCalls::Auto if !writable && is_in_memory(&files.buffered) => FileCalls::Pread,
             FileCalls::Auto if !UringPair::is_available() => FileCalls::Pread,
             calls => calls,
         };
@@ -343,6 +344,12 @@ fn block_len(file: &File, is_block_device: bool, len: u64, path: &Path) -> Resul
     Err(Error::new(ErrorKind::Unsupported, message).path(path))
 }
 
+/// Whether the file is in tmpfs. There io_uring hands each read to a thread of the kernel, which costs more than
+/// the read itself; writes gain from it.
+fn is_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
+}
+
 /// The descriptor with O_DIRECT, if it is wanted and available.
 fn open_direct(
     path: &Path,
@@ -390,6 +397,9 @@ fn engine(calls: FileCalls, direct: bool) -> String {
     };
     format!("file ({calls}{})", if direct { ", O_DIRECT" } else { "" })
 }
+
+/// In statfs(2).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// How long the lock may outlive its process.
 const LOCK_WAIT: Duration = Duration::from_millis(500);

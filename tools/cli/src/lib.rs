@@ -7,6 +7,7 @@
 mod args;
 mod budget_args;
 mod commands;
+mod demo_compare;
 mod demo_data;
 mod demo_source;
 mod epochs;

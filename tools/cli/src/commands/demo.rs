@@ -20,8 +20,9 @@ use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
 use super::import::ImportProgress;
+use crate::demo_compare::{Compared, Comparison, Figures, stopped};
 use crate::demo_data::DemoData;
-use crate::demo_source::{Source, drop_pages_of};
+use crate::demo_source::Source;
 use crate::epochs::{End, read_batches};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::order_args::OrderArgs;
@@ -38,9 +39,10 @@ use crate::text;
 /// Without DIR it generates a small data set: 4,000 files, about 140 MB. The data set and the image
 /// are stored in memory (/dev/shm) if there is plenty, else in a temporary folder; TMPDIR overrides
 /// this. An embedded target serves the image on a loopback socket, and the user-level host reads
-/// it. Every sample is compared with its source file, byte for byte. At the end the demo opens,
-/// reads and closes the same files one by one for comparison: from the page cache and, for DIR,
-/// also from disk. All generated files are removed at the end, also after Ctrl-C.
+/// it. Every sample is compared with its source file, byte for byte. At the end the demo compares
+/// three ways of reading the same shuffled epochs: the files one by one, the image in place, and
+/// the image over NVMe/TCP; each from the page cache and, for DIR, also from disk. All generated
+/// files are removed at the end, also after Ctrl-C.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// A folder of files to use instead; it is only read
@@ -118,10 +120,11 @@ impl Demo<'_> {
         let epochs = self.read(&image, &source)?;
         self.show.verdict(epochs.len(), &image)?;
         self.show.figures(&epochs, self.args.batch)?;
-        let beside = self.beside(&path, &image, &source, &epochs)?;
-        self.show.beside(&beside)?;
+        self.show.comparing()?;
+        let compared = self.compare(&path, &image, &source)?;
+        self.show.compared(&compared)?;
         if self.args.json {
-            self.show.out.json(&JsonReport { epochs: &epochs, verified: true, beside })?;
+            self.show.out.json(&JsonReport { epochs: &epochs, verified: true, compared })?;
         }
         self.show.what_next()
     }
@@ -213,8 +216,7 @@ impl Demo<'_> {
         source: Option<&Source<'_>>,
     ) -> Result<Vec<Epoch>, Failure> {
         let num_samples = image.directory().num_samples();
-        let order = self.args.order.spec(1)?;
-        let options = LoaderOptions::new(order, self.args.batch as usize, number);
+        let options = self.loader_options(number)?;
         let mut meter = Meter::new(label, number * num_samples, self.quiet);
         let (mut epochs, mut commands_before) = (Vec::new(), 0);
         let mut seen = vec![false; num_samples as usize];
@@ -243,36 +245,27 @@ impl Demo<'_> {
         }
     }
 
-    /// Measures the same files without dlfs: one thread opens, reads and closes them, as a trainer
-    /// does.
-    fn beside(
+    fn compare(
         &self,
         path: &Path,
-        image: &Image,
+        served: &Image,
         source: &Source<'_>,
-        epochs: &[Epoch],
-    ) -> Result<Beside, Failure> {
-        let files =
-            |source: &Source<'_>| source.samples_per_s(|| !self.stop.is_set())?.ok_or_else(stopped);
-        let dlfs = |epochs: &[Epoch]| epochs.last().map_or(0.0, |e| e.report.samples_per_s);
-        files(source)?; // warms the page cache, which holds the image by now
-        let warm = Rates { files: files(source)?, dlfs: dlfs(epochs) };
-        let mut cold = None;
+    ) -> Result<Compared, Failure> {
+        let in_place = Image::open(&[Address::from_path(path)], &OpenOptions::default())?;
+        let (images, options) = ([in_place, served.clone()], self.loader_options(1)?);
+        let comparison = Comparison::new(source, path, images, options, self.stop.clone())?;
         // A generated data set may not be on the disk yet, so a cold read cannot be measured.
-        if self.args.folder.is_some() && source.drop_pages()? && drop_pages_of(path)? {
-            let files = files(source)?;
-            cold = Some(Rates { files, dlfs: dlfs(&self.read_epochs(image, "reading", 1, None)?) });
-        }
-        Ok(Beside { warm, cold })
+        comparison.run(self.args.folder.is_some())
+    }
+
+    fn loader_options(&self, epochs: u64) -> Result<LoaderOptions, Failure> {
+        let order = self.args.order.spec(1)?;
+        Ok(LoaderOptions::new(order, self.args.batch as usize, epochs))
     }
 
     fn go_on(&self) -> Result<(), Failure> {
         if self.stop.is_set() { Err(stopped()) } else { Ok(()) }
     }
-}
-
-fn stopped() -> Failure {
-    Error::new(ErrorKind::Interrupted, "the demo was stopped").into()
 }
 
 /// Whether the epoch delivered every sample; clears the list for the next epoch.
@@ -299,22 +292,7 @@ struct Epoch {
 struct JsonReport<'a> {
     epochs: &'a [Epoch],
     verified: bool,
-    beside: Beside,
-}
-
-/// Samples per second of dlfs, and of one thread that opens, reads and closes the same files.
-#[derive(Serialize)]
-struct Beside {
-    /// From the page cache.
-    warm: Rates,
-    /// From the disk; `None` if the files are in memory or were generated by the demo.
-    cold: Option<Rates>,
-}
-
-#[derive(Serialize)]
-struct Rates {
-    files: f64,
-    dlfs: f64,
+    compared: Compared,
 }
 
 /// Prints the demo step by step, unless only JSON is requested.
@@ -391,19 +369,43 @@ impl Show {
         Ok(())
     }
 
-    fn beside(&mut self, beside: &Beside) -> Result<(), Failure> {
-        self.text("\nThe same files, one thread that opens, reads and closes each:")?;
-        self.rates("warm", &beside.warm)?;
-        match &beside.cold {
-            Some(cold) => self.rates("cold", cold),
-            None => self.line("cold", "dlfs demo DIR compares with files of yours on a disk"),
-        }
+    fn comparing(&mut self) -> Result<(), Failure> {
+        self.text(&format!(
+            "\nThe same shuffled epochs, {}:",
+            self.out.bold("read in three ways")
+        ))?;
+        self.line("", "verified  warm samples/s    MB/s  CPU s/GB  cold samples/s")
     }
 
-    fn rates(&mut self, label: &str, Rates { files, dlfs }: &Rates) -> Result<(), Failure> {
-        let count = |rate: f64| text::count(rate as u64);
-        let times = self.out.bold(&format!("{:.1} times", dlfs / files));
-        self.line(label, &format!("{} samples/s; dlfs {}: {times}", count(*files), count(*dlfs)))
+    fn compared(&mut self, compared: &Compared) -> Result<(), Failure> {
+        let Compared { files, image, nvme_tcp, .. } = compared;
+        for (label, figures) in [("files", files), ("image", image), ("NVMe/TCP", nvme_tcp)] {
+            let Figures { verified, samples_per_s, bytes_per_s, cpu_s_per_gb, .. } = figures;
+            let count = |rate: f64| text::count(rate as u64);
+            let what = format!(
+                "{:>8}  {:>14}  {:>6}  {cpu_s_per_gb:>8.2}  {:>14}",
+                if *verified { "yes" } else { "no" },
+                count(*samples_per_s),
+                count(bytes_per_s / 1e6),
+                figures.cold_samples_per_s.map_or_else(|| "-".to_owned(), count),
+            );
+            self.line(label, &what)?;
+        }
+        let times = |figures: &Figures| {
+            let times = figures.samples_per_s / files.samples_per_s;
+            self.out.bold(&format!("{times:.1} times the files"))
+        };
+        let (image, nvme_tcp) = (times(image), times(nvme_tcp));
+        self.line("files", "one thread opens, reads and closes each file")?;
+        self.line("image", &format!("a loader reads the image in place: {image}"))?;
+        let both = "loader and target through a loopback socket";
+        self.line("NVMe/TCP", &format!("{both}: {nvme_tcp}"))?;
+        match compared.files.cold_samples_per_s {
+            Some(_) => {
+                self.line("cold", "with the files and the image dropped from the page cache")
+            }
+            None => self.line("cold", "dlfs demo DIR also reads files of yours from their disk"),
+        }
     }
 
     fn what_next(&mut self) -> Result<(), Failure> {

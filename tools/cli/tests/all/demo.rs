@@ -20,6 +20,7 @@ fn the_demo_shows_all_of_it_and_leaves_nothing_behind() {
         "samples/s",
         "p99",
         "s a GB",
+        "s/GB",
         "dlfs serve",
         "opens, reads and closes",
         "warm",
@@ -42,8 +43,14 @@ fn the_demo_takes_a_folder_of_the_user_s_and_prints_json() {
         .env("TMPDIR", dir.path("tmp"));
     let json = finish(command).code(0).json();
     assert_eq!(json["verified"], true);
-    for side in ["files", "dlfs"] {
-        assert!(json["beside"]["warm"][side].as_f64().unwrap() > 0.0, "{side}");
+    let compared = &json["compared"];
+    for (way, verified) in [("files", false), ("image", true), ("nvme_tcp", true)] {
+        let figures = &compared[way];
+        for key in ["samples_per_s", "bytes_per_s", "cpu_s_per_gb"] {
+            assert!(figures[key].as_f64().unwrap() > 0.0, "{way} {key}");
+        }
+        assert_eq!(figures["verified"], verified);
+        assert_eq!(figures["order_crc32c"], compared["files"]["order_crc32c"], "{way}");
     }
     let epochs = json["epochs"].as_array().unwrap();
     assert_eq!(epochs.len(), 2);
