@@ -153,8 +153,8 @@ fn resumed(kind: SourceKind, shards: &Shards, about: u64) {
         let of_rows = asked.iter().filter(|(name, _)| !name.ends_with("index.json"));
         let total: u64 = of_rows.map(|(_, bytes)| bytes).sum();
         let left = (FILES * ROWS - point) * 41_000;
-        // What tells the columns is read of every file.
-        assert!(total < left + (3 + FILES) * about, "{kind}, after {after}: {asked:?} of {left}");
+        // What tells the columns is read of the first file.
+        assert!(total < left + 4 * about, "{kind}, after {after}: {asked:?} of {left}");
         for (name, bytes) in shards.iter().take((point / ROWS) as usize).skip(1) {
             let of_file = asked.get(&format!("x/{name}")).copied().unwrap_or_default();
             assert!(
@@ -165,7 +165,8 @@ fn resumed(kind: SourceKind, shards: &Shards, about: u64) {
         }
         if point >= ROWS {
             let of_first = asked.get(&format!("x/{}", shards[0].0)).copied().unwrap_or_default();
-            assert!(of_first <= about, "{kind}, after {after}: {of_first} of the first file");
+            let look = about.max(2 << 20); // what tells the columns
+            assert!(of_first <= look, "{kind}, after {after}: {of_first} of the first file");
         }
     }
 }
@@ -334,7 +335,7 @@ mod formats {
         case.import(&devices, Onto::Resume, u64::MAX).unwrap();
         assert!(all(&devices) == image, "another image");
         let asked = case.watched.asked();
-        assert!(asked["x/0.arrow"] < 3 << 20, "{asked:?}");
+        assert!(asked["x/0.arrow"] <= 4 << 20, "{asked:?}");
     }
 
     /// Long: set `DLFS_LONG_TESTS`. For shards of samples, `import_restart` does the same in any case.

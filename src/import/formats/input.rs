@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::SharedOrigins;
 use crate::import::sources::compression::{Compression, read_some};
 use crate::places::{Client, Object, Reader};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// The first failure of a store, which ends the import: what follows was not read, and is not bad.
 pub(super) type Failure = Arc<Mutex<Option<Error>>>;
@@ -124,6 +124,11 @@ impl Input {
 
     /// An error of this file.
     pub(super) fn named(&self, error: io::Error) -> Error {
+        let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
+        if is_decoder && error.raw_os_error().is_none() {
+            let text = "the file is damaged: it cannot be decompressed";
+            return Error::new(ErrorKind::BadSource, text).path(&self.path).source(error);
+        }
         Error::from(error).path(&self.path)
     }
 }
