@@ -23,8 +23,8 @@ use support::Options;
 const USAGE: &str = "cargo bench --bench doors -- [--only PARTS] [--rounds N] [--at DIR] ...
 
 Needs `cargo build --release -p dlfs-cli` and the same with `-p dlfs-preload` before, root and /dev/fuse;
-squashfuse and mksquashfs for the sides of that name, Python for the parts `folder` and `records`, with torchvision (--python) for its ImageFolder, and
-for the part `guest` what tools/check --setup installs.
+squashfuse and mksquashfs for the sides of that name, Python for the parts `folder` and `records`, with torchvision
+(--python) for its ImageFolder, and for the part `guest` what tools/check --setup installs.
 PARTS, separated by commas: small, long, names, folder, records, guest.";
 
 /// Measures one part and prints its rows.

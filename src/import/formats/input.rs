@@ -126,7 +126,7 @@ impl Input {
     pub(super) fn named(&self, error: io::Error) -> Error {
         let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
         if is_decoder && error.raw_os_error().is_none() {
-            let text = "the file is damaged: it cannot be decompressed";
+            let text = "the file is damaged, or not what it seems to be";
             return Error::new(ErrorKind::BadSource, text).path(&self.path).source(error);
         }
         Error::from(error).path(&self.path)

@@ -229,8 +229,8 @@ fn check(
         {
             let (shape, element) = (&header.shape, header.element.name());
             format!(
-                "is {kind} at the beginning of the first shard, and {element}{shape:?} here: import a local copy of the shards, all \
-                 of which are looked at, or take other columns with --fields"
+                "is {kind} at the beginning of the first shard, and {element}{shape:?} here: import a local copy of \
+                 the shards, all of which are looked at, or take other columns with --fields"
             )
         }
         _ if needed != Some(len as u64) => {

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -18,14 +18,13 @@ use super::column::{CellKind, Cells, Column, is_wanted};
 use super::input::{InStore, Input, LOOKING_UP};
 use super::json_object::{Object, number_of, parse, spelled, unmarked};
 use super::json_survey::Survey;
+use super::json_text::{Lines, lines, read_line};
 use super::rows::{Entry, RowError, RowReader};
 use crate::format::field_type::Element;
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::beneath::Root;
-use crate::import::sources::compression::read_some;
-use crate::import::sources::content::BYTE_ORDER_MARK;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::{self, push_origin};
 use crate::import::sources::row_indexes;
@@ -34,8 +33,6 @@ use crate::import::sources::tar_members::clean_name;
 use crate::places::{self, Pending};
 use crate::threads::map_at_once;
 use crate::{Error, Result};
-
-pub(super) type Lines = BufReader<Box<dyn Read + Send>>;
 
 /// The lines of a file.
 pub(super) struct JsonLines {
@@ -527,32 +524,6 @@ fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
     }
 }
 
-/// The lines of `input`, decompressed, without a byte order mark, and where they begin.
-pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
-    let mut from = input.read_plain(window_bytes)?;
-    let mut head = [0; BYTE_ORDER_MARK.len()];
-    let read = read_some(&mut from, &mut head);
-    input.check()?;
-    let head = &head[..read.map_err(|error| input.named(error))?];
-    let (head, at) = match head == BYTE_ORDER_MARK {
-        true => (Vec::new(), head.len() as u64),
-        false => (head.to_vec(), 0),
-    };
-    let from: Box<dyn Read + Send> = Box::new(Cursor::new(head).chain(from));
-    Ok((BufReader::with_capacity(BUFFER_BYTES, from), at))
-}
-
-/// Reads a line. `false`: there is none.
-pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
-    line.clear();
-    let read = from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line)?;
-    if read as u64 == MAX_LINE_BYTES {
-        return Err(io::Error::other("a line has 1 GiB or more"));
-    }
-    Ok(read > 0)
-}
-
-const MAX_LINE_BYTES: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 1 << 20;
 /// Lines whose objects are asked for at once.
 const LINES_AHEAD: usize = 128;

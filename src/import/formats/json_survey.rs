@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::column::{CellKind, Column};
 use super::input::Input;
-use super::json_lines::{Lines, lines, read_line};
 use super::json_object::{number_of, parse};
+use super::json_text::{Lines, lines, read_line};
 use crate::format::field_type::{Element, FieldType};
 use crate::import::columns::Number;
 use crate::import::options::RowOptions;

@@ -35,6 +35,7 @@ mod items;
 mod json_lines;
 mod json_object;
 mod json_survey;
+mod json_text;
 #[cfg(feature = "formats")]
 mod litdata;
 #[cfg(feature = "formats")]

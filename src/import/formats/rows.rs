@@ -494,7 +494,8 @@ impl Types<'_> {
     }
 }
 
-const HOW_TO_UNITE: &str = "--columns union imports the rows of such files without a value there, --fields takes other columns";
+const HOW_TO_UNITE: &str = "--columns union imports the rows of such files without a value there, \
+                            --fields takes other columns";
 
 /// The columns of all files that were looked at, each with what holds its values in all of them.
 fn unified(

@@ -27,7 +27,7 @@ fn bash_completes_what_it_is_given() {
     let output = Command::new("bash").args(["-c", ask]).arg(&script).output().expect("bash runs");
     let (said, errors) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(said.trim(), "import", "{errors}");
+    assert_eq!(said.trim(), "import import-parts", "{errors}");
 }
 
 #[test]
