@@ -20,7 +20,7 @@ def main():
     site = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout
     site = Path(site.strip())
     for old in [site / "dlfs", *site.glob("dlfs_loader-*")]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(PACKAGE / "python" / "dlfs", site / "dlfs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(module, site / "dlfs" / "_dlfs.abi3.so")
     describe(site)
