@@ -141,6 +141,7 @@ class _Taken:
 
     def kinds(self, source: _Source) -> dict[str, str | None] | None:
         own = source.kinds()
+        self.has = ", ".join(own)
         classes: dict[str, list[str]] = getattr(source, "classes", dict)()
         self.classes = None if self.label is None else classes.get(self.label)
         taken = {self.label, self.name if isinstance(self.name, str) else None, *self.columns}
@@ -155,7 +156,6 @@ class _Taken:
             self.check_all_seen()
         elif own:
             self.unseen, self.known = missing, {*own, *kinds, *taken} if chosen is None else None
-        self.has = ", ".join(own)
         if any(kind is not None and kind.startswith("?") for kind in kinds.values()):
             wrong = {field: kind[1:] for field, kind in kinds.items() if kind and kind.startswith("?")}
             text = ", ".join(f"{field} is {kind}" for field, kind in wrong.items())
