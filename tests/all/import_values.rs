@@ -267,7 +267,7 @@ fn what_a_source_says_of_its_bytes_is_checked() {
         fs::write(&shard, &bytes).unwrap();
         let name = shard.file_name().unwrap().to_str().unwrap().to_owned();
         if folder == "mds-zstd" {
-            refused(folder, &to, &[&name, "damaged"]); // zstd finds it first
+            refused(folder, &to, &[&name, "corruption"]); // zstd finds it first
             continue;
         }
         refused(folder, &to, &[&name, "sha1 is", "the index states", "copy the shard"]);
