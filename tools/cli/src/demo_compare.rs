@@ -63,7 +63,7 @@ pub(crate) struct Comparison<'a> {
 }
 
 enum Way {
-    Files(FileReader),
+    Files(Box<FileReader>),
     Loader(Loader),
 }
 
@@ -92,7 +92,7 @@ impl<'a> Comparison<'a> {
         };
         let loaders = [in_place.loader(options.clone())?, served.loader(options)?];
         let [in_place, served] = loaders.map(Way::Loader);
-        Ok(Comparison { source, image, ways: [Way::Files(files), in_place, served], stop })
+        Ok(Comparison { source, image, ways: [Way::Files(Box::new(files)), in_place, served], stop })
     }
 
     /// Measures in a few seconds, or for as long as two rounds take; from the disk as well if `cold` and if
