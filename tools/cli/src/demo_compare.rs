@@ -92,7 +92,12 @@ impl<'a> Comparison<'a> {
         };
         let loaders = [in_place.loader(options.clone())?, served.loader(options)?];
         let [in_place, served] = loaders.map(Way::Loader);
-        Ok(Comparison { source, image, ways: [Way::Files(Box::new(files)), in_place, served], stop })
+        Ok(Comparison {
+            source,
+            image,
+            ways: [Way::Files(Box::new(files)), in_place, served],
+            stop,
+        })
     }
 
     /// Measures in a few seconds, or for as long as two rounds take; from the disk as well if `cold` and if
