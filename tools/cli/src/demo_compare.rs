@@ -64,7 +64,7 @@ pub(crate) struct Comparison<'a> {
 
 enum Way {
     Files(Box<FileReader>),
-    Loader(Loader),
+    Loader(Box<Loader>),
 }
 
 impl<'a> Comparison<'a> {
@@ -91,7 +91,7 @@ impl<'a> Comparison<'a> {
             bytes: Vec::new(),
         };
         let loaders = [in_place.loader(options.clone())?, served.loader(options)?];
-        let [in_place, served] = loaders.map(Way::Loader);
+        let [in_place, served] = loaders.map(|loader| Way::Loader(Box::new(loader)));
         Ok(Comparison {
             source,
             image,
