@@ -144,13 +144,14 @@ class _Taken:
         self.has = ", ".join(own)
         classes: dict[str, list[str]] = getattr(source, "classes", dict)()
         self.classes = None if self.label is None else classes.get(self.label)
-        taken = {self.label, self.name if isinstance(self.name, str) else None, *self.columns}
+        name = self.name if isinstance(self.name, str) else None
+        taken = {field for field in (self.label, name, *self.columns) if field is not None}
         chosen = self.fields
         if chosen is None:
             kinds = {field: kind for field, kind in own.items() if field not in taken}
         else:
             kinds = {field: kind or own.get(field) for field, kind in chosen.items()}
-        missing = {field for field in (*kinds, *taken) if own and field is not None and field not in own}
+        missing = {field for field in (*kinds, *taken) if own and field not in own}
         if source.has_seen_all:
             self.unseen = missing
             self.check_all_seen()
