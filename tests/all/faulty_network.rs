@@ -405,7 +405,7 @@ fn work_over_a_faulty_network_is_right_or_ends_with_an_error() {
         Ok(text) => text.parse().expect("a number"),
         Err(_) => default,
     };
-    let (runs, first) = (number("DLFS_NETWORK_RUNS", 500), number("DLFS_NETWORK_SEED", 1));
+    let (runs, first) = (number("DLFS_NETWORK_RUNS", 150), number("DLFS_NETWORK_SEED", 1));
     // Panics of the library's threads would not end the run, so they are counted here.
     static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let usual = std::panic::take_hook();

@@ -120,7 +120,7 @@ fn devices_or_none(image: &Path) -> Vec<Arc<dyn Device>> {
 }
 
 #[test]
-fn an_import_killed_at_200_moments_keeps_the_generation_before_and_resumes_to_the_same_bytes() {
+fn an_import_killed_at_any_moment_keeps_the_generation_before_and_resumes_to_the_same_bytes() {
     let killing = Killing::new();
     let image = killing.dir.path().join("killed");
     let mut times = [Duration::ZERO; 2];
@@ -136,9 +136,11 @@ fn an_import_killed_at_200_moments_keeps_the_generation_before_and_resumes_to_th
         assert!(child.wait().unwrap().success());
         times[usize::from(append)] = began.elapsed();
     }
+    let rounds: u32 =
+        std::env::var("DLFS_TEST_KILLS").map_or(40, |kills| kills.parse().expect("a number"));
     let mut random = Random::new(200);
     let mut hit = 0;
-    for round in 0..200 {
+    for round in 0..rounds {
         let append = round % 2 == 1;
         let most = times[usize::from(append)].as_micros() as usize;
         let delay = Duration::from_micros(random.below(most + most / 10) as u64);
@@ -152,8 +154,8 @@ fn an_import_killed_at_200_moments_keeps_the_generation_before_and_resumes_to_th
             false => killing.check_first(&image, round),
         }
     }
-    println!("{hit} of 200 imports were at work when they were killed");
-    assert!(hit > 50, "only {hit} of 200 imports were at work when they were killed");
+    println!("{hit} of {rounds} imports were at work when they were killed");
+    assert!(hit > rounds / 4, "only {hit} of {rounds} imports were at work when they were killed");
 }
 
 #[test]

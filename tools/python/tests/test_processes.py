@@ -13,7 +13,7 @@ import pytest
 import dlfs
 from conftest import command, target
 
-FORKS = 1000
+FORKS = 1000 if os.environ.get("DLFS_LONG_TESTS") else 100
 
 
 def reap(pid, limit_s=300):
@@ -50,7 +50,7 @@ def ds(image):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_thousand_forks_of_an_idle_data_set(ds, source):
+def test_forks_of_an_idle_data_set(ds, source):
     assert bytes(ds[0]) == source.contents[0]
     for i in range(FORKS):
         id = i % len(source)
@@ -59,7 +59,7 @@ def test_a_thousand_forks_of_an_idle_data_set(ds, source):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_thousand_forks_in_the_middle_of_reads(ds, source):
+def test_forks_in_the_middle_of_reads(ds, source):
     """Two threads read continuously, by id and in an order, while the main thread forks."""
     stop, wrong = threading.Event(), []
 
