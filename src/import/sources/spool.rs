@@ -120,4 +120,4 @@ const COPY_BYTES: usize = 256 * 1024;
 /// The kernel's limit for a pipe of an unprivileged user.
 const PIPE_BYTES: usize = 1 << 20;
 /// Enough bytes to detect a compression.
-const HEAD_BYTES: u64 = 6;
+const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;
