@@ -13,7 +13,7 @@
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
 //!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
-//!     metrics    exporter    report
+//!     metrics    exporter    report    nameless_file
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -53,6 +53,7 @@ pub mod format;
 pub mod import;
 pub mod keys;
 pub mod metrics;
+mod nameless_file;
 pub mod nvme;
 pub mod order;
 pub mod peers;

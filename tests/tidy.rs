@@ -23,11 +23,12 @@ const LAYERS: &[(&str, &str)] = &[
     ("units", ""),
     ("checksum", ""),
     ("permutation", ""),
+    ("nameless_file", ""),
     ("replace_file", "error"),
     ("nvme", "units"),
     ("error", "nvme units"),
     ("auth", "nvme"),
-    ("places", "error exporter metrics process random threads"),
+    ("places", "error exporter metrics nameless_file process random threads"),
     ("random", "error"),
     ("threads", "error"),
     ("buf", "error sync units"),
@@ -62,8 +63,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error exporter format metrics nvme permutation places process qpair random \
-         replace_file threads units",
+        "buf catalog checksum directory error exporter format metrics nameless_file nvme permutation places process \
+         qpair random replace_file threads units",
     ),
     ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
     (

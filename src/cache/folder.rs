@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use super::{Identity, own_files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::{NotInherited, mark_ours};
+use crate::qpair::file::is_without_locks;
 use crate::tier::{Index, PAGE_BYTES};
 
 /// Name of the tier of `identity` in its folder.
@@ -44,7 +45,7 @@ impl Locked {
     pub(super) fn new(folder: &Path) -> Result<Locked> {
         let lock = File::open(folder).map_err(|error| Error::from(error).path(folder))?;
         let until = Instant::now() + LOCK_WAIT;
-        while !try_lock(&lock).map_err(|error| Error::from(error).path(folder))? {
+        while !try_lock(&lock).map_err(|error| no_lock(folder, error))? {
             if Instant::now() > until {
                 let text =
                     format!("another process has been opening a tier here for {LOCK_WAIT:?}");
@@ -167,11 +168,19 @@ fn lock_unused(path: &Path) -> Option<File> {
     try_lock(&file).unwrap_or(false).then_some(file)
 }
 
-fn try_lock(file: &File) -> std::io::Result<bool> {
+fn try_lock(file: &File) -> Result<bool, Errno> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(errno) => Err(errno.into()),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn no_lock(folder: &Path, errno: Errno) -> Error {
+    let error = Error::from(std::io::Error::from(errno)).path(folder);
+    match is_without_locks(errno) {
+        true => error.hint("tiers need a file system with locks (flock): use a local folder"),
+        false => error,
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) struct Sources {
     rates: SourceRates,
     /// Bit i: the origin is faster than tier i.
     avoided: AtomicU32,
+    /// Bit i: so [`Sources::choose_for`] has told of tier i.
+    told: AtomicU32,
     limits: Vec<Option<Arc<Limit>>>,
 }
 
@@ -29,21 +31,28 @@ impl Sources {
     pub(super) fn new(rates: SourceRates) -> Sources {
         let limit = |tier| rates.threads(tier).map(|threads| Arc::new(Limit::of(threads)));
         let limits = (0..rates.tiers.len() as u8).map(limit).collect();
-        let sources = Sources { rates, avoided: AtomicU32::new(0), limits };
-        sources.choose_for(1);
+        let (avoided, told) = Default::default();
+        let sources = Sources { rates, avoided, told, limits };
+        sources.choose(1);
         sources
     }
 
     /// Decides for a job of this many processes that read from the origin at once; returns the tiers that are
-    /// avoided now and were not before.
+    /// avoided now, unless the last call returned them as well.
     pub(super) fn choose_for(&self, processes: u32) -> Vec<u8> {
-        let tiers = 0..self.rates.tiers.len() as u8;
-        let is_avoided =
-            |&tier: &u8| self.rates.choose(Some(tier), None, processes) == Place::Origin;
-        let avoided: Vec<u8> = tiers.filter(is_avoided).collect();
-        let bits = avoided.iter().fold(0, |bits, tier| bits | 1 << tier);
-        let before = self.avoided.swap(bits, Ordering::AcqRel);
-        avoided.into_iter().filter(|tier| before >> tier & 1 == 0).collect()
+        let avoided = self.choose(processes);
+        let before = self.told.swap(avoided, Ordering::AcqRel);
+        (0..self.rates.tiers.len() as u8)
+            .filter(|tier| (avoided & !before) >> tier & 1 == 1)
+            .collect()
+    }
+
+    fn choose(&self, processes: u32) -> u32 {
+        let is_avoided = |tier| self.rates.choose(Some(tier), None, processes) == Place::Origin;
+        let tiers = (0..self.rates.tiers.len() as u8).filter(|tier| is_avoided(*tier));
+        let avoided = tiers.fold(0, |bits, tier| bits | 1 << tier);
+        self.avoided.store(avoided, Ordering::Release);
+        avoided
     }
 
     /// Whether copies in this tier are not read, since the origin is faster.
@@ -251,6 +260,8 @@ mod tests {
         };
         let sources = Sources::new(rates);
         assert_eq!([0, 1].map(|tier| sources.is_avoided(tier)), [false, true]);
+        assert_eq!(sources.choose_for(1), [1], "nobody has been told yet");
+        assert!(sources.choose_for(1).is_empty(), "once");
         assert!(sources.choose_for(4).is_empty() && !sources.is_avoided(1), "a tie");
         assert_eq!(sources.choose_for(2), [1]);
         assert!(sources.choose_for(3).is_empty() && sources.is_avoided(1));

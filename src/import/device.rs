@@ -152,6 +152,7 @@ fn open_file(
     let options = FileOptions {
         direct: connect.direct,
         writable: true,
+        or_lease: true,
         create_len: may_create.then_some(0),
         calls,
     };

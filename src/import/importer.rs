@@ -1,6 +1,8 @@
 //! An import, from opening the source to the commit.
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::{open_for_import, open_for_stream};
 use crate::import::field_types::{self, Typing, typed_fields};
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
@@ -40,7 +43,7 @@ use crate::{Error, ErrorKind, Result};
 /// Imports `sources` onto the image at `image`.
 ///
 /// A path that does not exist is created, and files grow as needed. If the import fails because of its
-/// source, files that it created are removed again; after any other failure,
+/// source, or before there is anything to resume, files that it created are removed again; after any other failure,
 /// [`Onto::Resume`](crate::import::Onto::Resume) continues.
 ///
 /// # Errors
@@ -61,15 +64,26 @@ pub fn import(
         OpenSource::Indexed(_) => open_for_import,
         OpenSource::Streams(_) => open_for_stream,
     };
-    let devices = open(image, options.onto, connect, &mut created)?;
-    let result = run(source, devices, options, progress);
-    if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::BadSource) {
+    let result = open(image, options.onto, connect, &mut created)
+        .and_then(|devices| run(source, devices, options, progress));
+    let goes = |error: &Error| {
+        error.kind() == ErrorKind::BadSource || created.iter().all(|path| is_blank(path))
+    };
+    if result.as_ref().is_err_and(goes) {
         for path in created {
             // If this fails, the user sees the file and can delete it.
             let _ = std::fs::remove_file(path);
         }
     }
     result
+}
+
+/// Whether a new file has neither a journal, from which an import is resumed, nor a superblock.
+fn is_blank(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path)
+        .and_then(|file| file.take(JOURNAL_OFFSET + JOURNAL_BYTES as u64).read_to_end(&mut head));
+    read.is_ok() && head.iter().all(|byte| *byte == 0)
 }
 
 /// Imports onto open namespaces: see [`import`].

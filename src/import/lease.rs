@@ -1,8 +1,8 @@
 //! The lease: the right to write an image, which one importer has at a time.
 //!
-//! The engine locks a file that it opens. Remote namespaces have no lock that all targets support, so the
-//! importer keeps a *lease* in cell 0 of namespace 0: a block with a random owner number and a counter that
-//! the importer increments while it runs.
+//! The engine locks a file that it opens. Some file systems have no locks, and remote namespaces have none that
+//! all targets support, so the importer keeps a *lease* in cell 0 of namespace 0: a block with a random owner
+//! number and a counter that the importer increments while it runs.
 //!
 //! Two rules keep the writes of two importers apart, whatever is suspended or delayed in between:
 //!
@@ -47,6 +47,10 @@ impl Lease {
         if media.devices().iter().all(|device| device.capabilities().is_exclusive) {
             media.fence().open_for_good();
             return Ok(Lease { lost, keeper: None, media });
+        }
+        let first = &media.devices()[0];
+        if first.capabilities().can_grow {
+            first.grow(LEASE_OFFSET + BLOCK_BYTES as u64)?; // a new file
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_dead_holder()?;

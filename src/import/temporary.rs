@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::directory::KeepsAside;
 use crate::format::FormatError;
-use crate::import::sources::nameless_file;
+use crate::nameless_file::nameless_file;
 
 /// Bytes in a temporary file, but for the last ones. Where the file takes no more, the rest stays in memory.
 #[derive(Debug)]

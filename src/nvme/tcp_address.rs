@@ -2,6 +2,7 @@
 //! identifiers, NQNs and percent escapes.
 
 use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
 
 use super::nqn::{Nqn, NqnError};
 use crate::units::Nsid;
@@ -22,6 +23,16 @@ pub struct TcpAddress {
 impl TcpAddress {
     /// The default port of NVM subsystems.
     pub const DEFAULT_PORT: u16 = 4420;
+
+    /// The `traddr` of a socket: with the link (`%2`), if its address is that of a link alone.
+    pub fn traddr_of(socket: SocketAddr) -> String {
+        match socket {
+            SocketAddr::V6(socket) if socket.scope_id() > 0 => {
+                format!("{}%{}", socket.ip(), socket.scope_id())
+            }
+            socket => socket.ip().to_string(),
+        }
+    }
 }
 
 impl fmt::Display for TcpAddress {

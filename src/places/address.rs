@@ -171,9 +171,15 @@ impl Place {
     /// The URL of the web server, with user and query: not to be shown.
     #[cfg(feature = "cloud")]
     pub(super) fn base_url(&self) -> String {
+        self.with_key("").url()
+    }
+
+    /// The URL of the file, with user and query: not to be shown.
+    #[cfg(feature = "cloud")]
+    pub(super) fn url(&self) -> String {
         let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
         let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
-        format!("{}://{user}{}/{query}", self.scheme.name(), self.authority)
+        format!("{}://{user}{}/{}{query}", self.scheme.name(), self.authority, escape(&self.key))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectMeta};
@@ -15,10 +15,13 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::failure::Failure;
-use super::fetch::{Shared, Version, Wanted};
+use super::fetch::Shared;
+use super::pages;
 use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
+use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
+use super::web::Web;
 use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exporter::Registration;
@@ -164,11 +167,26 @@ impl Client {
     /// # Errors
     /// `NotFound`: there is none. `Refused`: it may not be read. Those of [`Pending::read_into`].
     pub fn head(&self, key: &str) -> Result<Object> {
+        self.look(key, true)
+    }
+
+    /// As [`head`](Self::head), but a page for people, which a web server shows for a folder or for what it does not
+    /// have, is `NotFound`, unless it is called as one.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub fn file(&self, key: &str) -> Result<Object> {
+        let pages = [".html", ".htm", ".xhtml"];
+        self.look(key, pages.iter().any(|end| key.to_ascii_lowercase().ends_with(end)))
+    }
+
+    fn look(&self, key: &str, may_be_page: bool) -> Result<Object> {
         let (shared, key) = (Arc::clone(&self.0.shared), self.key(key)?);
         let asked = self.0.executor.ask(async move {
-            let note = Note::default();
-            let found = shared.again(&note, || head(&shared, &key, &note)).await;
-            found.map_err(|error| error.target(shared.place.with_key(key.as_ref()).to_string()))
+            match &shared.store.web {
+                Some(web) => found_on_web(&shared, web, key.as_ref(), may_be_page).await,
+                None => found(&shared, &key).await,
+            }
         });
         asked?.wait()
     }
@@ -253,6 +271,38 @@ impl std::fmt::Debug for Client {
     }
 }
 
+async fn found(shared: &Shared, key: &Key) -> Result<Object> {
+    let (note, address) = (Note::default(), shared.place.with_key(key.as_ref()).to_string());
+    let found = shared.again(&address, &note, || head(shared, key, &note)).await;
+    found.map_err(|error| error.target(address))
+}
+
+async fn found_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -> Result<Object> {
+    let (note, address) = (Note::default(), shared.place.with_key(key).to_string());
+    let look = || head_of_web(shared, web, key, &note, may_be_page);
+    shared.again(&address, &note, look).await.map_err(|error| error.target(address))
+}
+
+async fn head_of_web(
+    shared: &Shared,
+    web: &Web,
+    key: &str,
+    note: &Note,
+    may_be_page: bool,
+) -> Result<Object, Failure> {
+    let sent = Instant::now();
+    let told = limited(shared, web.look(key, note), note).await?;
+    shared.answered(sent.elapsed());
+    if told.is_page && !may_be_page {
+        let text = "the web server answers with a page (text/html) and no file";
+        return Err(Failure::Final(Error::new(ErrorKind::NotFound, text)));
+    }
+    match told.len_bytes {
+        Some(len_bytes) => Ok(Object { key: key.to_owned(), len_bytes, etag: told.etag }),
+        None => Ok(shared.copy(web, key, note).await?.object.clone()),
+    }
+}
+
 async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure> {
     let mut options = GetOptions { head: true, ..GetOptions::default() };
     options.extensions.insert(note.clone());
@@ -264,12 +314,17 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
 
 /// Sends the pages of a listing; ends early if nobody takes them any more.
 async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
-    let Some(pages) = &shared.store.pages else { return list_all(shared, prefix, send).await };
+    let Some(pages) = &shared.store.pages else {
+        // If nobody takes them, nobody waits for them.
+        let _ = send.send(list_of_web(shared, prefix).await?).await;
+        return Ok(());
+    };
+    let address = shared.place.with_key(prefix).to_string();
     let mut token = None;
     let mut unsorted = Vec::new();
     loop {
         let note = shared.seen.list.clone();
-        let page = shared.again(&note, || {
+        let page = shared.again(&address, &note, || {
             note.reset();
             limited(shared, page(pages, prefix, token.clone()), &note)
         });
@@ -314,26 +369,76 @@ async fn page(
     }
 }
 
-/// A web server lists everything at once.
-async fn list_all(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
+/// A web server lists everything at once, if it speaks WebDAV; else it may have pages that list.
+async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
+    let mut all = match (list_by_webdav(shared, prefix).await, &shared.store.web) {
+        (Ok(all), Some(web)) if all.is_empty() => list_by_pages(shared, web, prefix).await?,
+        (Err(error), Some(web)) if !is_away(error.kind()) => {
+            list_by_pages(shared, web, prefix).await?
+        }
+        (listed, _) => listed?,
+    };
+    all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    Ok(all)
+}
+
+/// Whether nothing is known of what a server can do.
+fn is_away(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
+}
+
+async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     let note = shared.seen.list.clone();
     note.reset();
-    let all = shared.again(&note, || async {
+    let address = shared.place.with_key(prefix).to_string();
+    let all = shared.again(&address, &note, || async {
         let prefix = Key::parse(prefix).map_err(|error| Failure::of(&error.into(), note.read()))?;
         let mut found = shared.store.objects.list(Some(&prefix));
         let mut objects = Vec::new();
-        while let Some(meta) =
-            limited(shared, async { found.next().await.transpose() }, &note).await?
+        while let Some(meta) = limited(shared, async { found.next().await.transpose() }, &note)
+            .await
+            .map_err(|failure| match note.read().status {
+                // Whoever does not know the method answers as to GET.
+                Some(200..=299) => Failure::Final(failure.given_up(1, true)),
+                _ => failure,
+            })?
         {
             objects.push(object(meta));
         }
         Ok(objects)
     });
-    let mut all = all.await?;
-    all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-    // If nobody takes them, nobody waits for them.
-    let _ = send.send(all).await;
-    Ok(())
+    all.await
+}
+
+/// Follows the pages that list files, from that of `prefix` on; nothing, if there is no such page.
+async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
+    let (mut folders, mut files) = (vec![prefix.to_owned()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        let (note, address) = (Note::default(), shared.place.with_key(&*folder).to_string());
+        let failed = |kind, text: &'static str| Error::new(kind, text).target(address.clone());
+        if folder[prefix.len()..].matches('/').count() > MOST_DEPTH {
+            return Err(failed(ErrorKind::BadSource, "the folders of a web server have no end"));
+        }
+        let page =
+            shared.again(&address, &note, || limited(shared, web.page(&folder, &note), &note));
+        let page = match page.await {
+            Err(error) if folder == prefix && error.kind() == ErrorKind::NotFound => break,
+            page => page.map_err(|error| error.target(address.clone()))?,
+        };
+        let Some(names) = pages::names(&page, &folder) else {
+            let text = "the web server lists no files here: neither by WebDAV nor on a page of a known kind (Python's \
+                        http.server, nginx, Apache)";
+            return Err(failed(ErrorKind::Unsupported, text)
+                .hint("name its files, or give a list of their URLs with --from list"));
+        };
+        for name in names {
+            let list = if name.ends_with('/') { &mut folders } else { &mut files };
+            list.push(format!("{folder}{name}"));
+        }
+    }
+    let look = |key: String| async move { found_on_web(shared, web, &key, true).await };
+    let looks = files.into_iter().map(look);
+    stream::iter(looks).buffer_unordered(LOOKS).try_collect().await
 }
 
 /// Within the time that a short request may take.
@@ -481,6 +586,10 @@ impl<T> Drop for Asked<T> {
 }
 
 const THREAD: &str = "dlfs-cloud";
+/// Files of a listing that are looked at at once.
+const LOOKS: usize = 32;
+/// How deep the folders of a web server nest: a link may lead back to one above.
+const MOST_DEPTH: usize = 32;
 /// How often a thread that waits asks whether to give up.
 const LOOK: Duration = Duration::from_millis(200);
 /// Pages of a listing that are kept ready.

@@ -56,6 +56,11 @@ impl Landing {
         Landing(Arc::new(Mutex::new(Landed { pool, len, begun: None, body: None })))
     }
 
+    /// How long the body is to be.
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().len
+    }
+
     /// When the answer began, if it was received here.
     pub(super) fn begun(&self) -> Option<Instant> {
         self.0.lock().begun

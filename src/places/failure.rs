@@ -3,6 +3,8 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use http::StatusCode;
+
 use super::watch::Noted;
 use crate::error::{Error, ErrorKind};
 
@@ -51,9 +53,9 @@ impl Failure {
     /// What the client library says of a request of which `noted` was seen.
     pub(super) fn of(error: &object_store::Error, noted: Noted) -> Failure {
         use object_store::Error as Cause;
-        let why = words(error);
-        let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
         let status = noted.status.filter(|status| *status != 200 && *status != 206);
+        let why = why(status, words(error));
+        let last = |kind, text: &'static str| Error::new(kind, text).source(Told(why.clone()));
         match (error, status) {
             (_, Some(429 | 503)) => {
                 let (after, kind) = (noted.retry_after, ErrorKind::Busy);
@@ -67,9 +69,7 @@ impl Failure {
             ),
             (Cause::Precondition { .. }, _) | (_, Some(412 | 416)) => Failure::changed(),
             (Cause::NotSupported { .. } | Cause::NotImplemented { .. }, _) => {
-                let text = "the server does not do what is needed: it must send ranges, and list (WebDAV) to \
-                            read all objects beneath a prefix";
-                Failure::Final(last(ErrorKind::Unsupported, text))
+                Failure::Final(last(ErrorKind::Unsupported, "the server does not send ranges"))
             }
             (Cause::InvalidPath { .. }, _) => {
                 Failure::Final(last(ErrorKind::InvalidArgument, "a key that cannot be named"))
@@ -82,7 +82,7 @@ impl Failure {
                 )
             }
             (_, Some(408)) => Failure::late(why),
-            (_, Some(400..=499)) => {
+            (_, Some(400..=499 | 501)) => {
                 Failure::Final(last(ErrorKind::Refused, "the store refuses the request"))
             }
             _ if why.contains("redirect") => {
@@ -119,7 +119,7 @@ struct Told(String);
 
 /// What an error and its causes say, without URLs, which may be signed, and without answers' bodies, which may quote
 /// the request: of those, only code and message of the provider.
-fn words(error: &object_store::Error) -> String {
+fn words(error: &object_store::Error) -> Option<String> {
     let mut told: Vec<String> = Vec::new();
     let mut at: Option<&dyn StdError> = Some(error);
     while let Some(error) = at {
@@ -140,9 +140,15 @@ fn words(error: &object_store::Error) -> String {
         }
         at = error.source();
     }
-    match told.is_empty() {
-        true => "it gives no reason".to_owned(),
-        false => told.join(": "),
+    (!told.is_empty()).then(|| told.join(": "))
+}
+
+fn why(status: Option<u16>, words: Option<String>) -> String {
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    match (status, words) {
+        (Some(status), Some(words)) => format!("HTTP status {status}: {words}"),
+        (Some(status), None) => format!("HTTP status {status}"),
+        (None, words) => words.unwrap_or_else(|| "it gives no reason".to_owned()),
     }
 }
 
@@ -155,7 +161,8 @@ fn element(text: &str, name: &str) -> Option<String> {
 
 pub(super) const CREDENTIALS: &str = "give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, \
      AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN, ...), or read a public bucket \
-     without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true";
+     without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true; the signature of a \
+     URL may have expired";
 
 #[cfg(test)]
 mod tests {
@@ -172,7 +179,7 @@ mod tests {
         let chain =
             levels.iter().rev().fold(None, |source, text| Some(Box::new(Level { text, source })));
         let source = chain.expect("some levels");
-        words(&object_store::Error::Generic { store: "S3", source })
+        why(None, words(&object_store::Error::Generic { store: "S3", source }))
     }
 
     #[test]

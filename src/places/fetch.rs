@@ -1,7 +1,7 @@
 //! One range of an object: attempts, second requests, and the window that all requests of a store share.
 
+use std::collections::BTreeSet;
 use std::future::Future;
-use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,21 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::copies::{Copied, Copies};
 use super::direct::{Body, Landing};
 use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
 use super::pool::{Pool, RangeBuf};
 use super::store::Store;
+use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
-use super::{Object, Place, PlaceOptions};
-use crate::error::{Error, Result};
+use super::web::Web;
+use super::{Place, PlaceOptions};
+use crate::error::{Error, ErrorKind, Result};
 use crate::random::draw;
 
 /// A store that is read, shared by all its requests.
@@ -42,6 +44,21 @@ struct Host {
     latencies: [Mutex<Latencies>; 2],
     /// The shortest time until an answer began.
     delay: Mutex<Option<Duration>>,
+    copies: Copies,
+    /// When a failed attempt was last told.
+    told: Mutex<Option<Instant>>,
+}
+
+impl Host {
+    /// Whether a failed attempt is to be told: one says enough for all that fail with it.
+    fn may_tell(&self) -> bool {
+        let mut told = self.told.lock();
+        let is_due = told.is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 #[derive(Debug, Default)]
@@ -50,25 +67,6 @@ pub(super) struct Counts {
     pub(super) throttled: AtomicU64,
     pub(super) hedges: AtomicU64,
     pub(super) bytes: AtomicU64,
-}
-
-/// A range to ask for.
-#[derive(Debug, Clone)]
-pub(super) struct Wanted {
-    pub(super) key: Key,
-    pub(super) range: Range<u64>,
-    /// The object's length.
-    pub(super) len_bytes: u64,
-    pub(super) version: Version,
-}
-
-/// Which content of the object.
-#[derive(Debug, Clone)]
-pub(super) enum Version {
-    /// The one with this tag, if there is one.
-    Tag(Option<String>),
-    /// The one with this stamp: [`Object::stamp`].
-    Stamp(u64),
 }
 
 impl Shared {
@@ -82,6 +80,8 @@ impl Shared {
             flow: Flow::new(),
             latencies: Default::default(),
             delay: Mutex::default(),
+            copies: Copies::default(),
+            told: Mutex::default(),
         });
         let counts = Arc::default();
         let pool = Arc::new(Pool::new(options.range_bytes, options.window_bytes));
@@ -112,13 +112,88 @@ impl Shared {
     /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Busy`, `Disconnected`,
     /// `TimedOut`: all attempts failed.
     pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<RangeBuf> {
-        let note = Note::default();
-        let result = self.again(&note, || self.hedged(wanted, &note)).await;
-        result.map_err(|error| error.target(self.place.with_key(wanted.key.as_ref()).to_string()))
+        let place = self.place.with_key(wanted.key.as_ref());
+        let (note, address) = (Note::default(), place.to_string());
+        let result = match self.host.copies.of(&place, wanted) {
+            Some(copy) => {
+                copy.read(wanted, &self.pool).map_err(|failure| failure.given_up(1, true))
+            }
+            None => self.again(&address, &note, || self.hedged(wanted, &note)).await,
+        };
+        let result = match (result, &self.store.web) {
+            (Err(error), Some(web)) => self.otherwise(web, wanted, &note, error).await,
+            (result, _) => result,
+        };
+        result.map_err(|error| error.target(address))
+    }
+
+    /// What else a web server can do after `error`, or what its error is.
+    async fn otherwise(
+        &self,
+        web: &Web,
+        wanted: &Wanted,
+        note: &Note,
+        error: Error,
+    ) -> Result<RangeBuf> {
+        let place = self.place.with_key(wanted.key.as_ref());
+        match error.kind() {
+            // It sends no ranges, but whole files.
+            ErrorKind::Unsupported => {
+                let _turn = self.host.copies.again.lock().await;
+                self.again(&place.to_string(), note, || async {
+                    let copy = match self.host.copies.of(&place, wanted) {
+                        Some(copy) => copy,
+                        None => self.copy(web, wanted.key.as_ref(), note).await?,
+                    };
+                    copy.read(wanted, &self.pool)
+                })
+                .await
+            }
+            ErrorKind::BadSource if self.has_many_tags(web, wanted).await => {
+                let text = "the web server gives several entity tags for one version of this file, as machines that do \
+                            not agree do: its ranges cannot be told to be of one version";
+                Err(Error::new(ErrorKind::Unsupported, text).hint(
+                    "read it from one of the machines, or let them send no entity tags (nginx: etag off; Apache: \
+                     FileETag None)",
+                ))
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Copies a file of a web server, and keeps the copy for a while.
+    pub(super) async fn copy(
+        &self,
+        web: &Web,
+        key: &str,
+        note: &Note,
+    ) -> Result<Arc<Copied>, Failure> {
+        let copy = Arc::new(Copied::from(web, key, note, self.options.silence).await?);
+        self.host.copies.keep(self.place.with_key(key), Arc::clone(&copy));
+        Ok(copy)
+    }
+
+    /// Whether a file that seems to have changed still has its tag, or one after the other.
+    async fn has_many_tags(&self, web: &Web, wanted: &Wanted) -> bool {
+        let mut tags = BTreeSet::new();
+        for _ in 0..PROBES {
+            let note = Note::default();
+            let told = web.look(wanted.key.as_ref(), &note);
+            match tokio::time::timeout(self.options.silence, told).await {
+                Ok(Ok(told)) => tags.insert(told.etag),
+                Ok(Err(_)) | Err(_) => return false,
+            };
+        }
+        tags.len() > 1 || tags.iter().any(|tag| wanted.version.is_of(wanted.len_bytes, tag))
     }
 
     /// Makes attempts until one succeeds, or it is given up.
-    pub(super) async fn again<T, F>(&self, note: &Note, attempt: impl Fn() -> F) -> Result<T>
+    pub(super) async fn again<T, F>(
+        &self,
+        address: &str,
+        note: &Note,
+        attempt: impl Fn() -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
     {
@@ -130,18 +205,21 @@ impl Shared {
                 Err(failure) => failure,
             };
             let was_sent = note.read().was_sent;
-            let Failure::Passing { after, .. } = &failure else {
+            let Failure::Passing { after, why, .. } = &failure else {
                 return Err(failure.given_up(1, was_sent));
             };
             // Nobody has credentials for another attempt: providers of these try again themselves.
             let total = if was_sent { total } else { total.min(UNSIGNED) };
             let patience = Patience { total, ..self.patience() };
             let pause = retry.failed(Instant::now(), *after, random()?, &patience);
+            let failures = retry.failures();
             let Some(pause) = pause else {
-                return Err(failure.given_up(retry.failures(), was_sent));
+                return Err(failure.given_up(failures, was_sent));
             };
             self.counts.retries.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(place = %self.place, ?failure, ?pause, "a request is sent again");
+            if self.host.may_tell() {
+                tracing::warn!("{address}: attempt {failures} failed, and is made again: {why}");
+            }
             tokio::time::sleep(pause).await;
         }
     }
@@ -219,14 +297,7 @@ impl Shared {
         let answer = self.store.get(&wanted.key, options).await.map_err(failed)?;
         self.answered(landing.begun().unwrap_or_else(Instant::now) - sent);
         let meta = &answer.meta;
-        let same = match &wanted.version {
-            Version::Tag(None) => true,
-            Version::Tag(etag) => meta.e_tag == *etag,
-            Version::Stamp(stamp) => {
-                let (key, etag) = (String::new(), meta.e_tag.clone());
-                Object { key, len_bytes: wanted.len_bytes, etag }.stamp() == *stamp
-            }
-        };
+        let same = wanted.version.is_of(wanted.len_bytes, &meta.e_tag);
         match meta.size == wanted.len_bytes {
             true if same => {}
             // The same version has the same length.
@@ -362,5 +433,9 @@ fn random() -> Result<u64, Error> {
 const SMALL_BYTES: u64 = 256 << 10;
 /// A request may take as long as this rate, besides the silence that is allowed.
 const SLOWEST_BYTES_A_SECOND: u64 = 128 << 10;
+/// How often a file that seems to have changed is looked at: the machines of a server take turns.
+const PROBES: usize = 8;
+/// The least time between two lines of one host.
+const BETWEEN_LINES: Duration = Duration::from_secs(5);
 /// How long credentials are asked for.
 const UNSIGNED: Duration = Duration::from_secs(5);

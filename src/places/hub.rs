@@ -18,7 +18,8 @@ use serde::Deserialize;
 use tokio::sync::OnceCell;
 
 use super::address::{escape, unescape};
-use super::watch::{Note, Seen, Watching};
+use super::failure::Failure;
+use super::watch::{Note, Noted, Seen, Watching};
 use super::{Object, Place, PlaceOptions};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -131,10 +132,12 @@ impl Hub {
             "~parquet" => "refs/convert/parquet".to_owned(),
             other => unescape(other).unwrap_or_else(|| other.to_owned()),
         };
-        let client = Watching::with_headers(Arc::clone(&seen)).connect(client).map_err(|_| {
-            let text = "the settings of the Hugging Face hub are invalid";
-            Error::new(ErrorKind::InvalidArgument, text).target(place.to_string())
-        })?;
+        let client =
+            Watching::with_headers(Arc::clone(&seen)).connect(client).map_err(|error| {
+                let text = "the settings of the Hugging Face hub are invalid";
+                let cause = Failure::of(&error, Noted::default()).given_up(1, true);
+                Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
+            })?;
         let (endpoint, name) = (endpoint.to_owned(), name.to_owned());
         Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
     }
@@ -246,7 +249,11 @@ pub(super) fn refused(error: Cause) -> Cause {
     }
 }
 
-async fn whole(body: HttpResponseBody) -> object_store::Result<Vec<u8>> {
+/// A body that is a page.
+///
+/// # Errors
+/// It does not come, or is too long.
+pub(super) async fn whole(body: HttpResponseBody) -> object_store::Result<Vec<u8>> {
     let (mut body, mut bytes) = (body.bytes_stream(), Vec::new());
     while let Some(piece) = body.next().await {
         bytes.extend_from_slice(&piece.map_err(wrong)?);

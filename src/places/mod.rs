@@ -21,12 +21,14 @@
 //! Without the feature `cloud` only addresses are known, and opening a store says so.
 //!
 //! Read `address.rs` and `flow/` first, then `fetch.rs`, which asks for one range, `direct.rs`, which receives it where
-//! it comes over plain HTTP, and `reader.rs`.
+//! it comes over plain HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers alone.
 
 mod address;
 mod cancel;
 #[cfg(feature = "cloud")]
 mod client;
+#[cfg(feature = "cloud")]
+mod copies;
 #[cfg(feature = "cloud")]
 mod direct;
 #[cfg(feature = "cloud")]
@@ -40,6 +42,8 @@ mod hub;
 #[cfg(feature = "cloud")]
 mod keys;
 #[cfg(feature = "cloud")]
+mod pages;
+#[cfg(feature = "cloud")]
 mod pool;
 #[cfg(feature = "cloud")]
 mod profile;
@@ -48,7 +52,11 @@ mod reader;
 #[cfg(feature = "cloud")]
 mod store;
 #[cfg(feature = "cloud")]
+mod wanted;
+#[cfg(feature = "cloud")]
 mod watch;
+#[cfg(feature = "cloud")]
+mod web;
 #[cfg(not(feature = "cloud"))]
 mod without;
 

@@ -16,6 +16,7 @@ use super::failure::Failure;
 use super::hub::{self, Access, Hub};
 use super::profile;
 use super::watch::{Note, Noted, Seen, Watching};
+use super::web::Web;
 use super::{Place, PlaceOptions, Scheme};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -25,6 +26,8 @@ pub(super) struct Store {
     pub(super) objects: Arc<dyn ObjectStore>,
     /// For listings by page; web servers have none.
     pub(super) pages: Option<Pages>,
+    /// For what else is to be asked of a web server.
+    pub(super) web: Option<Web>,
 }
 
 /// Who lists objects by page.
@@ -108,13 +111,16 @@ impl Store {
                 made(builder.build())
             }
             Scheme::Http | Scheme::Https => {
+                let client = client_options(options, place.scheme() == Scheme::Http);
+                let watching = Watching::new(seen, limits(options));
+                let web = Web::open(place, &client, &watching).map_err(|error| invalid(&error))?;
                 let builder = HttpBuilder::new()
                     .with_url(place.base_url())
-                    .with_client_options(client_options(options, place.scheme() == Scheme::Http))
+                    .with_client_options(client)
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::new(seen, limits(options)));
+                    .with_http_connector(watching);
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
-                Ok(Store { objects, pages: None })
+                Ok(Store { objects, pages: None, web: Some(web) })
             }
             Scheme::Hf => {
                 let access = Access::new(options);
@@ -127,7 +133,7 @@ impl Store {
                     .with_retry(no_retry())
                     .with_http_connector(Watching::with_headers(seen));
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
-                Ok(Store { objects, pages: Some(Pages::Hub(hub)) })
+                Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
             }
         }
     }
@@ -177,7 +183,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
 
 fn made<S: ObjectStore + PaginatedListStore>(built: object_store::Result<S>) -> Result<Store> {
     let store = Arc::new(built.map_err(|error| invalid(&error))?);
-    Ok(Store { objects: store.clone(), pages: Some(Pages::Store(store)) })
+    Ok(Store { objects: store.clone(), pages: Some(Pages::Store(store)), web: None })
 }
 
 fn invalid(error: &object_store::Error) -> Error {

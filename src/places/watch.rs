@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use http::header::CONTENT_LENGTH;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -13,7 +14,7 @@ use object_store::client::{
 };
 use parking_lot::Mutex;
 
-use super::direct::{Direct, Limits};
+use super::direct::{Direct, Landing, Limits};
 use super::keys::sift;
 
 /// What was seen of one request; it travels with the request.
@@ -120,7 +121,12 @@ impl HttpService for Watched {
                 *note.0.lock() = Noted { was_sent: true, status: None, retry_after: None };
             }
             self.seen.requests.fetch_add(1, Ordering::Relaxed);
-            let answer = self.execute(request).await?;
+            let wanted = request.extensions().get::<Landing>().map(Landing::len);
+            let mut answer = self.execute(request).await?;
+            if let Some(len) = wanted {
+                // The client library asks for it also where a body comes in chunks; what comes is counted.
+                answer.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| len.into());
+            }
             if let Some(note) = &note {
                 let mut noted = note.0.lock();
                 noted.status = Some(answer.status().as_u16());

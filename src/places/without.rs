@@ -67,6 +67,14 @@ impl Client {
         match self.0 {}
     }
 
+    /// One file.
+    ///
+    /// # Errors
+    /// None: there is no client.
+    pub fn file(&self, _: &str) -> Result<Object> {
+        match self.0 {}
+    }
+
     /// The objects beneath a prefix.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::directory::Directory;
 use crate::units::SampleId;
 
-use super::{File, FileTree, Folder, Node, PathError, is_component};
+use super::{File, FileTree, Folder, Node, PathError, in_file_name, is_component};
 
 /// One entry of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl FileTree {
             name.truncate(name_len);
             if let Some(field) = fields.get(number as usize) {
                 name.push(b'.');
-                name.extend_from_slice(field);
+                name.extend_from_slice(&in_file_name(field));
             }
             *position = match number + 1 < self.num_fields() {
                 true => Position { rank: position.rank, field: number + 1 },

@@ -15,8 +15,9 @@
 //! as long as the generation does.
 //!
 //! A sample is one file with its name. If samples have fields, each field is a file `NAME.FIELD`, as
-//! `dlfs export` writes them. The length of such a file is stored in the sample's record, so it is known only
-//! to who has read the sample; a field that a sample does not have is an empty file.
+//! `dlfs export` writes them; a slash in FIELD is `%2F` there ([`in_file_name`]). The length of such a file is
+//! stored in the sample's record, so it is known only to who has read the sample; a field that a sample does not
+//! have is an empty file.
 //!
 //! # What it is not
 //! It reads no samples and knows no system call. It does not repair names: a sample whose name no path can
@@ -33,6 +34,7 @@
 mod attributes;
 mod listing;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use attributes::{Attributes, XATTRS};
@@ -218,7 +220,7 @@ impl FileTree {
                 let mut path = self.directory.name(id)?.ok_or(PathError::NotFound)?;
                 if let Some(field) = self.directory.fields().get(usize::from(field)) {
                     path.push(b'.');
-                    path.extend_from_slice(field);
+                    path.extend_from_slice(&in_file_name(field));
                 }
                 Ok(path)
             }
@@ -257,7 +259,8 @@ impl FileTree {
             return Ok(found.map(|id| File { id, field: 0 }));
         }
         for (number, field) in (0..).zip(fields) {
-            let name = path.strip_suffix(&field[..]).and_then(|name| name.strip_suffix(b"."));
+            let name = path.strip_suffix(&in_file_name(field)[..]);
+            let name = name.and_then(|name| name.strip_suffix(b"."));
             if let Some(name) = name
                 && let Some(id) = self.directory.lookup(name)?
             {
@@ -330,6 +333,15 @@ fn is_component(name: &[u8]) -> bool {
 pub const ROOT: u64 = 1;
 /// The first inode number of a file.
 const FILES: u64 = 1 << 32;
+/// A field as the end of a file's name: a slash in it, as in `image/encoded`, would make a folder.
+pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
+    if !field.contains(&b'/') {
+        return field.into();
+    }
+    let parts: Vec<&[u8]> = field.split(|byte| *byte == b'/').collect();
+    parts.join(&b"%2F"[..]).into()
+}
+
 /// Added to the inode numbers of folders. Files stay below: there are at most 2^40 samples of 2^16 fields.
 const FOLDERS: u64 = 1 << 62;
 /// A name has at most 4,096 bytes, so a folder is less deep than this many bits can count.

@@ -146,7 +146,8 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(FolderNamespace::open(path)?))
         }
         Address::Path(path) => {
-            let options = FileOptions { direct, writable, ..FileOptions::default() };
+            let options =
+                FileOptions { direct, writable, or_lease: true, ..FileOptions::default() };
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),

@@ -4,16 +4,17 @@
 //! permitted (`pread.rs`). A device opened with O_DIRECT keeps a second descriptor without it, for the few
 //! I/Os whose memory or offset is not aligned for O_DIRECT.
 //!
-//! A writer holds an exclusive `flock` on the file, so a second writer is refused. Readers hold no lock,
-//! because generations (see `format`) protect them. A read past the current end of the file is an error; it
-//! never returns zeroes.
+//! A writer holds an exclusive `flock` on the file, so a second writer is refused. Where the file system has no
+//! locks, as some that several machines mount, a writer of an image keeps others away by a lease, as on devices.
+//! Readers hold no lock, because generations (see `format`) protect them. A read past the current end of the file
+//! is an error; it never returns zeroes.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -34,6 +35,8 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Whether to allow writes; takes the lock that only one writer can hold.
     pub writable: bool,
+    /// Whether to write also where the file system has no locks, since a lease keeps other writers away.
+    pub or_lease: bool,
     /// Create the file if there is none, and make it at least this long. Implies `writable`.
     pub create_len: Option<u64>,
     /// Which system calls transfer the bytes.
@@ -55,10 +58,11 @@ pub struct FileNamespace {
     files: Arc<Files>,
     namespace: Namespace,
     calls: FileCalls,
+    is_locked: bool,
 }
 
 impl FileNamespace {
-    /// Opens `path`.
+    /// Opens `path`. If that fails, a file that it created is removed again.
     ///
     /// Blocks are 4,096 bytes long, or 512 if the file's length is not a multiple of 4,096 (a partial block
     /// at the end cannot be used); a block device has its own block length.
@@ -66,7 +70,8 @@ impl FileNamespace {
     /// # Errors
     /// `NotFound`, `Refused`: as the operating system says. `InvalidArgument`: neither a file nor a block
     /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT was asked for and is not
-    /// available, or blocks above 4,096 bytes. `NoSpace`: a block device is shorter than `create_len`.
+    /// available, or blocks above 4,096 bytes; the file system has no locks, and they are needed. `NoSpace`: a block
+    /// device is shorter than `create_len`.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
@@ -76,16 +81,31 @@ impl FileNamespace {
         if is_new {
             sync_name(path);
         }
-        if writable {
-            lock(&buffered, path)?;
+        let opened = FileNamespace::of(path, options, writable, buffered);
+        // Somebody who has it open made it theirs in between.
+        if is_new && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
+            // If this fails, an empty file is left.
+            let _ = std::fs::remove_file(path);
         }
+        opened
+    }
+
+    fn of(
+        path: &Path,
+        options: FileOptions,
+        writable: bool,
+        buffered: File,
+    ) -> Result<FileNamespace> {
+        let is_locked = writable && lock(&buffered, path, options.or_lease)?;
         let is_block_device = is_block_device(&buffered, path)?;
         if let Some(len) = options.create_len {
             grow_file(&buffered, is_block_device, len).map_err(|e| e.path(path))?;
         }
         let len = len_of(&buffered).map_err(|e| cannot_open(path, e))?;
         let block_len_bytes = block_len(&buffered, is_block_device, len, path)?;
-        let direct = open_direct(path, &options, writable, is_block_device, len)?;
+        // Other machines see what a lease says, and we what they say, past the page cache.
+        let has_to = is_block_device || writable && !is_locked;
+        let direct = open_direct(path, &options, writable, has_to, len)?;
         let files = Files::new(path, buffered, direct, is_block_device, len / block_len_bytes);
         let calls = match options.calls {
             FileCalls::Auto if !writable && is_in_memory(&files.buffered) => FileCalls::Pread,
@@ -102,7 +122,7 @@ impl FileNamespace {
             read_only: !writable,
             engine: engine(calls, files.is_direct()),
         };
-        Ok(FileNamespace { files: Arc::new(files), namespace, calls })
+        Ok(FileNamespace { files: Arc::new(files), namespace, calls, is_locked })
     }
 
     /// Frees the blocks of a file in `range` (NVMe's Deallocate); they then read as zeroes, and the length
@@ -219,7 +239,7 @@ impl Device for FileNamespace {
         Capabilities {
             max_queue_pairs: usize::MAX,
             can_grow: !self.namespace.read_only && !self.files.is_block_device,
-            is_exclusive: !self.namespace.read_only,
+            is_exclusive: self.is_locked,
             late_writes: Duration::ZERO,
             checks_writes: true,
             is_page_cached: !self.files.is_direct(),
@@ -274,15 +294,15 @@ fn sync_name(path: &Path) {
     }
 }
 
-/// Takes the lock that only one writer can hold.
+/// Takes the lock that only one writer can hold; false: there are no locks, and a lease will do.
 ///
 /// The ring of a killed process releases its files a moment after the process is gone, so taking the lock is
 /// retried for a short time.
-fn lock(file: &File, path: &Path) -> Result<()> {
+fn lock(file: &File, path: &Path, or_lease: bool) -> Result<bool> {
     let until = Instant::now() + LOCK_WAIT;
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(true),
             Err(Errno::WOULDBLOCK) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -290,9 +310,37 @@ fn lock(file: &File, path: &Path) -> Result<()> {
                 let message = "somebody has it open for writing: another process, or another part of this one";
                 return Err(Error::new(ErrorKind::Busy, message).path(path));
             }
+            Err(errno) if is_without_locks(errno) && or_lease => {
+                tell_of_lease(path, errno);
+                return Ok(false);
+            }
+            Err(errno) if is_without_locks(errno) => {
+                let message =
+                    "the file system has no locks (flock), and this file must be ours alone";
+                let error = Error::new(ErrorKind::Unsupported, message).path(path);
+                return Err(error.source(std::io::Error::from(errno)));
+            }
             Err(errno) => return Err(cannot_open(path, errno.into())),
         }
     }
+}
+
+/// Whether an error of `flock` says that the file system does not have it: Lustre without `-o flock`, some servers of
+/// NFS, some file systems in user space.
+pub(crate) fn is_without_locks(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
+}
+
+/// Says once what takes the place of locks.
+fn tell_of_lease(path: &Path, errno: Errno) {
+    static TOLD: Once = Once::new();
+    let why = std::io::Error::from(errno);
+    TOLD.call_once(|| {
+        tracing::warn!(
+            "{}: the file system has no locks (flock: {why}); a lease in the image keeps other writers away",
+            path.display()
+        );
+    });
 }
 
 fn is_block_device(file: &File, path: &Path) -> Result<bool> {
@@ -327,7 +375,10 @@ fn grow_file(file: &File, is_block_device: bool, len: u64) -> Result<()> {
             Some(libc::EFBIG | libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
             _ => Error::from(std::io::Error::from(error.kind())).kind(),
         };
-        Error::new(kind, message).source(error)
+        let is_limit = error.raw_os_error() == Some(libc::EFBIG);
+        let error = Error::new(kind, message).source(error);
+        let hint = "the limit is that of the file system or of this shell: ulimit -f";
+        if is_limit { error.hint(hint) } else { error }
     })
 }
 
@@ -355,13 +406,13 @@ fn open_direct(
     path: &Path,
     options: &FileOptions,
     writable: bool,
-    is_block_device: bool,
+    has_to: bool,
     len: u64,
 ) -> Result<Option<DirectFile>> {
     let wanted = match options.direct {
         Direct::On => true,
         Direct::Off => false,
-        Direct::Auto => is_block_device || len > memory_bytes() / 2,
+        Direct::Auto => has_to || len > memory_bytes() / 2,
     };
     if !wanted {
         return Ok(None);

@@ -395,7 +395,7 @@ impl Target {
     /// The address by which a host on this machine reaches namespace `nsid`, from 1.
     pub fn address(&self, nsid: Nsid) -> Address {
         Address::Tcp(TcpAddress {
-            traddr: self.local_addr.ip().to_string(),
+            traddr: TcpAddress::traddr_of(self.local_addr),
             trsvcid: self.local_addr.port(),
             subnqn: self.nqn().clone(),
             nsid: Some(nsid),

@@ -278,7 +278,7 @@ impl Image {
     }
 
     fn options(&self, writable: bool) -> FileOptions {
-        FileOptions { direct: self.direct, calls: self.calls, writable, create_len: None }
+        FileOptions { direct: self.direct, calls: self.calls, writable, ..FileOptions::default() }
     }
 
     fn writable(&self) -> Arc<dyn Device> {

@@ -6,6 +6,9 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::support::alone::ran_alone;
 use crate::support::archives::{self, archive, member, record};
 use dlfs::import::sources::sample_stream::SampleStream as _;
 use dlfs::import::sources::stream::StreamSource;
@@ -88,6 +91,12 @@ fn tar(members: &[Vec<u8>]) -> Vec<u8> {
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zlib(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
@@ -535,4 +544,50 @@ fn shards_longer_than_a_sample_may_be_are_shards() {
     let source = open(&[dir.path()]).unwrap();
     assert_eq!((source.kind(), source.index().len()), (SourceKind::TfRecord, 5));
     assert_eq!(source.index().bad, []);
+}
+
+/// TensorFlow's `TFRecordOptions(compression_type="ZLIB")`.
+#[test]
+fn tfrecords_in_zlib_are_read_as_those_in_gzip_are() {
+    let records = [record(b"one"), record(&[7; 100_000]), record(b"")].concat();
+    // Its length begins with two bytes that a zlib stream may begin with.
+    let plain = record(&[1; 0x9c78]);
+    let dir = folder(&[
+        ("a.tfrecord", zlib(&records)),
+        ("cut.tfrecord", zlib(&records)[..60].to_vec()),
+        ("more.tfrecord", [zlib(&records), b"more".to_vec()].concat()),
+        ("plain.tfrecord", plain),
+    ]);
+    let spool = Some(dir.path().to_path_buf());
+    let open = |name: &str| {
+        let options = SourceOptions { spool: spool.clone(), ..SourceOptions::default() };
+        Source::open(&[dir.path().join(name)], &options)
+    };
+    let source = open("a.tfrecord").unwrap();
+    assert_eq!(source.kind(), SourceKind::TfRecord);
+    assert_eq!(payloads(&source), [b"one".to_vec(), vec![7; 100_000], vec![]]);
+    assert_eq!(payloads(&open("plain.tfrecord").unwrap()), [vec![1; 0x9c78]]);
+    for broken in ["cut.tfrecord", "more.tfrecord"] {
+        let said = refusal(open(broken));
+        assert!(said.contains("compressed source is broken"), "{broken}: {said}");
+    }
+}
+
+#[test]
+fn a_shard_that_cannot_be_opened_again_is_not_said_to_have_changed() {
+    if ran_alone(a_shard_that_cannot_be_opened_again_is_not_said_to_have_changed) {
+        return;
+    }
+    let dir = folder(&[("a.tar", tar(&[file("a")])), ("b.tar", tar(&[file("b")]))]);
+    let source = open(&[dir.path()]).unwrap();
+    let payload = source.index().payloads(0).next().unwrap();
+    let mut bytes = vec![0; payload.len_bytes as usize];
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    let found = source.reader().read(0, &payload, &mut bytes);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    assert_eq!(found, Err(BadReason::Unreadable(rustix::io::Errno::MFILE.raw_os_error())));
+    source.reader().read(0, &payload, &mut bytes).unwrap();
+    fs::remove_file(dir.path().join("a.tar")).unwrap();
+    assert_eq!(source.reader().read(0, &payload, &mut bytes), Err(BadReason::Changed));
 }

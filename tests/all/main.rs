@@ -75,6 +75,8 @@ mod places;
 mod places_origin;
 #[cfg(feature = "cloud")]
 mod places_plain;
+#[cfg(feature = "cloud")]
+mod places_web;
 mod plan;
 mod posix;
 mod power;

@@ -115,6 +115,17 @@ fn the_number_of_processes_turns_the_choice_round_while_the_tier_is_open() {
 }
 
 #[test]
+fn a_tier_that_is_slower_than_the_origin_from_the_beginning_is_told_once() {
+    let origin = Origin::new(4, ALL_BYTES);
+    let cache = open(&origin, &environment(&memory(), 75, 1, "{ threads = 1, mb_per_s = 100 }"));
+    let ((), warnings) = warnings_of(|| cache.set_processes(1));
+    let said = warnings.join(" ");
+    assert!(said.contains("75 MB/s") && said.contains("100 MB/s"), "{said}");
+    let ((), warnings) = warnings_of(|| cache.set_processes(1));
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
 fn of_two_tiers_the_one_that_is_slower_than_the_origin_is_left_out() {
     let origin = Origin::new(3, ALL_BYTES);
     let place = tempfile::tempdir().unwrap();

@@ -31,3 +31,5 @@ pub mod short_timeouts;
 #[cfg(feature = "tls")]
 pub mod tls_tunnel;
 pub mod warnings;
+#[cfg(feature = "cloud")]
+pub mod web_server;

@@ -1,12 +1,13 @@
 //! Detects and decompresses compressed files.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 #[cfg(feature = "formats")]
 use bzip2::bufread::MultiBzDecoder;
+use flate2::bufread::ZlibDecoder;
 use flate2::read::MultiGzDecoder;
 #[cfg(feature = "formats")]
 use liblzma::{
@@ -14,6 +15,7 @@ use liblzma::{
     stream::{CONCATENATED, Stream},
 };
 
+use super::tfrecord;
 use crate::{Error, ErrorKind};
 
 /// A compression that is supported.
@@ -21,6 +23,8 @@ use crate::{Error, ErrorKind};
 pub enum Compression {
     /// RFC 1952, any number of concatenated members.
     Gzip,
+    /// RFC 1950, one stream, of TFRecords: TensorFlow's other compression.
+    Zlib,
     /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB; with the feature `formats`.
     #[cfg(feature = "formats")]
     Zstd,
@@ -33,10 +37,11 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The compression of a file that begins with `head`; four bytes suffice.
+    /// The compression of a file that begins with `head`: [`HEAD_BYTES`] of it, or all.
     pub fn of(head: &[u8]) -> Option<Compression> {
         match head {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            [0x78, ..] if is_zlib(head) => Some(Compression::Zlib),
             #[cfg(feature = "formats")]
             // A frame, or a skippable frame, with which parallel compressors begin.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
@@ -54,6 +59,7 @@ impl Compression {
     pub fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
+            Compression::Zlib => "zlib",
             #[cfg(feature = "formats")]
             Compression::Zstd => "zstd",
             #[cfg(feature = "formats")]
@@ -71,6 +77,7 @@ impl Compression {
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         Ok(match self {
             Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
+            Compression::Zlib => Box::new(Zlib(ZlibDecoder::new(from))),
             #[cfg(feature = "formats")]
             Compression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
             #[cfg(feature = "formats")]
@@ -82,6 +89,30 @@ impl Compression {
             Compression::Bzip2 => Box::new(MultiBzDecoder::new(from)),
         })
     }
+}
+
+/// A zlib stream behind which nothing may follow.
+struct Zlib<R>(ZlibDecoder<R>);
+
+impl<R: BufRead> Read for Zlib<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        if read == 0 && !into.is_empty() && !self.0.get_mut().fill_buf()?.is_empty() {
+            let text = "bytes follow the end of the zlib stream";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(read)
+    }
+}
+
+/// Whether TFRecords lie in zlib here: its two first bytes alone could be anything's.
+fn is_zlib(head: &[u8]) -> bool {
+    let is_header = head.first_chunk().is_some_and(|two| u16::from_be_bytes(*two) % 31 == 0);
+    let mut first = [0; tfrecord::HEADER_BYTES];
+    is_header
+        && !tfrecord::looks_like(head)
+        && ZlibDecoder::new(head).read_exact(&mut first).is_ok()
+        && tfrecord::looks_like(&first)
 }
 
 /// The program for a compression that this build does not support.
@@ -101,7 +132,7 @@ pub fn foreign(head: &[u8]) -> Option<&'static str> {
 /// # Errors
 /// It cannot be read.
 pub fn of_file(file: &File) -> io::Result<Option<Compression>> {
-    let mut head = [0; 4];
+    let mut head = [0; HEAD_BYTES];
     let len = read_some(&mut FileAt { file, offset: 0 }, &mut head)?;
     Ok(Compression::of(&head[..len]))
 }
@@ -140,6 +171,8 @@ impl Read for FileAt<'_> {
     }
 }
 
+/// Enough of a file to know its compression.
+pub const HEAD_BYTES: usize = 1024;
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Enough for what xz writes with its strongest setting, 65 MiB.
 #[cfg(feature = "formats")]

@@ -106,6 +106,7 @@ impl Content {
             Content::TfRecord(None) => "TFRecord shard",
             Content::TfRecord(Some(compression)) => match compression.name() {
                 "gzip" => "TFRecord shard in gzip",
+                "zlib" => "TFRecord shard in zlib",
                 "zstd" => "TFRecord shard in zstd",
                 "xz" => "TFRecord shard in xz",
                 _ => "TFRecord shard in bzip2",

@@ -166,4 +166,4 @@ impl Read for Stream {
 }
 
 /// Enough to tell a compression.
-const HEAD_BYTES: u64 = 6;
+const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

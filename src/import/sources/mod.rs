@@ -65,7 +65,6 @@ pub use self::kind::SourceKind;
 use self::objects::{ObjectReads, ObjectRoot, ObjectSamples};
 pub(in crate::import) use self::record_stream::RecordStream;
 use self::shard::OpenShards;
-pub(in crate::import) use self::spool::nameless_file;
 use crate::checksum::{crc32c, crc32c_append};
 use crate::format::columns::ColumnTable;
 use crate::format::{Origin, OriginsBuilder};

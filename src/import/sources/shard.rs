@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::index::{BadReason, Container};
 use super::stamp;
@@ -18,16 +19,22 @@ use crate::{Error, ErrorKind, Result};
 /// # Errors
 /// It does not open, or is not a file.
 pub fn open(path: &Path) -> Result<(Arc<File>, Container)> {
-    let name = |error: rustix::io::Errno| Error::from(io::Error::from(error)).path(path);
+    opened(path)
+        .map_err(|errno| Error::from(io::Error::from(errno)).path(path))?
+        .ok_or_else(|| Error::new(ErrorKind::BadSource, "a shard must be a file").path(path))
+}
+
+/// The same; `None`: it is not a file.
+fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(name)?;
-    let stat = rustix::fs::fstat(&fd).map_err(name)?;
+    let fd = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&fd)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Error::new(ErrorKind::BadSource, "a shard must be a file").path(path));
+        return Ok(None);
     }
     let len_bytes = stat.st_size as u64;
     let container = Container { path: path.to_path_buf(), stamp: stamp(&stat), len_bytes };
-    Ok((Arc::new(File::from(fd)), container))
+    Ok(Some((Arc::new(File::from(fd)), container)))
 }
 
 /// Reads a shard sequentially.
@@ -116,7 +123,7 @@ impl OpenShards {
         let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
         let read = match rustix::io::preadv(&file, &mut both, offset) {
             Ok(read) => read,
-            Err(rustix::io::Errno::INTR) => 0,
+            Err(Errno::INTR) => 0,
             Err(error) => return Err(BadReason::Unreadable(error.raw_os_error())),
         };
         // Linux reads at most 2 GiB at once, and a signal may end a read early.
@@ -135,10 +142,11 @@ impl OpenShards {
         if let Some((_, file)) = self.open.iter().find(|(open, _)| *open == number) {
             return Ok(file.clone());
         }
-        let (file, now) = open(&container.path).map_err(|_| BadReason::Changed)?;
-        if now != *container {
-            return Err(BadReason::Changed);
-        }
+        let found = opened(&container.path).map_err(|errno| match errno {
+            Errno::NOENT | Errno::NOTDIR => BadReason::Changed,
+            errno => BadReason::Unreadable(errno.raw_os_error()),
+        })?;
+        let (file, _) = found.filter(|(_, now)| now == container).ok_or(BadReason::Changed)?;
         if self.open.len() < MAX_OPEN {
             self.open.push((number, file.clone()));
         } else {

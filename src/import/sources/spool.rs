@@ -3,10 +3,10 @@
 //! The copy is an unnamed file: it disappears when the import ends, however it ends. Its stamp is a hash of
 //! its bytes, so an import from a pipe can resume if the pipe delivers the same bytes again.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::compression::{self, Compression};
 use super::index::Container;
 use super::shard;
+use crate::nameless_file::nameless_file;
 use crate::{Error, ErrorKind, Result};
 
 /// Whether `path` can be read only once and sequentially.
@@ -114,33 +115,9 @@ fn widen(pipe: &impl AsFd) {
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
-/// A file in `folder` that disappears when it is closed.
-///
-/// # Errors
-/// Those of the file system.
-pub(in crate::import) fn nameless_file(folder: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
-        Ok(file) => return Ok(file),
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-        Err(error) => return Err(error),
-    }
-    // Some file systems do not support O_TMPFILE.
-    for attempt in 0..100 {
-        let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
-        match options.clone().create_new(true).open(&path) {
-            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::AlreadyExists))
-}
-
 const COPY_BYTES: usize = 256 * 1024;
 
 /// The kernel's limit for a pipe of an unprivileged user.
 const PIPE_BYTES: usize = 1 << 20;
 /// Enough bytes to detect a compression.
-const HEAD_BYTES: u64 = 6;
+const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

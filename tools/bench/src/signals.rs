@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 /// The requests of signals.
@@ -24,6 +24,8 @@ impl Signals {
                 flag::register_conditional_shutdown(signal, 128, stop.clone())?;
                 flag::register(signal, stop.clone())?;
             }
+            // A file that grows beyond a limit is an error, EFBIG, instead of our end.
+            flag::register(SIGXFSZ, Arc::default())?;
             flag::register(SIGUSR1, interim.clone())
         };
         register().map_err(|error| format!("cannot catch signals: {error}"))?;

@@ -63,6 +63,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     log::start(cli.verbose, cli.quiet, cli.serves());
+    signals::outlive_size_limits();
     // A panic has printed its message; the exit code is that of any other failure.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
     log::finish();

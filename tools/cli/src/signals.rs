@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 use dlfs::{Error, Result};
@@ -90,6 +90,12 @@ impl Asked {
     pub(crate) fn wants_statistics(&self) -> bool {
         self.statistics.swap(false, Ordering::Relaxed)
     }
+}
+
+/// Makes a file that grows beyond a limit (`ulimit -f`) an error of whoever writes it, EFBIG, instead of our end.
+pub(crate) fn outlive_size_limits() {
+    // If this fails, the signal ends the process, as it does by default.
+    let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
 /// How often to check the flag.

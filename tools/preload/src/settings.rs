@@ -54,7 +54,8 @@ fn variable(name: &CStr) -> Option<&'static [u8]> {
     (!value.is_empty()).then(|| &*value.to_vec().leak())
 }
 
-/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several of them with spaces between.
+/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several of them with spaces between. A
+/// space, `=`, `;` or `%` of a name is written as `%20`, `%3D`, `%3B` or `%25`.
 fn parse(text: &[u8]) -> Result<Vec<Setting>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let mut settings: Vec<Setting> = Vec::new();
@@ -77,25 +78,40 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     if !prefix.starts_with('/') {
         return Err("its folder is not an absolute path".to_owned());
     }
-    let prefix = paths::normalise(prefix.as_bytes());
+    let prefix = paths::normalise(whole(prefix).as_bytes());
     if prefix == b"/" {
         return Err("the whole file system cannot be one".to_owned());
     }
     let mut parts = rest.split(';');
-    let addresses = parts.next().unwrap_or_default().split(',');
-    let addresses: Result<Vec<Address>, _> = addresses.map(str::parse).collect();
+    // An address has its own escape for `%`.
+    let addresses = Address::parse_list(&unescaped(parts.next().unwrap_or_default()));
     let addresses = addresses.map_err(|error| error.to_string())?;
     let (mut tiers, mut copy_bytes, mut fuse, mut order) = (Vec::new(), COPY_BYTES, None, None);
     for option in parts {
         match option.split_once('=') {
-            Some(("tier", tier)) => tiers.push(tier.parse().map_err(|why| format!("{why}"))?),
+            Some(("tier", tier)) => {
+                tiers.push(whole(tier).parse().map_err(|why| format!("{why}"))?)
+            }
             Some(("copy", size)) => copy_bytes = parse_size(size).map_err(|why| why.to_string())?,
-            Some(("fuse", folder)) => fuse = Some(OsStr::from_bytes(folder.as_bytes()).into()),
-            Some(("order", file)) => order = Some(OsStr::from_bytes(file.as_bytes()).into()),
+            Some(("fuse", folder)) => fuse = Some(whole(folder).into()),
+            Some(("order", file)) => order = Some(whole(file).into()),
             _ => return Err(format!("{option} is none of tier=, copy=, fuse= and order=")),
         }
     }
     Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
+}
+
+/// A text without the escapes of what separates settings.
+fn unescaped(text: &str) -> String {
+    let escapes = [("%20", " "), ("%09", "\t"), ("%0A", "\n"), ("%0a", "\n")];
+    let more = [("%3D", "="), ("%3d", "="), ("%3B", ";"), ("%3b", ";")];
+    let all = escapes.iter().chain(&more);
+    all.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+/// A text without any escape.
+fn whole(text: &str) -> String {
+    unescaped(text).replace("%25", "%")
 }
 
 /// The longest file that is copied into memory if nothing else is said.

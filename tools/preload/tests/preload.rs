@@ -103,6 +103,30 @@ fn a_program_that_touches_no_data_set_has_no_thread_connection_or_open_image() {
 }
 
 #[test]
+fn names_with_spaces_and_separators_are_escaped_in_settings() {
+    let source = Source::new();
+    let names = ["a b", "c=d", "e;f", "100%25", "%20"];
+    for name in names {
+        let image = source.path(&format!("{name}.dlfs"));
+        std::fs::copy(source.path("train.dlfs"), &image).unwrap();
+        let shown = source.path(&format!("shown {name}"));
+        let escaped = |path: &Path| {
+            let mut text = path.display().to_string().replace('%', "%25");
+            for (from, to) in [(" ", "%20"), ("=", "%3D"), (";", "%3B")] {
+                text = text.replace(from, to);
+            }
+            text
+        };
+        let mounts = format!("{}={}", escaped(&shown), escaped(&image));
+        let (plain, _) = &source.mounts()[0];
+        let listed = succeeded(source.command("ls", &mounts).arg(&shown).output().unwrap());
+        let expected =
+            succeeded(source.command("ls", plain).arg(source.path("shown")).output().unwrap());
+        assert_eq!(listed, expected, "{name}");
+    }
+}
+
+#[test]
 fn settings_that_are_wrong_are_said_in_one_line_and_the_program_runs() {
     let source = Source::new();
     for (mounts, why) in [

@@ -832,13 +832,16 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     numpy::int64(py, std::iter::once(0).chain(ends))
 }
 
-/// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them; a path may be an os.PathLike.
+/// Addresses: one, `ADDRESS[,ADDRESS...]`, or a list of them. An os.PathLike is one path, whatever its name.
 pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let py = given.py();
     let one = |given: &Bound<'_, PyAny>| {
         let path = names::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
-        Address::parse_list_os(&OsString::from_vec(path))
-            .map_err(|error| raise_invalid(py, error.to_string()))
+        let path = OsString::from_vec(path);
+        if !given.is_instance_of::<PyString>() && !given.is_instance_of::<PyBytes>() {
+            return Ok(vec![Address::from_path(path)]);
+        }
+        Address::parse_list_os(&path).map_err(|error| raise_invalid(py, error.to_string()))
     };
     let is_list = given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>();
     if !is_list {

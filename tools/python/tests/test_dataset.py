@@ -142,6 +142,19 @@ def test_a_path_may_be_a_path_and_an_image_may_lie_on_several(source, tmp_path):
         dlfs.open(pathlib.Path(parts[0]))
 
 
+def test_a_path_object_is_one_path_whatever_its_name(source, tmp_path):
+    for name in ["a,b.dlfs", "a%2Cb.dlfs", "100%.dlfs", "a b=c;d.dlfs"]:
+        path = tmp_path / name
+        dlfs.import_(source.root, path)
+        assert path.exists()
+        with dlfs.open(path) as ds:
+            assert bytes(ds[42]) == source.contents[42]
+        with dlfs.open([path]) as ds:
+            assert len(ds) == len(source)
+    with dlfs.open(str(tmp_path / "a,b.dlfs").replace(",", "%2C")) as ds:
+        assert len(ds) == len(source), "text has its escapes"
+
+
 def test_deleted_samples_leave_ids_and_indices_apart(source, tmp_path):
     path = tmp_path / "i.dlfs"
     command("import", source.root, path, "--quiet")

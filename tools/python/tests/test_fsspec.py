@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dlfs
+from conftest import command
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -36,6 +37,18 @@ def test_folders_and_samples_are_listed(fs, source):
         fs.info("nothing")
     with pytest.raises(FileNotFoundError):
         fs.ls("nothing")
+
+
+def test_a_slash_in_a_field_is_escaped_as_by_an_export(tmp_path):
+    dlfs.import_([{"image/encoded": b"one", "text": b"two"}], tmp_path / "i.dlfs")
+    command("export", tmp_path / "i.dlfs", tmp_path / "out", "--quiet")
+    fs = fsspec.filesystem("dlfs", address=str(tmp_path / "i.dlfs"), skip_instance_cache=True)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == sorted(fs.ls("", detail=False)) and len(names) == 2
+    assert any(name.endswith(".image%2Fencoded") for name in names)
+    for name in names:
+        assert fs.cat(name) == (tmp_path / "out" / name).read_bytes()
+    fs.dataset.close()
 
 
 def test_files_are_read_whole_and_in_parts(fs, source):

@@ -19,6 +19,7 @@ import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 import dlfs.pls as PLS
 
@@ -30,13 +31,14 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 torch.manual_seed(1)
 dataset = PLS.ImageFolder(sys.argv[1], sys.argv[2], None, loader=decode)
-sampler = PLS.DistributedSampler(dataset)
+sampler = {"own": PLS.DistributedSampler, "torch": DistributedSampler}[sys.argv[3]](dataset)
 scheduler = PLS.Scheduler(dataset, batch_size=5, fraction=0.4, seed=3)
 model = DistributedDataParallel(torch.nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 seen, losses = [], []
 for epoch in range(4):
-    sampler.set_epoch(epoch)
+    if sys.argv[4] == "told":
+        sampler.set_epoch(epoch)
     scheduler.scheduling(epoch)
     seen.append([])
     for (numbers, pixels), labels in DataLoader(dataset, batch_size=5, sampler=sampler):
@@ -73,12 +75,14 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_script_for_pls_trains_under_torchrun_by_changing_its_import(folder, tmp_path, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "sampler", "told"), [(2, "own", "told"), (4, "own", "untold"), (2, "torch", "untold"), (2, "torch", "told")]
+)
+def test_a_script_for_pls_trains_under_torchrun_by_changing_its_import(folder, tmp_path, ranks, sampler, told):
     program = tmp_path / "train.py"
     program.write_text(SCRIPT)
-    # The first run imports the folder; the second finds the image.
-    lines = torchrun(program, ranks, str(folder / "source"), str(folder / "classes.txt"))
+    # The first run imports the folder; the others find the image.
+    lines = torchrun(program, ranks, str(folder / "source"), str(folder / "classes.txt"), sampler, told)
     assert len(lines) == ranks
     for epoch in range(EPOCHS):
         numbers = sorted(number for line in lines for number in line["seen"][epoch])
@@ -108,6 +112,7 @@ def test_labels_are_lines_of_the_class_file_and_other_reading_is_refused(folder)
             assert label == 3 - int.from_bytes(number, "little") // PER_CLASS
         scheduler.clean_local_storage()
     scheduler.scheduling(2)
+    data[5]
     with pytest.raises(dlfs.Unsupported, match="num_workers=0"):
         data[5]
     with pytest.raises(dlfs.InvalidArgument, match="lacks ant"):
@@ -116,3 +121,18 @@ def test_labels_are_lines_of_the_class_file_and_other_reading_is_refused(folder)
     with pytest.raises(dlfs.InvalidArgument, match="rank 0 of 1"):
         dlfs.pls.DistributedSampler(data, num_replicas=2, rank=1)
     scheduler.close()
+
+
+def test_shares_that_differ_by_one_are_read_whole_whichever_sampler_gives_the_indices(folder, tmp_path):
+    (tmp_path / "odd" / "ant").mkdir(parents=True)
+    for number in range(7):
+        (tmp_path / "odd" / "ant" / f"{number}").write_bytes(bytes([number, *bytes(19)]))
+    program = tmp_path / "odd.py"
+    program.write_text(SCRIPT)
+    classes = str(folder / "classes.txt")
+    for sampler, at_least in [("own", 6), ("torch", 7)]:
+        lines = torchrun(program, 2, str(tmp_path / "odd"), classes, sampler, "untold")
+        for epoch in range(EPOCHS):
+            seen = [number for line in lines for number in line["seen"][epoch]]
+            assert len(set(seen)) >= at_least, f"{sampler}, epoch {epoch}: {seen}"
+            assert len({len(line["seen"][epoch]) for line in lines}) == 1, "all ranks take as many steps"

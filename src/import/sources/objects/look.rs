@@ -155,7 +155,7 @@ fn list_all(
     // Many objects are looked up at once.
     let given = map_at_once(OPENING, &places, |(client, place)| match place.is_folder() {
         true => Ok(None),
-        false => Ok(Some(client.head(place.key()))),
+        false => Ok(Some(client.file(place.key()))),
     })?;
     let mut all = Vec::new();
     for ((client, place), given) in places.into_iter().zip(given) {

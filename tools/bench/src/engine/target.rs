@@ -103,7 +103,9 @@ impl Targets {
             Engine::Null => null_target(job, name, count)?,
             Engine::Mem => mem_target(job, name, count)?,
             Engine::Psync | Engine::IoUring => plain_file(job, engine, name, count, written)?,
-            Engine::Auto | Engine::Tcp | Engine::File | Engine::Spdk => device(job, name, written)?,
+            Engine::Auto | Engine::Tcp | Engine::File | Engine::Spdk => {
+                device(job, name, count, written)?
+            }
         };
         self.opened.insert(key, target.clone());
         Ok(target)
@@ -270,12 +272,16 @@ fn block_len(job: &Job) -> u64 {
     if job.block_sizes().iter().all(|size| size.is_multiple_of(4096)) { 4096 } else { 512 }
 }
 
-fn device(job: &Job, name: String, writable: bool) -> Result<Target, String> {
+fn device(job: &Job, name: String, count: u64, writable: bool) -> Result<Target, String> {
     let address = address_of(job, &name)?;
     if let Address::Path(path) = &address {
         check_kind(&name, path)?;
         if writable || removes(job, path) {
             check_file(job, &name, path)?;
+        }
+        // A file that is there and only read may be an image: it stays as long as it is.
+        if writable || !path.exists() {
+            make_long(&name, path, wanted_len(job, count))?;
         }
     }
     let device = qpair::open(&address, &connect_options(job, writable)?);
@@ -314,12 +320,7 @@ fn plain_file(
     if written || removes(job, &path) || has < wanted {
         check_file(job, &name, &path)?;
     }
-    if !is_device && (metadata.is_none() || has < wanted) {
-        if wanted == 0 {
-            return Err(format!("{name} does not exist, and without size= it cannot be made"));
-        }
-        lay_out(&path, has, wanted).map_err(|error| failed("make", error))?;
-    }
+    make_long(&name, &path, wanted)?;
     prepare_cache(job, &path);
     let direct = if job.direct == Some(true) { libc::O_DIRECT } else { 0 };
     let file = OpenOptions::new()
@@ -338,6 +339,19 @@ fn plain_file(
     let block = if direct != 0 { 512 } else { 1 };
     let namespace = plain_namespace(&name, len, block, depth, engine.name());
     Ok(Target { name, namespace, path: (!is_device).then_some(path), opened })
+}
+
+/// Makes a file that does not exist, or is shorter than `wanted`, as fio does.
+fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
+    let metadata = std::fs::metadata(path).ok();
+    if metadata.as_ref().is_some_and(|found| !found.is_file() || found.len() >= wanted) {
+        return Ok(());
+    }
+    if wanted == 0 {
+        return Err(format!("{name} does not exist, and without size= it cannot be made"));
+    }
+    let laid = lay_out(path, metadata.map_or(0, |found| found.len()), wanted);
+    laid.map_err(|error| format!("cannot make {name}: {error}"))
 }
 
 /// Whether `unlink=1` removes `path` when the job ends: not the node of a block device.

@@ -337,3 +337,22 @@ fn jobs_run_on_the_processors_that_are_named_and_may_poll_without_a_pause() {
     common::signal(&child, "INT");
     common::end_of(child).code(128);
 }
+
+#[test]
+fn a_file_that_is_not_there_is_laid_out_and_json_stands_alone() {
+    let dir = TestDir::new();
+    let path = dir.path("new/file");
+    let name = format!("--filename={}", path.display());
+    for rw in ["write", "read", "randrw"] {
+        let rw_is = format!("--rw={rw}");
+        let out = run(&[&*name, "--size=4m", &rw_is, "--output-format=json"]);
+        let json: serde_json::Value = serde_json::from_slice(&out.code(0).stdout).unwrap();
+        assert_eq!(json["jobs"][0]["error"], 0, "{rw}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20, "{rw}");
+        std::fs::remove_file(&path).unwrap();
+    }
+    let out = run(&[&*name, "--rw=write", "--output-format=json"]).code(1);
+    out.complains_of(&["does not exist", "size="]);
+    assert!(out.stdout.is_empty(), "{}", out.text());
+    assert!(!path.exists());
+}

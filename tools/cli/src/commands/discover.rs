@@ -1,5 +1,7 @@
 //! `dlfs discover`: lists the subsystems of a target.
 
+use std::net::Ipv6Addr;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -44,7 +46,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
     let records = discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
-        let record = describe(record);
+        let record = describe(record, host);
         if args.json {
             out.json(&record)?;
         } else {
@@ -58,14 +60,14 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
 }
 
 /// The texts come from the target, so they are escaped before they reach a terminal.
-fn describe(record: &DiscoveryRecord) -> JsonRecord {
+fn describe(record: &DiscoveryRecord, asked: &str) -> JsonRecord {
     let subnqn = record.subnqn().ok();
     let (traddr, trsvcid) = (record.traddr(), record.port());
     let address = match (&subnqn, traddr, trsvcid) {
         (Some(subnqn), Some(traddr), Some(trsvcid))
             if record.subtype == DiscoveryRecord::SUBTYPE_NVM =>
         {
-            let (traddr, subnqn) = (traddr.to_owned(), subnqn.clone());
+            let (traddr, subnqn) = (on_link(traddr, asked), subnqn.clone());
             Some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }).to_string())
         }
         _ => None,
@@ -76,6 +78,15 @@ fn describe(record: &DiscoveryRecord) -> JsonRecord {
         traddr: safe_name(traddr.unwrap_or_default().as_bytes()),
         trsvcid,
         subtype: record.subtype,
+    }
+}
+
+/// An address of a record. One of a link alone (fe80::/10) is of the link over which it came.
+fn on_link(traddr: &str, asked: &str) -> String {
+    let is_of_link = traddr.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local());
+    match asked.split_once('%').filter(|_| is_of_link) {
+        Some((_, link)) => format!("{traddr}%{link}"),
+        None => traddr.to_owned(),
     }
 }
 

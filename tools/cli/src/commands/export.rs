@@ -12,6 +12,7 @@ use dlfs::Error;
 use dlfs::dataset::{Image, OnError};
 use dlfs::directory::Directory;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::posix::in_file_name;
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
@@ -31,10 +32,10 @@ use crate::text::{self, safe_name};
 ///
 /// DEST is an empty or new folder, or an archive: FILE.tar, or - for standard output. Each sample
 /// becomes a file with its name; a sample with several fields becomes a file NAME.FIELD for each of
-/// them. Nothing is written outside DEST, nothing is overwritten, and no link is followed. Names
-/// that cannot be files below DEST are refused and listed, and the exit code is then 1: absolute
-/// names, names with . or .. or empty components, NUL bytes, components longer than 255 bytes, and
-/// names that need a folder where a sample is.
+/// them, with %2F for a slash in FIELD. Nothing is written outside DEST, nothing is overwritten, and
+/// no link is followed. Names that cannot be files below DEST are refused and listed, and the exit
+/// code is then 1: absolute names, names with . or .. or empty components, NUL bytes, components
+/// longer than 255 bytes, and names that need a folder where a sample is.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct ExportArgs {
@@ -209,7 +210,7 @@ impl Export<'_> {
             if let Some(bytes) = batch.field(index, number)? {
                 let kind = directory.field_types().of(number);
                 let bytes = kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes));
-                self.file([&name[..], b".", field].concat(), bytes, files)?;
+                self.file([&name[..], b".", &in_file_name(field)].concat(), bytes, files)?;
             }
         }
         Ok(())

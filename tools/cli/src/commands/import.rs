@@ -207,9 +207,10 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
 /// Adds how to continue: what was written is kept.
 fn say_how_to_go_on(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::NoSpace => {
-            error.hint("make room, then run it again with --resume; or begin on a larger namespace")
-        }
+        ErrorKind::NoSpace => error.hint(
+            "make room, or raise the limit on files (ulimit -f), then run it again with --resume; or begin on a larger \
+             namespace",
+        ),
         ErrorKind::Disconnected | ErrorKind::TimedOut => {
             error.hint("run it again with --resume when the target is back")
         }

@@ -1,6 +1,6 @@
 //! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -208,7 +208,7 @@ fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
 fn announce_configured(json: bool, running: &Running, out: &mut Out) -> Result<(), Failure> {
     let nqn = &running.config.nqn;
     let served = running.target.namespaces();
-    let reach = SocketAddr::new(reachable(running.listen[0].ip()), running.listen[0].port());
+    let reach = reachable(running.listen[0]);
     let addresses: Vec<Address> =
         served.iter().map(|s| address(reach, nqn, Some(s.nsid))).collect();
     if json {
@@ -306,7 +306,7 @@ fn announce(
     nqn: &Nqn,
     devices: &[Arc<dyn Device>],
 ) -> Result<(), Failure> {
-    let reach = SocketAddr::new(reachable(listen.ip()), listen.port());
+    let reach = reachable(listen);
     let addresses = addresses(reach, nqn, devices.len());
     let address = Address::list_to_string(&addresses);
     let mut out = Out::new();
@@ -351,17 +351,18 @@ fn addresses(reach: SocketAddr, nqn: &Nqn, namespaces: usize) -> Vec<Address> {
 }
 
 fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
-    let (traddr, trsvcid) = (reach.ip().to_string(), reach.port());
+    let (traddr, trsvcid) = (TcpAddress::traddr_of(reach), reach.port());
     Address::Tcp(TcpAddress { traddr, trsvcid, subnqn: nqn.clone(), nsid })
 }
 
 /// An address on which a target that listens on all interfaces can be reached: loopback.
-fn reachable(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
-        IpAddr::V6(ip) if ip.is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
+fn reachable(mut listen: SocketAddr) -> SocketAddr {
+    match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => listen.set_ip([127, 0, 0, 1].into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => listen.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
     }
+    listen
 }
 
 fn resolve(listen: &str) -> Result<SocketAddr, Failure> {
@@ -444,9 +445,11 @@ mod tests {
 
     #[test]
     fn listening_everywhere_is_reached_through_loopback() {
-        assert_eq!(reachable("0.0.0.0".parse().unwrap()).to_string(), "127.0.0.1");
-        assert_eq!(reachable("::".parse().unwrap()).to_string(), "::1");
-        assert_eq!(reachable("10.1.2.3".parse().unwrap()).to_string(), "10.1.2.3");
+        let reached = |listen: &str| reachable(listen.parse().unwrap()).to_string();
+        assert_eq!(reached("0.0.0.0:1"), "127.0.0.1:1");
+        assert_eq!(reached("[::]:1"), "[::1]:1");
+        assert_eq!(reached("10.1.2.3:1"), "10.1.2.3:1");
+        assert_eq!(reached("[fe80::1%2]:1"), "[fe80::1%2]:1");
     }
 
     #[test]

@@ -101,6 +101,15 @@ struct OriginsFacts {
     bytes: u64,
 }
 
+/// Samples without a label.
+fn unlabelled(directory: &Directory) -> u64 {
+    let is_without = |id: &SampleId| directory.is_live(*id) && directory.label(*id).is_none();
+    match directory.labels() {
+        None => directory.num_live(),
+        Some(_) => (0..directory.num_samples()).map(SampleId).filter(is_without).count() as u64,
+    }
+}
+
 #[derive(Serialize)]
 struct ImageFacts {
     uuid: String,
@@ -120,6 +129,8 @@ struct ImageFacts {
     field_types: BTreeMap<String, String>,
     classes: u64,
     labels: bool,
+    /// Samples without a label.
+    unlabelled: u64,
     /// The typed columns.
     columns: Vec<ColumnFacts>,
     /// The objects of stores that it was imported from, in all generations.
@@ -214,6 +225,7 @@ impl ImageFacts {
                 .collect(),
             classes: directory.classes().len() as u64,
             labels: directory.labels().is_some(),
+            unlabelled: unlabelled(directory),
             columns: directory
                 .columns()
                 .iter()
@@ -284,7 +296,15 @@ impl ImageFacts {
             });
             out.line(format!("fields       {}", shown.collect::<Vec<_>>().join(", ")))?;
         }
-        let labels = if self.labels { "a label each" } else { "no labels" };
+        let labels = match (self.labels, self.unlabelled) {
+            (false, _) => "no labels".to_owned(),
+            (true, 0) => "a label each".to_owned(),
+            (true, 1) => format!("1 of {} samples has no label", text::count(self.samples)),
+            (true, some) => {
+                let (some, all) = (text::count(some), text::count(self.samples));
+                format!("{some} of {all} samples have no label")
+            }
+        };
         out.line(format!("classes      {}; {labels}", text::count(self.classes)))?;
         if !self.columns.is_empty() {
             let columns =

@@ -289,13 +289,13 @@ pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Ad
 
 /// `HOST:PORT` as an address to listen on.
 pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
-    let Some((_, port)) = listen.rsplit_once(':') else {
+    let Some((host, port)) = listen.rsplit_once(':') else {
         return Err(format!("{listen:?} is not HOST:PORT"));
     };
-    if port.parse::<u16>().is_err() {
-        return Err(format!("{listen:?}: {port:?} is not a port"));
-    }
-    let mut found = listen
+    let number: u16 = port.parse().map_err(|_| format!("{listen:?}: {port:?} is not a port"))?;
+    // A link, as in `[fe80::1%eth0]:4420`, is known to the system's resolver alone, and without the brackets.
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let mut found = (bare.unwrap_or(host), number)
         .to_socket_addrs()
         .map_err(|error| format!("cannot listen on {listen:?}: {error}"))?;
     found.next().ok_or_else(|| format!("{listen:?} has no address"))

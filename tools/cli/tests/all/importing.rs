@@ -403,3 +403,15 @@ fn options_stand_between_the_sources_and_the_image() {
     plan.args(["import-parts", "plan", "plan", "-o", "a.plan", "0.dlfs,1.dlfs"]);
     assert!(plan.current_dir(dir.path("")).status().unwrap().success());
 }
+
+#[cfg(feature = "cloud")]
+#[test]
+fn a_request_that_is_made_again_is_told_from_its_second_attempt_on() {
+    let dir = TestDir::new();
+    let files = [("set/a.bin".to_owned(), b"purr".to_vec())].into();
+    let server = crate::web_server::WebServer::new(files);
+    let (source, image) = (server.url("once", "set/"), dir.arg("train.dlfs"));
+    let told = run(&["import", &source, &image]).code(0);
+    told.complains_of(&["/once/set/", "attempt 1 failed", "HTTP status 503 Service Unavailable"]);
+    assert_eq!(run(&["cat", &image, "a.bin"]).code(0).stdout, b"purr");
+}

@@ -1,6 +1,7 @@
 //! ls, stat, cat, verify: the contents of an image.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write;
 
 use crate::common::{self, TestDir, run};
@@ -260,4 +261,20 @@ fn an_error_that_nobody_can_read_still_decides_the_exit_code() {
     command.args(["ls", "/nowhere/train.dlfs"]).stderr(full);
     let status = common::wait(&mut command.spawn().unwrap());
     assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn stat_counts_samples_without_a_label() {
+    let dir = TestDir::new();
+    fs::create_dir_all(dir.path("source/cat")).unwrap();
+    fs::write(dir.path("source/cat/1"), "purr").unwrap();
+    let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
+    run(&["import", &source, &image]).code(0);
+    let stat = run(&["stat", &image]).code(0);
+    assert!(stat.text().contains("a label each"), "{}", stat.text());
+    fs::write(dir.path("source/stray"), "?").unwrap();
+    run(&["import", &source, &image, "--force"]).code(0);
+    let stat = run(&["stat", &image]).code(0);
+    assert!(stat.text().contains("1 of 2 samples has no label"), "{}", stat.text());
+    assert_eq!(run(&["stat", &image, "--json"]).code(0).json()["unlabelled"], 1);
 }

@@ -5,6 +5,10 @@ mod common;
 #[path = "../../../../tests/support/disk.rs"]
 mod disk;
 mod service_support;
+#[cfg(feature = "cloud")]
+#[allow(dead_code, unreachable_pub)] // shared with the library's tests
+#[path = "../../../../tests/support/web_server.rs"]
+mod web_server;
 
 mod absent;
 mod access_log;

@@ -1,11 +1,13 @@
 //! serve, and every reading command over its socket; import onto a served namespace.
 
-use std::fs::File;
-use std::net::TcpListener;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv6Addr, TcpListener};
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::common::{self, Served, TestDir, refusing, run};
+use crate::common::{self, Served, TestDir, dlfs, refusing, run, signal, wait};
 
 #[test]
 fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
@@ -294,4 +296,39 @@ fn identify_data_are_printed_with_the_names_of_nvme_cli() {
         run(&["list-subsys", address]).code(0).text().contains(" +- nvme0 tcp traddr=127.0.0.1")
     );
     run(&["id-ctrl", &dir.arg("train.dlfs")]).code(2).complains_of(&["nvme-tcp://"]);
+}
+
+/// An address of a link alone, as `fe80::1`, and the link.
+fn of_a_link() -> Option<(Ipv6Addr, String)> {
+    let text = fs::read_to_string("/proc/net/if_inet6").ok()?;
+    let line = text.lines().find(|line| line.starts_with("fe80"))?;
+    let mut words = line.split_whitespace();
+    let ip = u128::from_str_radix(words.next()?, 16).ok()?;
+    Some((Ipv6Addr::from(ip), words.last()?.to_owned()))
+}
+
+#[test]
+fn an_address_of_a_link_keeps_its_link_when_it_is_served_told_and_discovered() {
+    let Some((ip, link)) = of_a_link() else {
+        return eprintln!("SKIPPED: this machine has no address of a link");
+    };
+    let dir = TestDir::with_image();
+    let listen = format!("[{ip}%{link}]:0");
+    let options =
+        ["serve", &dir.arg("train.dlfs"), "--listen", &listen, "--json", "--allow-any-host"];
+    let mut serving = dlfs().args(options).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(serving.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let address = said["address"].as_str().unwrap();
+    let samples =
+        |address: &str| run(&["stat", address, "--json"]).code(0).json()["samples"].clone();
+    assert_eq!(samples(address), 300, "{address}");
+    let port = address.split("]:").nth(1).unwrap().split('/').next().unwrap();
+    let found = run(&["discover", &format!("[{ip}%{link}]:{port}")]).code(0);
+    let found = found.text().trim();
+    assert!(found.contains(&format!("%25{link}")), "{found}");
+    assert_eq!(samples(found), 300, "{found}");
+    signal(&serving, "TERM");
+    wait(&mut serving);
 }

@@ -8,7 +8,7 @@
     webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
 Paths are names of samples; `address` and the other options are those of dlfs.open. If samples have fields, each
-field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount`, and fields=("jpg", "cls") has these two;
+field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount` (a slash in FIELD is %2F), and fields=("jpg", "cls") has these two;
 fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty file, and
 one whose type was read from .npy files or from text is such a file.
 """
@@ -24,6 +24,11 @@ from fsspec import AbstractFileSystem
 from . import Dataset, Error, NameNotFound, NotFound, Refused, SampleFile, open
 
 __all__ = ["DlfsFileSystem"]
+
+
+def _suffix(field: str) -> str:
+    """What a field's file is called behind its sample's name: a slash would make a folder."""
+    return "." + field.replace("/", "%2F")
 
 
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -79,13 +84,13 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         if not self._fields:
             return self.dataset.id_of(path), None
         for field in self._by_length:
-            name = path.removesuffix(f".{field}")
+            name = path.removesuffix(_suffix(field))
             if name != path:
                 try:
                     return self.dataset.id_of(name), field
                 except NameNotFound:
                     pass  # the name itself may have a dot
-        raise NameNotFound(f"no sample has the file {path}: files are NAME.{', NAME.'.join(self._fields)}")
+        raise NameNotFound(f"no sample has the file {path}: files are NAME{', NAME'.join(map(_suffix, self._fields))}")
 
     def _entry(self, name: str, id: int) -> dict[str, Any]:
         entry = {"name": name, "size": self._size(id), "type": "file", "id": id}
@@ -99,7 +104,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
     def _files(self, name: str, id: int) -> list[dict[str, Any]]:
         """The files of a sample."""
-        names = [f"{name}.{field}" for field in self._fields] or [name]
+        names = [name + _suffix(field) for field in self._fields] or [name]
         return [self._entry(name, id) for name in names]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:

@@ -8,7 +8,6 @@ A training script that was written for PLS runs by changing its import:
     sampler = PLS.DistributedSampler(dataset)
     scheduler = PLS.Scheduler(dataset, batch_size=b, fraction=Q)
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)
         scheduler.scheduling(epoch)
         for images, labels in DataLoader(dataset, batch_size=b, sampler=sampler):
             ...
@@ -17,7 +16,8 @@ A training script that was written for PLS runs by changing its import:
         scheduler.clean_local_storage()
 
 Rank and world size come from torch.distributed, or from the launcher's variables. Each rank keeps its share of the
-samples in its own storage; native threads exchange fraction Q of it during an epoch, and delete what has left. So
+samples in its own storage, and reads it in an order of its own, whatever the sampler: torch's DistributedSampler does as
+well. scheduling, or set_epoch of the sampler here, begins an epoch. Native threads exchange fraction Q of it during an epoch, and delete what has left. So
 communicate, synchronize and clean_local_storage have nothing to send, to wait for or to delete: they return at once.
 Samples are read ahead by native threads, so DataLoader needs num_workers=0.
 """
@@ -50,8 +50,8 @@ class ImageFolder:
     peers       where the ranks meet, as for dlfs.Loader
     options     passed to dlfs.open
 
-    An item is (transforms(image), label). Items are read in the order of a DistributedSampler, once a Scheduler has
-    been made.
+    An item is (transforms(image), label): the next of this rank's epoch, whatever its index, once a Scheduler has been
+    made. An epoch has each index once, as samplers give them.
     """
 
     def __init__(
@@ -66,9 +66,7 @@ class ImageFolder:
         **options: Any,
     ) -> None:
         self.rank, self.world_size = _place()
-        address = os.fspath(root)
-        if os.path.isdir(address):
-            address = _imported(address, self.rank)
+        address = _imported(os.fspath(root), self.rank) if os.path.isdir(root) else root
         self.dataset = _open(address, **options)
         self.transforms, self.loader = transforms, loader or _pil
         self.classes = _names(class_file) or [os.fsdecode(name) for name in self.dataset.classes]
@@ -77,8 +75,8 @@ class ImageFolder:
         self._stream: _Stream | None = None
 
     def __len__(self) -> int:
-        """Samples of the shortest share: all ranks take as many steps."""
-        return len(self.dataset) // self.world_size
+        """Samples of all ranks, of which torch's DistributedSampler gives each rank its part."""
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, int | None]:
         if self._stream is None:
@@ -100,7 +98,7 @@ class ImageFolder:
 
 
 class DistributedSampler:
-    """The indices of this rank's samples in an epoch, in the order in which they are read."""
+    """Indices for this rank's samples in an epoch: as many as the shortest share has, so that all take as many steps."""
 
     def __init__(self, dataset: ImageFolder, num_replicas: int | None = None, rank: int | None = None) -> None:
         given = (dataset.rank if rank is None else rank, num_replicas or dataset.world_size)
@@ -115,11 +113,13 @@ class DistributedSampler:
             self.dataset._stream.begin(epoch)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset) // self.dataset.world_size
 
     def __iter__(self) -> Iterator[int]:
-        if self.dataset._stream is not None:
-            self.dataset._stream.begin(self.epoch)
+        stream = self.dataset._stream
+        if stream is not None:
+            # Whoever schedules epochs need not tell the sampler.
+            stream.begin(self.epoch if stream.epoch < 0 else stream.epoch)
         return iter(range(len(self)))
 
 
@@ -152,7 +152,7 @@ class Scheduler:
             peers=dataset._peers if dataset.world_size > 1 else None,
             blocking_exchange=not non_blocking,
         )
-        dataset._stream = self._stream = _Stream(self.loader, len(dataset))
+        dataset._stream = self._stream = _Stream(self.loader, len(dataset), dataset.world_size)
 
     def scheduling(self, epoch: int) -> None:
         """Begins `epoch`."""
@@ -186,29 +186,45 @@ PartialScheduler = Scheduler
 class _Stream:
     """The samples of an epoch in the order of the loader, taken one by one."""
 
-    def __init__(self, loader: Loader, length: int) -> None:
-        self._loader, self._length = loader, length
-        self._epoch, self._next = -1, 0
+    def __init__(self, loader: Loader, samples: int, world_size: int) -> None:
+        self._loader = loader
+        # The shortest share, and what a sampler may ask for that gives all ranks as many.
+        self._least, self._most = samples // world_size, -(-samples // world_size)
+        self.epoch = -1
+        self._taken: set[int] = set()
+        self._first: tuple[bytes, int | None] | None = None
         self._batches: Iterator[Any] = iter(())
         self._rest: list[tuple[bytes, int | None]] = []
 
     def begin(self, epoch: int) -> None:
-        if epoch == self._epoch and self._next == 0:
+        if epoch == self.epoch and not self._taken:
             return
         self.finish()
         self._loader.set_epoch(epoch)
-        self._epoch, self._next = epoch, 0
+        self.epoch, self._taken, self._first = epoch, set(), None
         self._batches, self._rest = iter(self._loader), []
 
     def take(self, index: int) -> tuple[bytes, int | None]:
-        if index != self._next:
+        if index in self._taken or len(self._taken) == self._most:
             raise Unsupported(
-                f"sample {index} is asked for, and {self._next} is next: read in the order of a "
-                "dlfs.pls.DistributedSampler, with num_workers=0"
+                f"sample {index} is asked for when epoch {self.epoch} has had it, or has no more: begin each epoch with "
+                "scheduling(epoch), and read with a sampler that gives each index once, with num_workers=0"
             )
-        self._next += 1
+        self._taken.add(index)
+        sample = self._next()
+        if sample is None:
+            # As torch's sampler fills up the last step, where shares differ by one.
+            sample = self._first
+        elif self._first is None:
+            self._first = sample
+        assert sample is not None, "a share has a sample"
+        return sample
+
+    def _next(self) -> tuple[bytes, int | None] | None:
         if not self._rest:
-            batch = next(self._batches)
+            batch = next(self._batches, None)
+            if batch is None:
+                return None
             labels = batch.labels
             each = enumerate(batch)
             self._rest = [(bytes(view), None if labels is None else int(labels[at])) for at, view in each]
@@ -217,7 +233,7 @@ class _Stream:
 
     def finish(self) -> None:
         """Takes what the sampler has left out: a longer share's last sample."""
-        if self._epoch >= 0 and self._next >= self._length:
+        if self.epoch >= 0 and len(self._taken) >= self._least:
             for _ in self._batches:
                 pass
             self._rest = []
@@ -231,13 +247,13 @@ def _place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _imported(folder: str, rank: int) -> str:
+def _imported(folder: str, rank: int) -> Path:
     """The image of a folder, beside it; rank 0 makes it, and the others wait if torch.distributed can."""
     image = str(Path(folder)).rstrip("/") + ".dlfs"
     if rank == 0 and not os.path.exists(image):
         part = image + ".part"
         Path(part).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "dlfs", "import", "--quiet", folder, part]
+        command = [sys.executable, "-m", "dlfs", "import", "--quiet", folder, part.replace("%", "%25").replace(",", "%2C")]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise InvalidArgument(f"{folder} cannot be imported: {done.stderr.strip()}")
@@ -248,7 +264,7 @@ def _imported(folder: str, rank: int) -> str:
         torch.distributed.barrier()
     if not os.path.exists(image):
         raise InvalidArgument(f"{image} is not there: rank 0 makes it from {folder}, on a file system that all see")
-    return image
+    return Path(image)
 
 
 def _names(class_file: str | os.PathLike[str] | None) -> list[str]:

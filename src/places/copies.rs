@@ -1,0 +1,113 @@
+//! Copies of files of web servers that send neither their lengths nor ranges of them: temporary files.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+
+use super::failure::Failure;
+use super::pool::{Pool, RangeBuf};
+use super::wanted::Wanted;
+use super::watch::Note;
+use super::web::Web;
+use super::{Object, Place};
+use crate::error::Error;
+use crate::nameless_file::nameless_file;
+
+/// The files of a host that were copied last.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    kept: Mutex<VecDeque<(Place, Arc<Copied>)>>,
+    /// Held by whoever copies a file again to read it.
+    pub(super) again: tokio::sync::Mutex<()>,
+}
+
+/// A file of a web server, all of it.
+#[derive(Debug)]
+pub(super) struct Copied {
+    file: File,
+    pub(super) object: Object,
+}
+
+impl Copies {
+    /// The copy of the file at `place`, if one of the wanted version is kept.
+    pub(super) fn of(&self, place: &Place, wanted: &Wanted) -> Option<Arc<Copied>> {
+        let kept = self.kept.lock();
+        let mut copies = kept.iter().filter(|(of, _)| of == place).map(|(_, copy)| copy);
+        copies.find(|copy| copy.is_of(wanted)).cloned()
+    }
+
+    /// Keeps a copy, in place of an older one.
+    pub(super) fn keep(&self, place: Place, copy: Arc<Copied>) {
+        let mut kept = self.kept.lock();
+        kept.retain(|(of, _)| *of != place);
+        kept.push_back((place, copy));
+        if kept.len() > MOST_KEPT {
+            kept.pop_front();
+        }
+    }
+}
+
+impl Copied {
+    /// Reads a file to its end. Each piece of it has to come within `silence`.
+    pub(super) async fn from(
+        web: &Web,
+        key: &str,
+        note: &Note,
+        silence: Duration,
+    ) -> Result<Copied, Failure> {
+        let late = |_| Failure::late(format!("no more came for {silence:?}"));
+        let failed = |error: &object_store::Error| Failure::of(error, note.read());
+        let asked = tokio::time::timeout(silence, web.get(key, note)).await.map_err(late)?;
+        let (told, body) = asked.map_err(|error| failed(&error))?;
+        let folder = std::env::temp_dir();
+        let full = |error: std::io::Error| {
+            let hint = "the web server sends no ranges of this file, or no length: it is copied to TMPDIR first";
+            Failure::Final(Error::from(error).path(&folder).hint(hint))
+        };
+        let mut file = nameless_file(&folder).map_err(full)?;
+        let (mut body, mut len_bytes) = (body.bytes_stream(), 0);
+        while let Some(piece) = tokio::time::timeout(silence, body.next()).await.map_err(late)? {
+            let piece = piece.map_err(|error| {
+                failed(&object_store::Error::Generic { store: "web server", source: error.into() })
+            })?;
+            file.write_all(&piece).map_err(full)?;
+            len_bytes += piece.len() as u64;
+        }
+        match told.len_bytes {
+            Some(len) if len != len_bytes => {
+                Err(Failure::bad_answer(format!("{len_bytes} of {len} bytes came")))
+            }
+            _ => {
+                let (key, etag) = (key.to_owned(), told.etag);
+                Ok(Copied { file, object: Object { key, len_bytes, etag } })
+            }
+        }
+    }
+
+    fn is_of(&self, wanted: &Wanted) -> bool {
+        let Object { len_bytes, etag, .. } = &self.object;
+        *len_bytes == wanted.len_bytes && wanted.version.is_of(*len_bytes, etag)
+    }
+
+    /// The bytes of a range.
+    pub(super) fn read(&self, wanted: &Wanted, pool: &Arc<Pool>) -> Result<RangeBuf, Failure> {
+        if !self.is_of(wanted) {
+            return Err(Failure::changed());
+        }
+        let len = (wanted.range.end - wanted.range.start) as usize;
+        let mut bytes = pool.take(len);
+        let read = self.file.read_exact_at(bytes.room(), wanted.range.start);
+        read.map_err(|error| Failure::Final(Error::from(error)))?;
+        bytes.advance(len);
+        Ok(bytes)
+    }
+}
+
+/// Descriptors, and room in the temporary folder.
+const MOST_KEPT: usize = 16;

@@ -1,0 +1,90 @@
+//! Pages on which web servers list the files of a folder: those of Python's `http.server`, nginx, Apache, and what
+//! resembles them.
+
+use std::collections::BTreeSet;
+
+use super::address::unescape;
+
+/// The names on the page of a folder whose key is `prefix`, those of folders with a slash at their end; `None`: it is
+/// no list of files.
+pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
+    // HTML is the same in both cases, and a lower one has the same length.
+    let lower = page.to_ascii_lowercase();
+    let title = lower.split_once("<title>")?.1.split_once("</title>")?.0.trim_start();
+    if !TITLES.iter().any(|begin| title.starts_with(begin)) {
+        return None;
+    }
+    let links = lower.match_indices("href=").filter_map(|(at, word)| {
+        let rest = &page[at + word.len()..];
+        let quote = rest.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
+        rest[1..].split(quote).next()
+    });
+    Some(links.filter_map(|link| name(link, prefix)).collect())
+}
+
+/// The name that a link has in its folder; `None`: it leads elsewhere, such as to the folder above, or sorts the list.
+fn name(link: &str, prefix: &str) -> Option<String> {
+    let link = unescape(&plain(link.split(['?', '#']).next()?))?;
+    let name = match link.strip_prefix('/') {
+        Some(path) => path.strip_prefix(prefix)?,
+        None => link.strip_prefix("./").unwrap_or(&link),
+    };
+    let part = name.strip_suffix('/').unwrap_or(name);
+    let is_name = !part.contains('/') && !matches!(part, "" | "." | "..") && !is_scheme(part);
+    is_name.then(|| name.to_owned())
+}
+
+/// Whether a link such as `mailto:a` leads to no file.
+fn is_scheme(link: &str) -> bool {
+    ["mailto:", "javascript:", "data:"].iter().any(|scheme| link.starts_with(scheme))
+}
+
+/// A text without the references that these servers write for characters.
+fn plain(text: &str) -> String {
+    let all = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#34;", "\""), ("&#x27;", "'")];
+    let more = [("&#39;", "'"), ("&apos;", "'"), ("&#x2f;", "/"), ("&amp;", "&")];
+    all.iter().chain(&more).fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+/// How the titles of such pages begin: of Python; of nginx, Apache, lighttpd and others.
+const TITLES: [&str; 2] = ["directory listing for", "index of"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(page: &str, prefix: &str) -> Option<Vec<String>> {
+        names(page, prefix).map(|names| names.into_iter().collect())
+    }
+
+    #[test]
+    fn the_lists_of_python_nginx_and_apache_give_names_and_nothing_else() {
+        let python = "<!DOCTYPE HTML>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+            <title>Directory listing for /a/</title>\n</head>\n<body>\n<h1>Directory listing for /a/</h1>\n<hr>\n<ul>\n\
+            <li><a href=\"b%20%26%20c.png\">b &amp; c.png</a></li>\n<li><a href=\"d/\">d/</a></li>\n\
+            <li><a href=\"e%3Ff.png\">e?f.png</a></li>\n</ul>\n<hr>\n</body>\n</html>\n";
+        assert_eq!(found(python, "a/").unwrap(), ["b & c.png", "d/", "e?f.png"]);
+        let nginx = "<html>\r\n<head><title>Index of /a/</title></head>\r\n<body>\r\n<h1>Index of /a/</h1><hr><pre>\
+            <a href=\"../\">../</a>\r\n<a href=\"d/\">d/</a>    27-Nov-2026 10:00    -\r\n\
+            <a href=\"%C3%BC.png\">ü.png</a>    27-Nov-2026 10:00    3\r\n</pre><hr></body>\r\n</html>\r\n";
+        assert_eq!(found(nginx, "a/").unwrap(), ["d/", "ü.png"]);
+        let apache = "<HTML>\n <HEAD>\n  <TITLE>Index of /a</TITLE>\n </HEAD>\n <BODY>\n<H1>Index of /a</H1>\n\
+            <TABLE>\n   <TR><TH><A HREF=\"?C=N;O=D\">Name</A></TH></TR>\n\
+            <TR><TD><A HREF=\"/\">Parent Directory</A></TD></TR>\n<TR><TD><A HREF=\"d/\"><IMG SRC=\"/f.gif\">\
+            </A></TD><TD><A HREF=\"d/\">d/</A></TD></TR>\n<TR><TD><A HREF=\"x&amp;y.png\">x&amp;y.png</A></TD></TR>\n";
+        assert_eq!(found(apache, "a/").unwrap(), ["d/", "x&y.png"]);
+        let absolute = "<title>Index of a/</title><a href='/'>..</a><a href='/a/b.png'>b</a><a href='/c/d.png'>d</a>\
+            <a href='https://example.org/e.png'>e</a><a href=\"mailto:a@b\">m</a>";
+        assert_eq!(found(absolute, "a/").unwrap(), ["b.png"]);
+    }
+
+    #[test]
+    fn other_pages_are_no_lists() {
+        for page in ["", "<html>", "<title>Index of", "<title>Shop</title><a href=\"a.png\">a</a>"]
+        {
+            assert_eq!(found(page, ""), None, "{page}");
+        }
+        let unquoted = "<title>Index of /</title><a href=x><a href";
+        assert_eq!(found(unquoted, ""), Some(Vec::new()));
+    }
+}

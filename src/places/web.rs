@@ -1,0 +1,144 @@
+//! Files of web servers, by whichever request a server answers, and the pages on which it lists them.
+
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, RANGE};
+use http::{HeaderValue, Method, StatusCode};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
+};
+use object_store::{ClientOptions, Error as Cause};
+
+use super::Place;
+use super::hub::whole;
+use super::watch::{Note, Watching};
+
+/// A web server.
+pub(super) struct Web {
+    client: HttpClient,
+    place: Place,
+}
+
+/// What a server says of a file.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// Its length, if it says so.
+    pub(super) len_bytes: Option<u64>,
+    pub(super) etag: Option<String>,
+    /// Whether it is a page for people.
+    pub(super) is_page: bool,
+}
+
+impl Told {
+    fn of(answer: &HttpResponse) -> Told {
+        let header = |name: HeaderName| answer.headers().get(name).and_then(|it| it.to_str().ok());
+        let len = match header(CONTENT_RANGE) {
+            Some(range) => range.rsplit('/').next(),
+            None => header(CONTENT_LENGTH),
+        };
+        let kind = header(CONTENT_TYPE).unwrap_or_default().trim_start().to_ascii_lowercase();
+        Told {
+            len_bytes: len.and_then(|len| len.trim().parse().ok()),
+            etag: header(ETAG).map(str::to_owned),
+            is_page: kind.starts_with("text/html"),
+        }
+    }
+}
+
+impl Web {
+    /// The server at `place`; nothing is asked of it yet.
+    pub(super) fn open(
+        place: &Place,
+        client: &ClientOptions,
+        watching: &Watching,
+    ) -> object_store::Result<Web> {
+        Ok(Web { client: watching.connect(client)?, place: place.clone() })
+    }
+
+    /// Asks what a file is: by HEAD, and by a GET of its first byte where the answer to that is of no use. URLs that
+    /// are signed for GET refuse HEAD, some programs do not know it, and others leave the length out or say 0.
+    pub(super) async fn look(&self, key: &str, note: &Note) -> object_store::Result<Told> {
+        if let Ok(answer) = self.send(Method::HEAD, key, None, note).await {
+            let told = Told::of(&answer);
+            match answer.status() {
+                status if is_too_much(status) => return Err(refusal(key, status, "")),
+                status if status.is_success() && told.len_bytes.is_some_and(|len| len > 0) => {
+                    return Ok(told);
+                }
+                _ => {}
+            }
+        }
+        let answer = self.send(Method::GET, key, Some("bytes=0-0"), note).await?;
+        let told = Told::of(&answer);
+        match answer.status() {
+            // There is no first byte.
+            StatusCode::RANGE_NOT_SATISFIABLE => Ok(Told { len_bytes: Some(0), ..told }),
+            _ => checked(key, answer).await.map(|_| told),
+        }
+    }
+
+    /// What the server says of a file, and its bytes.
+    pub(super) async fn get(
+        &self,
+        key: &str,
+        note: &Note,
+    ) -> object_store::Result<(Told, HttpResponseBody)> {
+        let answer = checked(key, self.send(Method::GET, key, None, note).await?).await?;
+        Ok((Told::of(&answer), answer.into_body()))
+    }
+
+    /// A page, which may be any bytes.
+    pub(super) async fn page(&self, key: &str, note: &Note) -> object_store::Result<String> {
+        let bytes = whole(self.get(key, note).await?.1).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        key: &str,
+        range: Option<&'static str>,
+        note: &Note,
+    ) -> object_store::Result<HttpResponse> {
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = method;
+        *request.uri_mut() = self.place.with_key(key).url().parse().map_err(failed)?;
+        request.extensions_mut().insert(note.clone());
+        if let Some(range) = range {
+            request.headers_mut().insert(RANGE, HeaderValue::from_static(range));
+        }
+        self.client.execute(request).await.map_err(failed)
+    }
+}
+
+/// Whether a status asks for patience, whatever the request.
+fn is_too_much(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 429 | 503)
+}
+
+/// An answer that is one of success.
+async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpResponse> {
+    let status = answer.status();
+    if status.is_success() {
+        return Ok(answer);
+    }
+    // Stores say in it why a signature is not valid.
+    let body = whole(answer.into_body()).await.unwrap_or_default();
+    Err(refusal(key, status, &String::from_utf8_lossy(&body)))
+}
+
+fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
+    // Of what is in angle brackets, only the reason that a store gives is told.
+    let (path, source) = (key.to_owned(), format!("<{body}>").into());
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            Cause::PermissionDenied { path, source }
+        }
+        StatusCode::NOT_FOUND | StatusCode::GONE => Cause::NotFound { path, source },
+        _ => Cause::Generic { store: STORE, source },
+    }
+}
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
+    Cause::Generic { store: STORE, source: Box::new(error) }
+}
+
+const STORE: &str = "web server";
