@@ -399,7 +399,10 @@ async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
             .await
             .map_err(|failure| match note.read().status {
                 // Whoever does not know the method answers as to GET.
-                Some(200..=299) => Failure::Final(failure.given_up(1, true)),
+                Some(200..=299) => {
+                    let error = Error::new(ErrorKind::Unsupported, "it does not list by WebDAV");
+                    Failure::Final(error.source(failure.given_up(1, true)))
+                }
                 _ => failure,
             })?
         {

@@ -326,7 +326,7 @@ fn an_address_of_a_link_keeps_its_link_when_it_is_served_told_and_discovered() {
     assert_eq!(samples(address), 300, "{address}");
     let port = address.split("]:").nth(1).unwrap().split('/').next().unwrap();
     let found = run(&["discover", &format!("[{ip}%{link}]:{port}")]).code(0);
-    let found = found.text().trim();
+    let found = found.text().lines().last().unwrap();
     assert!(found.contains(&format!("%25{link}")), "{found}");
     assert_eq!(samples(found), 300, "{found}");
     signal(&serving, "TERM");
