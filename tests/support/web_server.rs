@@ -101,7 +101,7 @@ impl Shared {
         let is_head = method == "HEAD";
         let refused = match (&**how, &**method) {
             ("away", _) => Some(503),
-            ("once", _) if turn % 2 == 0 => Some(503),
+            ("once", _) if turn.is_multiple_of(2) => Some(503),
             ("final501", _) => Some(501),
             (_, "HEAD") => how.strip_prefix("nohead").map(|status| status.parse().unwrap()),
             ("dav", _) | (_, "GET") => None,
