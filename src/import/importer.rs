@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use crate::directory::commit::{Commit, freed_by_next};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::space::without;
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use crate::format::{CellRange, ChunkSpec, Placement};
 use crate::import::chunks::Job;
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::{open_for_import, open_for_stream};
 use crate::import::field_types::{self, Typing, typed_fields};
-use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::media_use::MediaUse;
@@ -78,11 +78,11 @@ pub fn import(
     result
 }
 
-/// Whether a new file has neither a journal, from which an import is resumed, nor a superblock.
+/// Whether a new file has no superblock, no journal, from which an import is resumed, and no lease of somebody who has
+/// begun to write it meanwhile.
 fn is_blank(path: &Path) -> bool {
     let mut head = Vec::new();
-    let read = File::open(path)
-        .and_then(|file| file.take(JOURNAL_OFFSET + JOURNAL_BYTES as u64).read_to_end(&mut head));
+    let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
     read.is_ok() && head.iter().all(|byte| *byte == 0)
 }
 
@@ -645,5 +645,29 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         file_counts: index.file_counts.clone(),
         columns: None,
         field_types: typed_fields(&current.directory),
+    }
+}
+
+/// Both copies of the superblock, and between them the journal and the lease.
+const HEAD_BYTES: u64 = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::import::journal::JOURNAL_OFFSET;
+    use crate::import::lease::LEASE_OFFSET;
+
+    #[test]
+    fn a_file_with_a_superblock_a_journal_or_a_lease_is_not_blank() {
+        for at in [COPY_OFFSETS[0], JOURNAL_OFFSET, LEASE_OFFSET, COPY_OFFSETS[1]] {
+            let file = tempfile::NamedTempFile::new().expect("a temporary file");
+            assert!(is_blank(file.path()));
+            file.as_file().set_len(1 << 20).expect("room");
+            assert!(is_blank(file.path()));
+            file.as_file().write_all_at(b"DLFS", at).expect("room");
+            assert!(!is_blank(file.path()), "{at}");
+        }
     }
 }
