@@ -39,7 +39,7 @@ fn small_files() -> dlfs::Result<()> {
     make_files(folder.path(), count, len)?;
     let mut found = Vec::new();
     for policy in [Policy::None, Policy::FirstTouch, Policy::Clairvoyant] {
-        let origin = Arc::new(FolderNamespace::open(folder.path())?);
+        let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default())?);
         let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default())?;
         let quota = count * 55 / 100 * len;
         let tiers = vec![format!("ram:{quota}").parse()?];
@@ -80,7 +80,7 @@ fn large_files() -> dlfs::Result<()> {
     }
     let mut reads = Vec::new();
     for policy in [Policy::None, Policy::FirstTouch] {
-        let origin = Arc::new(FolderNamespace::open(folder.path())?);
+        let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default())?);
         let offsets: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();
         let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default())?;
         let tier = format!("ram:{}", 5 * len); // 5 of 9 files: 55.6 %

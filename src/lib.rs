@@ -13,7 +13,7 @@
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
 //!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
-//!     metrics    exporter    report    nameless_file
+//!     metrics    exporter    report    nameless_file    folders
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -49,6 +49,7 @@ pub mod dataset;
 pub mod directory;
 pub mod error;
 pub mod exporter;
+pub mod folders;
 pub mod format;
 pub mod import;
 pub mod keys;

@@ -33,6 +33,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("threads", "error"),
     ("buf", "error sync units"),
     ("process", ""),
+    ("folders", "error"),
     ("metrics", ""),
     ("report", "metrics"),
     ("exporter", "error metrics process threads"),
@@ -43,7 +44,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("format", "buf checksum error permutation units"),
     (
         "qpair",
-        "auth buf error exporter metrics nvme places process random spdk sync tcp threads tls units",
+        "auth buf error exporter folders metrics nvme places process random spdk sync tcp threads tls units",
     ),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
@@ -63,8 +64,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("catalog", "directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error exporter format metrics nameless_file nvme permutation places process \
-         qpair random replace_file threads units",
+        "buf catalog checksum directory error exporter folders format metrics nameless_file nvme permutation places \
+         process qpair random replace_file threads units",
     ),
     ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
     (

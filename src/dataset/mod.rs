@@ -37,6 +37,7 @@
 mod ahead;
 mod background;
 pub mod cataloging;
+mod class_names;
 mod directory;
 mod files;
 mod folder;
@@ -83,6 +84,7 @@ use latencies::Latencies;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
+pub use class_names::class_names;
 pub use files::{FileBytes, Files, KEPT_IN_TIERS};
 pub use image::Image;
 pub use loader::Loader;

@@ -83,12 +83,12 @@ impl Image {
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {
-            let folder = Arc::new(FolderNamespace::open(path)?);
+            let folder = Arc::new(FolderNamespace::open(path, options.connect.folders)?);
             return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
         }
         if let [Address::Objects(place)] = addresses {
-            let (place, places) = (Place::parse(place)?, &options.connect.places);
-            let folder = Arc::new(FolderNamespace::open_objects(&place, places)?);
+            let place = Place::parse(place)?;
+            let folder = Arc::new(FolderNamespace::open_objects(&place, &options.connect)?);
             return folder::image_of(folder)?.with_tiers(&options.tiers)?.in_view(&options.view);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;

@@ -136,6 +136,13 @@ pub const OPENING: &[SharedOption] = &[
         Open,
         "Whether to bypass the page cache for image files and block devices",
     ),
+    row("links", ["links", "links", "links"], Open, "Which links of a plain folder to follow"),
+    row(
+        "hidden",
+        ["hidden", "hidden", "hidden"],
+        Off,
+        "Take hidden files of a plain folder, and what file systems and tools leave behind",
+    ),
     row(
         "snapshot",
         ["snapshot", "snapshot", "snapshot"],

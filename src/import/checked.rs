@@ -1,7 +1,6 @@
 //! Checks the samples of a stream as they come: what fields hold, the values of columns, lengths, names.
 //!
-//! It stands before the shuffle, and what it rejects leaves nothing behind. So classes are numbered as they come in
-//! every placement, and none is without samples.
+//! It stands before the shuffle: what it rejects takes no name in any placement.
 
 use std::cell::OnceCell;
 

@@ -123,6 +123,9 @@ pub(super) fn open_source(
         kind: options.from,
         spool: options.spool.clone(),
         exclude: files.collect(),
+        folders: options.folders,
+        prefix: options.prefix,
+        nested: options.nested,
     };
     let mut tell = |step| {
         match step {
@@ -133,7 +136,7 @@ pub(super) fn open_source(
     };
     let indexing = &mut Indexing::new(&mut tell);
     if objects::are_objects(sources, options.from)? {
-        return open_objects(sources, options, indexing);
+        return open_objects(sources, &source_options, options, indexing);
     }
     if !options.splits.is_empty() {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
@@ -154,10 +157,12 @@ pub(super) fn open_source(
 
 fn open_objects(
     sources: &[PathBuf],
+    source_options: &SourceOptions,
     options: &ImportOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<OpenSource> {
-    match objects::look(sources, options.from, &options.splits, &options.places, indexing)? {
+    let ImportOptions { splits, places, .. } = options;
+    match objects::look(sources, source_options, splits, places, indexing)? {
         FoundObjects::Shards(found) => Ok(OpenSource::Streams(found)),
         FoundObjects::Samples(found) => unless_bad(Source::of_objects(*found)?, options),
     }
@@ -228,6 +233,7 @@ pub(super) fn ready<'a>(
     progress: &mut dyn Progress,
 ) -> Result<Ready<'a>> {
     let index = source.index();
+    options.check_classes(&index.classes)?;
     if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
         columns.of_rows(index)?; // while the image is still there
     }
@@ -347,7 +353,8 @@ impl Import<'_> {
             part.window = samples.max(1);
         }
         if samples == 0 {
-            return Err(no_samples(self.all_bad(), self.source.kind()));
+            let counts = self.source.file_counts();
+            return Err(no_samples(self.all_bad(), self.source.kind(), counts));
         }
         Ok(())
     }
@@ -474,9 +481,10 @@ impl Import<'_> {
             fields => fields.to_vec(),
         };
         let directory = self.state.current.as_ref().map(|current| &current.directory);
-        let (fields, mut classes) = match directory {
-            None => (own_fields(), Vec::new()),
-            Some(directory) => (directory.fields().to_vec(), directory.classes().to_vec()),
+        let mut classes = self.options.numbered(directory.map(|directory| &**directory))?;
+        let fields = match directory {
+            None => own_fields(),
+            Some(directory) => directory.fields().to_vec(),
         };
         let class_numbers = index.classes.iter().map(|class| {
             let known = classes.iter().position(|known| known == class);
@@ -562,6 +570,7 @@ impl Import<'_> {
             uuid: directory.uuid(),
             generation: directory.generation(),
             kind: self.source.kind(),
+            decided: self.source.decided().cloned(),
             samples: written.samples,
             sample_bytes: written.sample_bytes,
             live_samples: directory.num_live(),
@@ -633,6 +642,7 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         uuid: current.directory.uuid(),
         generation: current.directory.generation(),
         kind: source.kind(),
+        decided: source.decided().cloned(),
         samples: current.directory.num_samples() - state.journal.part.first,
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
         live_samples: current.directory.num_live(),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::directory::Directory;
+use crate::folders::FolderOptions;
 use crate::format::Pack;
 use crate::format::Uuid;
 use crate::format::columns::ColumnType;
@@ -12,7 +14,8 @@ use crate::format::field_type::FieldType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
-use crate::import::sources::{BadEntry, BadReason, FileCount, SourceKind};
+use crate::import::sources::file_counts::FileCounts;
+use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind};
 use crate::places::PlaceOptions;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
@@ -46,6 +49,15 @@ pub struct ImportOptions {
     pub splits: Vec<String>,
     /// Where to copy pipes and compressed archives before they are imported.
     pub spool: Option<PathBuf>,
+    /// The names of all classes, in the order of their numbers; empty: those of the source, by name.
+    pub classes: Vec<Vec<u8>>,
+    /// Which entries of folders, archives and stores are samples.
+    pub folders: FolderOptions,
+    /// Whether the folder, list or shard stands in front of each name. Otherwise a shard does in front of names that an
+    /// earlier one has.
+    pub prefix: bool,
+    /// Whether the files of archives within archives are samples, instead of those archives.
+    pub nested: bool,
     /// How object stores are read.
     pub places: PlaceOptions,
     /// Threads that read the source; 0: chosen for this machine.
@@ -193,6 +205,8 @@ pub struct ImportReport {
     pub generation: Generation,
     /// The kind of the source.
     pub kind: SourceKind,
+    /// Why it is that kind, where archives might have been of two.
+    pub decided: Option<Decided>,
     /// Samples that this import added.
     pub samples: u64,
     /// Their bytes.
@@ -235,6 +249,10 @@ impl Default for ImportOptions {
             rows: RowOptions::default(),
             splits: Vec::new(),
             spool: None,
+            classes: Vec::new(),
+            folders: FolderOptions::default(),
+            prefix: false,
+            nested: false,
             places: PlaceOptions::default(),
             reader_threads: 0,
             uuid: None,
@@ -273,6 +291,37 @@ fn unknown(text: &str, known: &str) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("{text:?} is neither {known}"))
 }
 
+impl ImportOptions {
+    /// The numbers of classes that an import begins with: those of the image and those that are given.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: these differ.
+    pub(super) fn numbered(&self, image: Option<&Directory>) -> Result<Vec<Vec<u8>>> {
+        let known = image.map(Directory::classes).unwrap_or_default();
+        if self.classes.is_empty() {
+            return Ok(known.to_vec());
+        }
+        if !self.classes.starts_with(known) {
+            let text = "the image numbers its classes in another way than --classes does";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(self.classes.clone())
+    }
+
+    /// Refuses classes of a source that are none of those which are given.
+    ///
+    /// # Errors
+    /// `BadSource`: there is one.
+    pub(super) fn check_classes(&self, of_source: &[Vec<u8>]) -> Result<()> {
+        let is_new = |class: &&Vec<u8>| !self.classes.is_empty() && !self.classes.contains(class);
+        of_source.iter().find(is_new).map_or(Ok(()), |class| {
+            let class = class.escape_ascii();
+            let text = format!("the class {class} is none of those that --classes gives");
+            Err(Error::new(ErrorKind::BadSource, text))
+        })
+    }
+}
+
 /// All entries that prevent an import, one a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadEntries(pub Vec<BadEntry>);
@@ -296,6 +345,11 @@ impl BadEntries {
         let hint = if self.0.iter().any(|bad| bad.reason == BadReason::ComesAgain) {
             "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a store \
              here first"
+        } else if self.0.iter().any(|bad| matches!(bad.reason, BadReason::InStream(_))) {
+            "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here first, or \
+             leave such members out with --on-error skip"
+        } else if self.0.iter().any(|bad| bad.reason == BadReason::TwiceInFolders) {
+            "--prefix puts the folder or list in front of each name"
         } else {
             "repair them, or leave them out with --on-error skip"
         };
@@ -308,10 +362,10 @@ impl BadEntries {
     }
 }
 
-/// The error for a source without any importable sample.
-pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind) -> Error {
-    match bad.is_empty() {
-        true => Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}")),
-        false => BadEntries(bad).into_error(),
+/// The error for a source without any importable sample, whose files were treated so.
+pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
+    if !bad.is_empty() {
+        return BadEntries(bad).into_error();
     }
+    FileCounts::of(counts).of_no_sample(kind)
 }

@@ -30,7 +30,7 @@ use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSam
 use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
-    BadEntry, BadReason, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
 };
 use crate::places::{Client, Object};
 use crate::units::SampleId;
@@ -50,21 +50,22 @@ pub(super) fn run(
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
     let image = state.current.as_ref().map(|current| &*current.directory);
+    options.numbered(image)?;
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let image_fields = state.current.as_ref().map(|current| current.directory.fields().to_vec());
-    let kind = found.kind;
+    let mut judged = Judged { kind: found.kind, decided: found.decided };
     let origins = SharedOrigins::default();
     let objects = points::listed(&found.objects);
     let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
     let field_columns = OnceCell::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
-    let mut opened = open(found.files, found.objects, kind, checks, &origins)?;
+    let mut opened = open(found.files, found.objects, &mut judged, checks, &origins)?;
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
         rows.begin()?;
     }
-    let shards = opened.shards();
+    let (kind, shards) = (judged.kind, opened.shards());
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
     let layout = &state.journal.layout;
@@ -79,7 +80,7 @@ pub(super) fn run(
         None => None,
     };
     let mut source = match again.zip(restored) {
-        Some((again, (place, restored))) => go_on(opened, again, kind, checks, place, restored)?,
+        Some((again, (place, restored))) => go_on(opened, again, &judged, checks, place, restored)?,
         None => placed(Checked::new(opened.samples(), checks), options, 0),
     };
     loop {
@@ -100,17 +101,41 @@ pub(super) fn run(
         let message = "samples of the stream have other fields than those of the image";
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
-    if import.samples == 0 {
-        return Err(no_samples(bad, kind));
-    }
     let mut file_counts: Vec<FileCount> =
         found.file_counts.into_iter().chain(source.appended()).collect();
     set_piped_bytes(&mut file_counts, source.piped_bytes());
-    if !source.classes().is_empty() {
-        import.chunks.set_classes(source.classes().to_vec());
+    if import.samples == 0 {
+        return Err(no_samples(bad, kind, &file_counts));
+    }
+    let classes = [source.classes(), &options.classes].into_iter().find(|all| !all.is_empty());
+    if let Some(classes) = classes {
+        import.chunks.set_classes(classes.to_vec());
     }
     import.chunks.add_origins(&origins.lock());
-    import.finish(kind, bad, file_counts)
+    import.finish(judged, bad, file_counts)
+}
+
+/// The kind of a source, and why it is that.
+struct Judged {
+    kind: SourceKind,
+    decided: Option<Decided>,
+}
+
+impl Judged {
+    /// Whether archives are plain ones because nothing has told the contrary.
+    fn is_open(&self) -> bool {
+        self.decided == Some(Decided::NoPair)
+    }
+
+    fn archives(
+        &self,
+        inputs: Inputs,
+        fields: Option<Vec<Vec<u8>>>,
+        options: &ImportOptions,
+    ) -> Result<StreamSource> {
+        let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
+        Ok(source.decided(options, self.is_open()))
+    }
 }
 
 /// A source of which no sample has been read.
@@ -141,7 +166,7 @@ impl<'a> Opened<'a> {
 fn open<'a>(
     files: Vec<FoundFile>,
     objects: Vec<(Client, Vec<Object>)>,
-    kind: SourceKind,
+    judged: &mut Judged,
     checks: Checks<'a>,
     origins: &SharedOrigins,
 ) -> Result<Opened<'a>> {
@@ -149,19 +174,23 @@ fn open<'a>(
         objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
     }
     let Checks { image, options, .. } = checks;
-    Ok(match kind {
+    Ok(match judged.kind {
         rows if rows.is_rows() => {
-            let (rows, types) = (&options.rows, &options.field_types);
-            let rows = formats::open(files, objects, kind, image, rows, types, origins)?;
+            let rows = formats::open(files, objects, judged.kind, image, options, origins)?;
             Opened::Rows(Box::new(rows))
         }
         SourceKind::TfRecord => {
             Opened::Other(Box::new(RecordStream::new(Inputs::new(files, objects))))
         }
         _ => {
-            let (inputs, fields) =
-                (Inputs::new(files, objects), image.map(|image| image.fields().to_vec()));
-            Opened::Other(Box::new(StreamSource::of_inputs(inputs, kind, fields)?))
+            let mut inputs = Inputs::new(files, objects);
+            if judged.is_open()
+                && let Some(pair) = inputs.pair_at_beginning()?
+            {
+                *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
+            }
+            let fields = image.map(|image| image.fields().to_vec());
+            Opened::Other(Box::new(judged.archives(inputs, fields, options)?))
         }
     })
 }
@@ -170,7 +199,7 @@ fn open<'a>(
 fn go_on<'a>(
     opened: Opened<'a>,
     (files, objects): (Vec<FoundFile>, Vec<(Client, Vec<Object>)>),
-    kind: SourceKind,
+    judged: &Judged,
     checks: Checks<'a>,
     place: StreamPlace,
     restored: Restored,
@@ -182,10 +211,10 @@ fn go_on<'a>(
         return Ok(placed(source, checks.options, windows));
     }
     let inputs = Inputs::from(files, objects, input, offset)?;
-    let source: Box<dyn SampleStream> = match kind {
+    let source: Box<dyn SampleStream> = match judged.kind {
         SourceKind::TfRecord => Box::new(RecordStream::new(inputs).after(offset, record)),
         _ => {
-            let source = StreamSource::of_inputs(inputs, kind, Some(restored.fields))?;
+            let source = judged.archives(inputs, Some(restored.fields), checks.options)?;
             Box::new(source.after(offset, restored.names))
         }
     };
@@ -344,7 +373,7 @@ impl<'a> StreamImport<'a> {
 
     fn finish(
         self,
-        kind: SourceKind,
+        Judged { kind, decided }: Judged,
         bad: Vec<BadEntry>,
         file_counts: Vec<FileCount>,
     ) -> Result<ImportReport> {
@@ -357,6 +386,7 @@ impl<'a> StreamImport<'a> {
             uuid: commit.directory.uuid(),
             generation: commit.directory.generation(),
             kind,
+            decided,
             samples: self.samples,
             sample_bytes: self.sample_bytes,
             live_samples: commit.directory.num_live(),

@@ -143,7 +143,7 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
     let ConnectOptions { direct, writable, .. } = *options;
     match address {
         Address::Path(path) if !writable && path.is_dir() => {
-            Ok(Arc::new(FolderNamespace::open(path)?))
+            Ok(Arc::new(FolderNamespace::open(path, options.folders)?))
         }
         Address::Path(path) => {
             let options =
@@ -158,7 +158,7 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Err(Error::new(ErrorKind::InvalidArgument, message).target(address.to_string()))
         }
         Address::Objects(place) => {
-            Ok(Arc::new(FolderNamespace::open_objects(&Place::parse(place)?, &options.places)?))
+            Ok(Arc::new(FolderNamespace::open_objects(&Place::parse(place)?, options)?))
         }
         Address::Named(_) => {
             use crate::error::{Error, ErrorKind};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::auth::{ConfiguredPsk, Derivation, Secret};
+use crate::folders::FolderOptions;
 use crate::nvme::{Address, Nqn};
 use crate::places::PlaceOptions;
 
@@ -70,6 +71,8 @@ pub struct ConnectOptions {
     pub spdk: SpdkOptions,
     /// How object stores are read.
     pub places: PlaceOptions,
+    /// Which entries of a folder, or of a prefix in a store, are samples.
+    pub folders: FolderOptions,
 }
 
 /// Options of namespaces that are reached through SPDK.
@@ -164,6 +167,7 @@ impl Default for ConnectOptions {
             writable: false,
             spdk: SpdkOptions::default(),
             places: PlaceOptions::default(),
+            folders: FolderOptions::default(),
         }
     }
 }

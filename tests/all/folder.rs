@@ -57,13 +57,15 @@ fn open_image(path: &Path) -> Image {
 #[test]
 fn a_folder_keeps_the_contract_of_a_read_only_engine() {
     let (folder, _) = tree();
-    contract::check_read_only(Arc::new(FolderNamespace::open(folder.path()).unwrap()));
+    contract::check_read_only(Arc::new(
+        FolderNamespace::open(folder.path(), Default::default()).unwrap(),
+    ));
 }
 
 #[test]
 fn files_lie_at_multiples_of_4096_in_the_order_of_names_with_zeroes_behind_them() {
     let (folder, files) = tree();
-    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    let namespace = FolderNamespace::open(folder.path(), Default::default()).unwrap();
     let mut io = Blocking::new(namespace.queue_pair().unwrap()).unwrap();
     let mut end = 0;
     assert_eq!(namespace.files().len(), files.len());
@@ -122,7 +124,7 @@ fn a_folder_has_a_directory_without_an_import_and_every_front_reads_it() {
 #[test]
 fn a_target_serves_a_folder_as_it_serves_any_namespace() {
     let (folder, files) = tree();
-    let namespace = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+    let namespace = Arc::new(FolderNamespace::open(folder.path(), Default::default()).unwrap());
     let options = TargetOptions::new("nqn.2026-11.io.dlfs:folder".parse().unwrap());
     let target = Target::bind(options, vec![namespace.clone()]).unwrap();
     let remote = open(&target.address(Nsid(1)), &ConnectOptions::default()).unwrap();
@@ -138,7 +140,7 @@ fn a_file_read_piece_by_piece_is_opened_once_and_closed_at_its_end() {
     for name in ["a", "b", "c"] {
         fs::write(folder.path().join(name), vec![name.as_bytes()[0]; 1 << 20]).unwrap();
     }
-    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    let namespace = FolderNamespace::open(folder.path(), Default::default()).unwrap();
     let open_files = || {
         let links = fs::read_dir("/proc/self/fd").unwrap();
         let targets = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
@@ -165,7 +167,7 @@ fn a_file_system_that_hangs_holds_up_nobody_but_its_reader() {
     for index in 0..20 {
         fs::write(folder.path().join(format!("{index:02}")), [index; 5000]).unwrap();
     }
-    let namespace = FolderNamespace::open(folder.path()).unwrap();
+    let namespace = FolderNamespace::open(folder.path(), Default::default()).unwrap();
     // Opening a file of which another process has a lease waits for it, as for a file system that is away.
     let Some(mut holder) = lease(&slow) else {
         println!("SKIPPED: no lease to hang in, or no python3");
@@ -264,11 +266,17 @@ fn another_listing_is_another_image_and_the_same_one_is_the_same() {
 }
 
 #[test]
-fn an_unreadable_folder_is_an_error_and_an_empty_one_a_data_set_of_none() {
+fn a_folder_that_cannot_be_read_or_has_no_sample_is_an_error() {
     let error = Image::open(&[Address::from_path("/nonexistent/folder")], &OpenOptions::default());
     assert_eq!(error.err().unwrap().kind(), ErrorKind::NotFound);
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(open_image(folder.path()).directory().num_live(), 0);
+    fs::write(folder.path().join(".hidden"), "x").unwrap();
+    let empty = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default());
+    let error = empty.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    for told in ["no sample in this folder", "1, such as", ".hidden", "--hidden"] {
+        assert!(error.report().contains(told), "{}", error.report());
+    }
 }
 
 #[test]

@@ -363,7 +363,7 @@ fn columns_that_are_not_there_are_refused_and_others_can_be_chosen() {
 }
 
 #[test]
-fn the_class_of_a_row_that_is_left_out_gets_no_number() {
+fn classes_are_numbered_by_name_whichever_rows_are_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let (lines, more) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
     let rows = "{\"id\": \"a\", \"kind\": \"cat\", \"x\": \"1\"}\n\
@@ -386,23 +386,25 @@ fn the_class_of_a_row_that_is_left_out_gets_no_number() {
     assert_eq!((report.samples, report.bad.len()), (3, 3), "{:?}", report.bad);
     let found = samples(&disks);
     let labels: Vec<_> = found.iter().map(|(name, (_, label))| (&**name, *label)).collect();
-    assert_eq!(labels, [("a", Some(0)), ("b", Some(1)), ("c", Some(0))]);
+    assert_eq!(labels, [("a", Some(0)), ("b", Some(2)), ("c", Some(0))]);
     let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
-    assert_eq!(image.directory().classes(), [&b"cat"[..], b"empty"]);
-    // Nor does that of a row whose name the image has.
-    let rows = "{\"id\": \"a\", \"kind\": \"taken\", \"x\": \"1\"}\n\
+    let mut expected = vec![&b"cat"[..], b"dog", b"empty", b"nameless", b"twice"];
+    assert_eq!(image.directory().classes(), expected);
+    // Those of more rows come behind them.
+    let rows = "{\"id\": \"a\", \"kind\": \"ape\", \"x\": \"1\"}\n\
                 {\"id\": \"d\", \"kind\": \"eel\", \"x\": \"4\"}\n";
     fs::write(&more, rows).unwrap();
     let append = ImportOptions { onto: Onto::Append, ..skip };
     let report = import_onto(&[more], &disks.devices(), &append, &mut ()).unwrap();
     assert_eq!((report.samples, report.bad.len()), (1, 1), "{:?}", report.bad);
     let image = Image::from_devices(disks.devices(), &OpenOptions::default()).unwrap();
-    assert_eq!(image.directory().classes(), [&b"cat"[..], b"empty", b"eel"]);
-    assert_eq!(samples(&disks)["d"].1, Some(2));
+    expected.extend([&b"ape"[..], b"eel"]);
+    assert_eq!(image.directory().classes(), expected);
+    assert_eq!(samples(&disks)["d"].1, Some(6));
 }
 
 #[test]
-fn the_class_of_a_row_that_is_rejected_gets_no_number_in_either_placement() {
+fn classes_have_one_number_in_either_placement() {
     let dir = tempfile::tempdir().unwrap();
     let lines = dir.path().join("a.jsonl");
     let mut rows = String::new();
@@ -421,8 +423,16 @@ fn the_class_of_a_row_that_is_rejected_gets_no_number_in_either_placement() {
         }
     }
     fs::write(&lines, rows).unwrap();
-    let mut expected = vec![b"first".to_vec()];
-    expected.extend((0..10).map(|class| format!("class-{class}").into_bytes()));
+    let mut expected = std::collections::BTreeSet::from([b"first".to_vec()]);
+    for at in 0..60 {
+        expected.insert(match at % 6 {
+            0 => format!("type-{at}").into_bytes(),
+            1 => format!("column-{at}").into_bytes(),
+            _ => format!("class-{}", at / 6).into_bytes(),
+        });
+    }
+    let expected: Vec<Vec<u8>> = expected.into_iter().collect();
+    let first = expected.iter().position(|class| class == b"first").unwrap() as i64;
     for placement in [PlacementOrder::Source, PlacementOrder::Shuffled] {
         let disks = Disks::new(1, 8 << 20);
         let rows = RowOptions {
@@ -447,7 +457,7 @@ fn the_class_of_a_row_that_is_rejected_gets_no_number_in_either_placement() {
         let found = samples(&disks);
         for (name, (fields, label)) in found {
             let at: i64 = name.parse().unwrap();
-            let class = if at == 0 { 0 } else { 1 + at / 6 };
+            let class = if at == 0 { first } else { at / 6 };
             assert_eq!(
                 (label, fields["x"].clone()),
                 (Some(class), numbers("i64", &[], [2i64.to_le_bytes()]))

@@ -122,7 +122,8 @@ fn shards_are_known_by_their_bytes_and_what_describes_them_is_set_aside() {
     assert_eq!(names(&source), ["b", "a", "c"]);
     let expected = BTreeMap::from([
         (key(Role::Shard, "tar archive"), (3, 3 * 2048)),
-        (key(Role::SetAside, "side file"), (5, 15)),
+        (key(Role::SetAside, "side file"), (4, 12)),
+        (key(Role::SetAside, "hidden folder"), (1, 0)),
     ]);
     assert_eq!(taken(&source), expected);
     // The same files, as a shell pattern lists them.

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use crate::support::alone::again;
 use crate::support::archives::{archive, fix_checksum, member, record};
+use dlfs::folders::{FolderOptions, Links};
 use dlfs::import::sources::{BadReason, Source, SourceKind, SourceOptions};
 use dlfs::{ErrorKind, Result};
 
@@ -73,7 +74,7 @@ fn a_folder_tree_has_the_ids_and_labels_of_imagefolder() {
         "top.txt",
         "\u{e9}t\u{e9}/x",
         "class1/a.jpg",
-        "b/.hidden",
+        "b/shown",
     ] {
         write(dir.path(), name.as_bytes(), name.as_bytes());
     }
@@ -169,7 +170,9 @@ fn links_inside_the_source_are_files_and_all_others_are_named() {
     symlink(root.join("a/file"), root.join("a/sub/abs")).unwrap();
     symlink(dir.path(), root.join("away")).unwrap();
     symlink("file", root.join("a/back")).unwrap();
-    let source = open(&root).unwrap();
+    let folders = FolderOptions { links: Links::Inside, ..FolderOptions::default() };
+    let inside = SourceOptions { folders, ..SourceOptions::default() };
+    let source = Source::open(std::slice::from_ref(&root), &inside).unwrap();
     let found: BTreeMap<_, _> =
         samples(&source).into_iter().map(|(name, _, bytes)| (name, bytes)).collect();
     for (name, bytes) in [
@@ -310,7 +313,18 @@ fn several_folders_share_their_classes_and_a_common_name_is_reported() {
     let expected =
         [(b"cat/1".to_vec(), Some(1), b"x".to_vec()), (b"ant/2".to_vec(), Some(0), b"y".to_vec())];
     assert_eq!(samples(&source), expected);
-    assert_eq!(bad(&source)["cat/1"], BadReason::Twice);
+    assert_eq!(bad(&source)["cat/1"], BadReason::TwiceInFolders);
+    let with_prefix = SourceOptions { prefix: true, ..SourceOptions::default() };
+    let source = Source::open(&paths, &with_prefix).unwrap();
+    let end =
+        |dir: &tempfile::TempDir| dir.path().file_name().unwrap().to_string_lossy().into_owned();
+    let expected = [(&one, "cat/1", 1, "x"), (&two, "ant/2", 0, "y"), (&two, "cat/1", 1, "z")];
+    let expected = expected.map(|(dir, name, label, bytes)| {
+        (format!("{}/{name}", end(dir)).into_bytes(), Some(label), bytes.as_bytes().to_vec())
+    });
+    let mut found = samples(&source);
+    found.sort_unstable_by(|a, b| a.2.cmp(&b.2));
+    assert_eq!((found, source.index().bad.len()), (expected.to_vec(), 0));
 }
 
 #[test]
@@ -662,7 +676,7 @@ fn webdataset_shards_are_grouped_by_key_in_the_order_of_their_braces() {
         assert_eq!(source.index().field_len_bytes(1, 0), Some(0));
         assert_eq!(source.index().field_len_bytes(1, 1), None);
         assert!(!bad(&source).contains_key("s1/c.cls"));
-        assert!(matches!(bad(&source)["s0/README"], BadReason::Name(_)));
+        assert!(!bad(&source).contains_key("s0/README"), "it is no sample");
     }
 }
 
@@ -821,9 +835,12 @@ fn a_later_member_of_a_group_replaces_its_field_and_nothing_of_other_shards() {
     archive(dir.path(), "1.tar", &[file("0.jpg", "other"), file("0.cls", "9")]);
     let source = open(dir.path()).unwrap();
     assert_eq!((source.kind(), replaced(&source)), (SourceKind::WebDataset, 2));
-    let expected =
-        [(b"0".to_vec(), Some(7), b"J07".to_vec()), (b"1".to_vec(), Some(5), b"next5".to_vec())];
+    let expected = [
+        (b"0".to_vec(), Some(7), b"J07".to_vec()),
+        (b"1".to_vec(), Some(5), b"next5".to_vec()),
+        (b"1.tar/0".to_vec(), Some(9), b"other9".to_vec()),
+    ];
     assert_eq!(samples(&source), expected);
     let twice: Vec<_> = source.index().bad.iter().map(|bad| (&bad.name[..], &bad.reason)).collect();
-    assert_eq!(twice, [(&b"1"[..], &BadReason::Twice), (&b"0"[..], &BadReason::Twice)]);
+    assert_eq!(twice, [(&b"1"[..], &BadReason::Twice)]);
 }

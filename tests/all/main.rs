@@ -28,12 +28,15 @@ mod format_damage;
 mod format_golden;
 mod huge;
 mod import;
+mod import_classes;
 mod import_damage;
+mod import_decisions;
 mod import_faults;
 #[cfg(feature = "cloud")]
 mod import_hub;
 mod import_kill;
 mod import_many;
+mod import_names;
 mod import_network;
 #[cfg(feature = "cloud")]
 mod import_origins;

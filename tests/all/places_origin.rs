@@ -23,6 +23,10 @@ use dlfs::qpair::folder::FolderNamespace;
 use dlfs::qpair::{ConnectOptions, Device};
 use dlfs::units::SampleId;
 
+fn reaching(places: PlaceOptions) -> ConnectOptions {
+    ConnectOptions { places, ..ConnectOptions::default() }
+}
+
 /// Files of many lengths in class folders and none, in the order of ids.
 fn files() -> Vec<(String, Vec<u8>)> {
     let lens = [0, 1, 4095, 4096, 70_000, 300_001, (4 << 20) + 9, 12_288, 0];
@@ -84,7 +88,7 @@ fn objects_keep_the_contract_of_a_read_only_engine() {
     let store = ObjectStore::good();
     put(&store, &files());
     let place = Place::parse("s3://bucket/set").unwrap();
-    let namespace = FolderNamespace::open_objects(&place, &store.options()).unwrap();
+    let namespace = FolderNamespace::open_objects(&place, &reaching(store.options())).unwrap();
     contract::check_read_only(Arc::new(namespace));
 }
 
@@ -184,7 +188,7 @@ fn an_object_that_changed_or_a_store_that_is_away_is_an_error_that_names_it() {
     let patience = Duration::from_millis(300);
     let options = PlaceOptions { patience, ..store.options() };
     let place = Place::parse("s3://bucket/set/").unwrap();
-    let namespace = FolderNamespace::open_objects(&place, &options).unwrap();
+    let namespace = FolderNamespace::open_objects(&place, &reaching(options)).unwrap();
     let mut io = Blocking::new(namespace.queue_pair().unwrap()).unwrap();
     let at =
         |name: &[u8]| namespace.files().iter().find(|file| file.name == name).unwrap().offset_bytes;
@@ -206,7 +210,7 @@ fn a_forked_child_reads_with_a_connection_of_its_own() {
     let (store, files) = (ObjectStore::good(), files());
     put(&store, &files);
     let place = Place::parse("s3://bucket/set").unwrap();
-    let namespace = FolderNamespace::open_objects(&place, &store.options()).unwrap();
+    let namespace = FolderNamespace::open_objects(&place, &reaching(store.options())).unwrap();
     let read = || {
         let mut io = Blocking::new(namespace.queue_pair().unwrap()).unwrap();
         let file = &namespace.files()[5];

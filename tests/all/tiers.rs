@@ -264,7 +264,7 @@ fn pieces_read_in_sequence_come_from_the_origin_in_large_reads() {
     }
     // Where there is room, the copier reads ahead of the reader on a slow machine.
     for (tier, limit) in [("ram:1M", 3 * 14), ("ram:64M", 3 * 2 * 14)] {
-        let origin = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+        let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default()).unwrap());
         let begins: Vec<u64> = origin.files().iter().map(|file| file.offset_bytes).collect();
         let image = Image::open(&[Address::from_path(folder.path())], &OpenOptions::default());
         let devices: Vec<Arc<dyn Device>> = vec![origin.clone()];
@@ -698,7 +698,7 @@ fn a_folder_has_tiers_as_an_image_has() {
         fs::write(folder.path().join(format!("{index:02}")), vec![index; 20_000]).unwrap();
     }
     let address = dlfs::nvme::Address::from_path(folder.path());
-    let origin = Arc::new(FolderNamespace::open(folder.path()).unwrap());
+    let origin = Arc::new(FolderNamespace::open(folder.path(), Default::default()).unwrap());
     let image = Image::open(&[address], &OpenOptions::default()).unwrap();
     let image = image.with_devices(vec![origin.clone()]);
     let image = image.with_tiers(&options(Policy::FirstTouch, &["ram:1M"])).unwrap();

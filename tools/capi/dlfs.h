@@ -216,6 +216,16 @@
 // Never.
 #define DLFS_DIRECT_OFF 2
 
+// Links are followed, as torchvision's ImageFolder does, but none back to a folder around it. The
+// default.
+#define DLFS_LINKS_FOLLOW 0
+
+// Those that stay in the folder; others are errors.
+#define DLFS_LINKS_INSIDE 1
+
+// None: each is an error.
+#define DLFS_LINKS_REFUSE 2
+
 // Tiers keep what is read first, while there is room. The default.
 #define DLFS_POLICY_FIRST_TOUCH 0
 
@@ -472,6 +482,12 @@ typedef struct {
     // A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
     // name of one of several views in it; or NULL.
     const char *view;
+    // Which links of a plain folder to follow: DLFS_LINKS_FOLLOW, _INSIDE or _REFUSE; of one that is
+    // imported, too.
+    uint32_t links;
+    // 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
+    // .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
+    uint32_t hidden;
 } dlfs_mount_options;
 
 // Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -955,8 +971,9 @@ typedef struct {
     uint32_t tight;
     // 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
     uint32_t skip_bad;
-    // Reserved: 0.
-    uint32_t reserved;
+    // 1: the folder, list or shard stands in front of each name; 0: a shard does in front of names that
+    // an earlier one has.
+    uint32_t prefix;
 } dlfs_import_options;
 
 // Facts about a namespace. Set `size` to `sizeof(dlfs_ns_info_t)` before it is filled.
@@ -1452,8 +1469,8 @@ int dlfs_writer_discard(dlfs_writer *writer);
 // `*samples`, which may be NULL, how many samples there are.
 //
 // Nothing is visible before dlfs_import_commit. Hosts find the plan, the sources and the namespaces by the same
-// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections and
-// `should_stop` apply. Any thread.
+// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections, `links`,
+// `hidden` and `should_stop` apply. Any thread.
 //
 // DLFS_E_INVALID: entries cannot be imported, or the source can be read only once. DLFS_E_REFUSED: there is
 // data that `onto` does not allow to overwrite, or a file at `plan`. DLFS_E_BUSY: another process is changing the

@@ -55,21 +55,31 @@ impl Input {
             let name = names.first().cloned().unwrap_or_default();
             // A local file is missed when it is opened.
             let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
-            first.map_or(Ok((name, Input { path, object: None })), Err)
+            first.map_or(Ok((name, Input { path, object: None, links: self.links })), Err)
         })
     }
 
     /// The file beside this one that is called `name`; `None`: there is no such local file.
     fn find(&self, name: &str) -> Result<Option<Input>> {
         let Some(InStore { client, object, failure, origins }) = &self.object else {
-            let path = row_indexes::beside(&self.path, name).filter(|path| path.exists());
-            return Ok(path.map(|path| Input { path, object: None }));
+            let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
+            // To open a pipe would wait for whoever writes to it.
+            return match std::fs::metadata(&path) {
+                Ok(found) if found.is_file() => {
+                    Ok(Some(Input { path, object: None, links: self.links }))
+                }
+                Ok(_) => {
+                    let text = format!("it names what is no file: {name}");
+                    Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
+                }
+                Err(_) => Ok(None),
+            };
         };
         let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
         let object = client.head(&key.to_string_lossy())?;
         let path = client.place().with_key(&*object.key).to_string().into();
         let (client, failure, origins) = (client.clone(), failure.clone(), origins.clone());
         let object = InStore { client, object, failure, origins };
-        Ok(Some(Input { path, object: Some(object) }))
+        Ok(Some(Input { path, object: Some(object), links: self.links }))
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::SharedOrigins;
+use crate::folders::Links;
 use crate::import::sources::compression::{Compression, read_some};
 use crate::places::{Client, Object, Reader};
 use crate::{Error, ErrorKind, Result};
@@ -22,6 +23,8 @@ pub(super) struct Input {
     pub(super) path: PathBuf,
     /// If it is one of a store.
     pub(super) object: Option<InStore>,
+    /// Which links to the files that it names are followed.
+    pub(super) links: Links,
 }
 
 /// An object, and who is told of failures.

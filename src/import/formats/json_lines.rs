@@ -290,7 +290,7 @@ impl Files {
             Some(lines) => From::Store(Box::new(Ahead::new(lines.clone()))),
             None => {
                 let folder = input.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                From::Folder(Root::open(folder.unwrap_or(Path::new(".")))?)
+                From::Folder(Root::open(folder.unwrap_or(Path::new(".")), input.links)?)
             }
         };
         Ok(Files { key, column: at, from })
@@ -316,6 +316,7 @@ impl Files {
 }
 
 fn read_file(folder: &Root, name: &[u8]) -> std::result::Result<FieldBytes, BadReason> {
+    folder.stat_file(name)?; // a pipe or a device has no length
     let file = File::from(folder.open_file(name)?);
     let unreadable =
         |error: io::Error| BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO));

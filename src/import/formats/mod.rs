@@ -62,8 +62,7 @@ pub use self::rows::RowSource;
 use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
-use crate::import::field_types::FieldSpec;
-use crate::import::options::RowOptions;
+use crate::import::options::{ImportOptions, RowOptions};
 #[cfg(feature = "formats")]
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::{FoundFile, SourceKind};
@@ -73,8 +72,7 @@ use crate::places::{Client, Object};
 pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet; `types` of fields
-/// are given.
+/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet.
 ///
 /// # Errors
 /// A file does not open, or they have not the columns that `options` ask for.
@@ -83,10 +81,11 @@ pub fn open<'a>(
     objects: Vec<(Client, Vec<Object>)>,
     kind: SourceKind,
     image: Option<&'a Directory>,
-    options: &'a RowOptions,
-    types: &[FieldSpec],
+    options: &'a ImportOptions,
     origins: &SharedOrigins,
 ) -> Result<RowSource<'a>> {
+    let (given, links) = (options, options.folders.links);
+    let options = &given.rows;
     #[cfg(not(feature = "formats"))]
     if let Some(file) = files.first().filter(|_| kind != SourceKind::JsonLines) {
         return Err(without_formats(kind, &file.path));
@@ -109,7 +108,7 @@ pub fn open<'a>(
             failure: failure.clone(),
             origins: origins.clone(),
         });
-        let file = Given { input: Input { path, object }, name };
+        let file = Given { input: Input { path, object, links }, name };
         match kind {
             #[cfg(feature = "formats")]
             SourceKind::Mds => rows.extend(noted(mds::shards(&file, options)?, origins)),
@@ -122,7 +121,7 @@ pub fn open<'a>(
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
     }
-    RowSource::new(rows, indexes, kind, image, options, types)
+    RowSource::new(rows, indexes, kind, image, given)
 }
 
 #[cfg(feature = "formats")]
@@ -145,7 +144,7 @@ struct Given {
 }
 
 /// A file of rows, and how it is read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct RowFile {
     input: Input,
     /// What its rows are named after.

@@ -1,6 +1,6 @@
 //! Samples from files of rows, one file after the other.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -13,7 +13,7 @@ use crate::format::field_type::{Element, FieldType, FileForm};
 use crate::format::meta::check_label;
 use crate::import::columns::{Number, number, put_number};
 use crate::import::field_types::{FieldSpec, is_named};
-use crate::import::options::RowOptions;
+use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
@@ -109,8 +109,15 @@ pub struct RowSource<'a> {
     class: Option<FieldBytes>,
     /// How many classes there were before the first row.
     known_classes: usize,
+    /// The files, if the classes that they name have no numbers yet.
+    unnumbered: Vec<RowFile>,
     /// Fingerprints of the names so far.
     names: HashSet<u128>,
+    /// Those that rows of this file bring along, and that of the row which was read last.
+    own_names: HashSet<u128>,
+    own_name: u128,
+    /// Whether the file stands in front of each name.
+    prefix: bool,
     bad: Vec<BadEntry>,
     /// What ends the import.
     failure: Option<Error>,
@@ -174,9 +181,9 @@ impl<'a> RowSource<'a> {
         indexes: u64,
         kind: SourceKind,
         image: Option<&'a Directory>,
-        options: &'a RowOptions,
-        types: &[FieldSpec],
+        given: &'a ImportOptions,
     ) -> Result<RowSource<'a>> {
+        let (options, types) = (&given.rows, &given.field_types);
         let in_store = |file: &RowFile| {
             let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
             Some((object.client.clone(), object.object.clone()))
@@ -195,12 +202,15 @@ impl<'a> RowSource<'a> {
             Ok(Some(file.open(options, None)?.columns().to_vec()))
         })?;
         let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
+        let all = files.clone();
         let files = files.into_iter().zip(own).collect::<Vec<_>>().into_iter();
         let of_image = image.map(Directory::fields);
         let chosen = Chosen::new(&columns, options, of_image).map_err(|error| error.path(path))?;
         let field = |at: &usize| columns[*at].name.clone().into_bytes();
         let fields = chosen.fields.iter().map(field).collect();
-        let classes = Classes::new(image, chosen.label.map(|at| &columns[at]));
+        let label = chosen.label.map(|at| &columns[at]);
+        let classes = Classes::new(image, &given.classes, label);
+        let by_name = label.is_some() && classes.element.is_none() && given.classes.is_empty();
         let mut rows = RowSource {
             files,
             shards,
@@ -214,9 +224,13 @@ impl<'a> RowSource<'a> {
             chosen,
             fields,
             known_classes: classes.names.len(),
+            unnumbered: if by_name { all } else { Vec::new() },
             classes,
             class: None,
             names: HashSet::new(),
+            own_names: HashSet::new(),
+            own_name: 0,
+            prefix: given.prefix,
             bad: Vec::new(),
             failure: None,
             cells: Cells::new(),
@@ -240,6 +254,7 @@ impl<'a> RowSource<'a> {
     ) -> RowSource<'a> {
         self.go_on = Some(*place);
         self.names = names;
+        self.unnumbered.clear();
         for name in classes {
             self.classes.number(name);
         }
@@ -251,6 +266,7 @@ impl<'a> RowSource<'a> {
     /// # Errors
     /// The file that is next does not open, or has other columns than the first one.
     pub(in crate::import) fn begin(&mut self) -> Result<bool> {
+        self.number_classes()?;
         if let Some(place) = self.go_on.take() {
             self.go_to(&place)?;
         }
@@ -267,6 +283,16 @@ impl<'a> RowSource<'a> {
             (open.has_begun, open.rows) = (true, rows);
         }
         Ok(true)
+    }
+
+    /// Numbers the classes by name, if that has not happened.
+    fn number_classes(&mut self) -> Result<()> {
+        let files = std::mem::take(&mut self.unnumbered);
+        let Some(label) = self.chosen.label.filter(|_| !files.is_empty()) else { return Ok(()) };
+        for name in label_names(&files, &self.columns, &self.columns[label].name)? {
+            self.classes.number(&name);
+        }
+        Ok(())
     }
 
     /// Goes to `place`, and notes again which objects rows before it have named.
@@ -332,6 +358,7 @@ impl<'a> RowSource<'a> {
         if let Some(place) = self.chosen.label.and_then(|at| places[at].as_ref()) {
             self.classes.begin_file(&reader.columns()[place.at]);
         }
+        self.own_names.clear();
         self.open = Some(OpenFile::new(reader, file, places));
         self.begun += 1;
         Ok(true)
@@ -443,9 +470,7 @@ impl<'a> RowSource<'a> {
         if sample.name.contains(&0) {
             return Err(BadReason::Name("holds a NUL"));
         }
-        if self.names.contains(&xxh3_128(&sample.name)) {
-            return Err(BadReason::Twice);
-        }
+        self.put_in_front(sample)?;
         // A sample of one field has no place to say that it has none.
         if let [only @ None] = &mut sample.fields[..] {
             if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
@@ -459,11 +484,39 @@ impl<'a> RowSource<'a> {
         self.class = None;
         match (self.classes.element, label) {
             (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
-            (_, label) => self.class = label,
+            (_, label) => {
+                let is_known = |name: &FieldBytes| self.classes.number_of.contains_key(&name[..]);
+                if self.classes.are_all && label.as_ref().is_some_and(|name| !is_known(name)) {
+                    return Err(BadReason::Syntax(NO_CLASS));
+                }
+                self.class = label;
+            }
         }
         Ok(())
     }
 }
+
+impl RowSource<'_> {
+    /// Puts the file in front of a name that a row of an earlier file has, or of all that rows bring along.
+    fn put_in_front(&mut self, sample: &mut StreamSample) -> std::result::Result<(), BadReason> {
+        self.own_name = xxh3_128(&sample.name);
+        if self.own_names.contains(&self.own_name) {
+            return Err(BadReason::Twice);
+        }
+        let Some(open) = &self.open else { return Ok(()) };
+        let brings = self.chosen.name.is_some() || open.reader.row_name().is_some();
+        if self.prefix && brings || self.names.contains(&self.own_name) {
+            sample.name = [&open.stem[..], b"/", &sample.name].concat();
+        }
+        if sample.name.len() > MAX_NAME_BYTES {
+            return Err(BadReason::Name("is longer than 4,096 bytes"));
+        }
+        let is_taken = self.names.contains(&xxh3_128(&sample.name));
+        if is_taken { Err(BadReason::Twice) } else { Ok(()) }
+    }
+}
+
+const NO_CLASS: &str = "its class is none of those that --classes gives";
 
 const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
                         with --fields";
@@ -598,6 +651,7 @@ impl SampleStream for RowSource<'_> {
         if let Some(class) = self.class.take() {
             sample.label = Some(self.classes.number(&class));
         }
+        self.own_names.insert(self.own_name);
         self.names.insert(xxh3_128(&sample.name));
     }
 
@@ -614,6 +668,48 @@ impl SampleStream for RowSource<'_> {
     }
 }
 
+/// The texts in the column `label` of `files`, whose columns are known: all are looked at before the rows are read, so
+/// that classes are numbered by name, as folders are. What is broken is told when it is read.
+///
+/// # Errors
+/// A file does not open. Those of the store.
+fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTreeSet<Vec<u8>>> {
+    let only = RowOptions {
+        label: Some(label.to_owned()),
+        fields: vec![label.to_owned()],
+        union: true,
+        ..RowOptions::default()
+    };
+    let mut columns = columns.to_vec();
+    columns.iter_mut().for_each(|column| column.files_of = None); // what rows name is not read
+    let found = map_at_once(LOOKING_UP, files, |file| names_in(file, &columns, &only))?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTreeSet<Vec<u8>>> {
+    let mut names = BTreeSet::new();
+    let mut reader = file.open(only, Some(columns))?;
+    let at = reader.columns().iter().position(|column| Some(&column.name) == only.label.as_ref());
+    let Some(at) = at else { return Ok(names) };
+    reader.begin(Entry::default())?;
+    let mut cells = Cells::new();
+    loop {
+        match reader.next_row(&mut cells) {
+            Ok(true) => {
+                if let Some(Some(name)) = cells.get(at)
+                    && !names.contains(&name[..])
+                {
+                    names.insert(name.to_vec());
+                }
+            }
+            Err(RowError::Row(_)) => {}
+            Ok(false) | Err(RowError::File(_)) => break,
+        }
+    }
+    file.input.check()?;
+    Ok(names)
+}
+
 /// Labels as numbers, and the names of those that are classes.
 struct Classes {
     names: Vec<Vec<u8>>,
@@ -622,19 +718,28 @@ struct Classes {
     element: Option<Element>,
     /// Of each class that the open file numbers: its number in the image.
     of_file: Vec<i64>,
+    /// Whether there are no others.
+    are_all: bool,
 }
 
 impl Classes {
-    fn new(image: Option<&Directory>, column: Option<&Column>) -> Classes {
+    /// Those of `image`, and then those which are `given`, beside which there are no others.
+    fn new(image: Option<&Directory>, given: &[Vec<u8>], column: Option<&Column>) -> Classes {
         let element = column.and_then(|column| match &column.kind {
             CellKind::Elements(kind) => Some(kind.element()),
             _ => None,
         });
-        let mut classes =
-            Classes { names: Vec::new(), number_of: HashMap::new(), element, of_file: Vec::new() };
-        for name in image.map(Directory::classes).unwrap_or_default() {
+        let mut classes = Classes {
+            names: Vec::new(),
+            number_of: HashMap::new(),
+            element,
+            of_file: Vec::new(),
+            are_all: false,
+        };
+        for name in image.map(Directory::classes).unwrap_or_default().iter().chain(given) {
             classes.number(name);
         }
+        classes.are_all = !given.is_empty();
         let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
         classes.of_file = classes.numbers(of_file);
         classes

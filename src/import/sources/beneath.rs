@@ -1,7 +1,8 @@
-//! Opens files beneath a folder and nowhere else, like `openat2` with `RESOLVE_BENEATH`.
+//! Opens files beneath a folder, and elsewhere only where links lead that may be followed.
 //!
-//! A path longer than the kernel's limit is opened in steps. A link is inspected before it is followed, so
-//! the returned descriptor lies in the folder even if someone renames files meanwhile.
+//! With [`Links::Inside`], as `openat2` with `RESOLVE_BENEATH`, a link is inspected before it is followed, so the
+//! returned descriptor lies in the folder even if someone renames files meanwhile. A path longer than the kernel's
+//! limit is opened in steps.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +13,7 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::index::BadReason;
+use crate::folders::Links;
 use crate::{Error, Result};
 
 /// An open folder; all access below it goes through this type.
@@ -20,6 +22,9 @@ pub struct Root {
     fd: OwnedFd,
     path: PathBuf,
     canonical: PathBuf,
+    links: Links,
+    /// Bytes in front of the names of its files.
+    front_len: usize,
 }
 
 /// Why opening something beneath a root failed.
@@ -31,16 +36,29 @@ enum Refusal {
 }
 
 impl Root {
-    /// Opens the folder at `path`; links in the path itself are followed.
+    /// Opens the folder at `path`, in which these `links` are followed; those in the path itself are.
     ///
     /// # Errors
     /// `NotFound`, `Refused` or `Io` naming the path.
-    pub fn open(path: &Path) -> Result<Root> {
+    pub fn open(path: &Path, links: Links) -> Result<Root> {
         let name = |error: std::io::Error| Error::from(error).path(path);
         let canonical = path.canonicalize().map_err(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::open(&canonical, flags, Mode::empty()).map_err(|error| name(error.into()))?;
-        Ok(Root { fd, path: path.to_path_buf(), canonical })
+        Ok(Root { fd, path: path.to_path_buf(), canonical, links, front_len: 0 })
+    }
+
+    /// The same, with this many bytes in front of the names of its files.
+    pub fn behind(self, front_len: usize) -> Root {
+        Root { front_len, ..self }
+    }
+
+    /// A name without what is in front of it.
+    ///
+    /// # Errors
+    /// `Changed`: it is none of this folder's.
+    pub fn own_name<'n>(&self, name: &'n [u8]) -> Result<&'n [u8], BadReason> {
+        name.get(self.front_len..).ok_or(BadReason::Changed)
     }
 
     /// The folder's path, as it was given.
@@ -48,7 +66,7 @@ impl Root {
         &self.path
     }
 
-    /// Opens the file at `relative` for reading; follows links that stay in the folder.
+    /// Opens the file at `relative` for reading.
     pub fn open_file(&self, relative: &[u8]) -> Result<OwnedFd, BadReason> {
         // A FIFO that replaced the file must not block the import; files ignore O_NONBLOCK.
         self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
@@ -63,6 +81,23 @@ impl Root {
     pub fn stat(&self, relative: &[u8]) -> Result<Stat, BadReason> {
         let fd = self.open_beneath(relative, OFlags::PATH)?;
         fs::fstat(fd).map_err(unreadable)
+    }
+
+    /// The status of the regular file that `relative` leads to.
+    ///
+    /// # Errors
+    /// `Special`: it is none. As [`stat`](Self::stat).
+    pub fn stat_file(&self, relative: &[u8]) -> Result<Stat, BadReason> {
+        let stat = self.stat(relative)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(stat),
+            other => Err(BadReason::Special(kind_name(other))),
+        }
+    }
+
+    /// Whether links are followed, and those in `relative` lead out of the folder.
+    pub fn leaves(&self, relative: &[u8]) -> bool {
+        self.links == Links::Follow && self.resolve(relative) == Err(BadReason::LeavesSource)
     }
 
     /// The path beneath the root that `relative` leads to after following every link.
@@ -107,6 +142,12 @@ impl Root {
         match self.open_strict(relative, flags) {
             Ok(fd) => Ok(fd),
             Err(Refusal::Os(errno)) => Err(unreadable(errno)),
+            Err(Refusal::Link) if self.links == Links::Refuse => {
+                Err(BadReason::Special("link, which is not followed"))
+            }
+            Err(Refusal::Link) if self.links == Links::Follow => {
+                self.open_following(relative, flags)
+            }
             Err(Refusal::Link) => {
                 let real = self.resolve(relative)?;
                 self.open_strict(&real, flags).map_err(|refusal| match refusal {
@@ -115,6 +156,28 @@ impl Root {
                     Refusal::Os(errno) => unreadable(errno),
                 })
             }
+        }
+    }
+
+    /// Opens wherever links lead.
+    fn open_following(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
+        let failed = |errno| match errno {
+            Errno::NOENT => BadReason::Dangling,
+            Errno::LOOP => BadReason::Cyclic,
+            errno => unreadable(errno),
+        };
+        let (mut left, mut held) = (relative, None::<OwnedFd>);
+        loop {
+            let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
+            if left.len() <= MAX_KERNEL_PATH_BYTES {
+                let flags = flags | OFlags::CLOEXEC;
+                return fs::openat(at, left, flags, Mode::empty()).map_err(failed);
+            }
+            let cut = left[..MAX_KERNEL_PATH_BYTES].iter().rposition(|&byte| byte == b'/');
+            let cut = cut.ok_or(BadReason::Unreadable(libc::ENAMETOOLONG))?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let next = fs::openat(at, &left[..cut], flags, Mode::empty()).map_err(failed)?;
+            (left, held) = (&left[cut + 1..], Some(next));
         }
     }
 
@@ -228,6 +291,18 @@ fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
     Ok(())
 }
 
+/// What an entry is that is no sample.
+pub fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "folder",
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice => "character device",
+        FileType::BlockDevice => "block device",
+        _ => "thing that is no file",
+    }
+}
+
 fn unreadable(errno: Errno) -> BadReason {
     BadReason::Unreadable(errno.raw_os_error())
 }
@@ -250,7 +325,7 @@ mod tests {
         std::fs::create_dir_all(root.join("a/b")).unwrap();
         std::fs::write(root.join("a/b/file"), b"inside").unwrap();
         std::fs::write(dir.path().join("secret"), b"outside").unwrap();
-        let root = Root::open(&root).unwrap();
+        let root = Root::open(&root, Links::Inside).unwrap();
         (dir, root)
     }
 

@@ -9,6 +9,7 @@ use super::compression::{self, Compression, FileAt, read_some};
 use super::kind::SourceKind;
 use super::row_indexes::{self, INDEX};
 use super::{tar_members, tfrecord};
+use crate::folders::is_dropping;
 
 /// What a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,11 +166,10 @@ pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
 
 /// Whether a file of this name accompanies shards: it describes, lists or signs them.
 pub fn is_side_file(name: &[u8]) -> bool {
-    let hidden = name.split(|&byte| byte == b'/').any(|part| part.starts_with(b"."));
     let base = base(name).to_ascii_lowercase();
     let stem = base.split(|&byte| byte == b'.').next().unwrap_or(&base);
     let extension = base.iter().rposition(|&byte| byte == b'.').map(|dot| &base[dot + 1..]);
-    hidden
+    is_dropping(name)
         || base.starts_with(b"_")
         || SIDE_STEMS.contains(&stem)
         || extension.is_some_and(|extension| SIDE_EXTENSIONS.contains(&extension))
@@ -196,6 +196,14 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
     let first = lines.next().unwrap_or_default();
     let second = lines.next().unwrap_or_default().trim_ascii_start();
     second.starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(first).is_ok()
+}
+
+/// Whether a file of this name is a note for people beside samples: README, LICENSE.txt.
+pub fn is_note(name: &[u8]) -> bool {
+    let base = base(name).to_ascii_lowercase();
+    let mut parts = base.splitn(2, |&byte| byte == b'.');
+    let is_side = parts.next().is_some_and(|stem| SIDE_STEMS.contains(&stem));
+    is_side && matches!(parts.next(), None | Some(b"txt" | b"md" | b"rst"))
 }
 
 fn is_json_lines_name(name: &[u8]) -> bool {

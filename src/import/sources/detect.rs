@@ -5,7 +5,7 @@
 //! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
 //! reports every decision.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +15,15 @@ use super::braces::braces;
 use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
 use super::file_counts::{FileCounts, PIPE, Role};
-use super::found::{Found, FoundFile};
+use super::found::{Decided, Found, FoundFile, tell_apart};
 use super::index::BadEntry;
 use super::indexing::Indexing;
 use super::kind::SourceKind;
+use super::objects::split_of;
 use super::read_input::ReadInput;
+use super::row_indexes::MERGED;
 use super::shard::{self, FrontToBack};
+use super::tar::Pair;
 use super::tree::{DetectedFile, Survey, Tree};
 use super::{SourceOptions, folder, list, row_indexes, spool, tar};
 use crate::{Error, ErrorKind, Result};
@@ -89,17 +92,28 @@ impl Expanded {
     }
 
     fn trees(&self, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
-        self.folders.iter().map(|path| Tree::list(path, &options.exclude, indexing)).collect()
+        self.folders.iter().map(|path| Tree::list(path, options, indexing)).collect()
     }
 }
 
-/// The files that indexes among those of a tree name as their shards.
-fn parts_of_indexes(tree: &Tree, detected: &[DetectedFile]) -> HashSet<PathBuf> {
-    let is_index = |file: &&DetectedFile| {
-        matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
-    };
-    let indexes = detected.iter().filter(is_index);
-    indexes.flat_map(|file| row_indexes::parts(&tree.path_of(&file.name))).collect()
+/// What indexes among the files of a tree say of others.
+struct Indexed {
+    /// The files that they name as their shards.
+    parts: HashSet<PathBuf>,
+    /// Those of them whose shards an index in a folder above names, too.
+    merged: HashSet<PathBuf>,
+}
+
+impl Indexed {
+    fn of(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
+        let is_index = |file: &&DetectedFile| {
+            matches!(file.content, Content::Rows(SourceKind::Mds | SourceKind::LitData))
+        };
+        let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
+        let indexes: Vec<_> = paths.map(|path| (row_indexes::parts(&path), path)).collect();
+        let merged = row_indexes::merged(&indexes);
+        Indexed { parts: indexes.into_iter().flat_map(|(parts, _)| parts).collect(), merged }
+    }
 }
 
 /// The error for a path that does not exist.
@@ -131,11 +145,16 @@ struct Judgement {
 
 impl Judgement {
     fn tree(&mut self, tree: &Tree, detected: Vec<DetectedFile>, bad: Vec<BadEntry>) {
-        let parts = parts_of_indexes(tree, &detected);
+        let Indexed { parts, merged } = Indexed::of(tree, &detected);
+        self.file_counts.append(tree.index.file_counts.iter().cloned());
         for DetectedFile { name, len_bytes, content } in detected {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
                 self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
+                continue;
+            }
+            if merged.contains(&path) {
+                self.file_counts.add(MERGED, Role::SetAside, len_bytes, &name);
                 continue;
             }
             if content.is_shard() && name.contains(&b'/') {
@@ -165,9 +184,12 @@ impl Judgement {
 
     /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
     fn found(self, kind: SourceKind) -> Found {
-        let files = self.shards.into_iter().map(|(file, _)| file).collect();
+        warn_of_splits(self.shards.iter().map(|(file, _)| &file.path));
+        let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
+        tell_apart(&mut files);
         Found {
             kind,
+            decided: None,
             files,
             folders: None,
             objects: Vec::new(),
@@ -184,7 +206,8 @@ impl Judgement {
 fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
     if expanded.files.iter().any(|file| spool::is_stream(file)) {
         // A stream cannot be read twice; tar archives with one file per sample are most common.
-        return shards_of(SourceKind::Tar, expanded, options, indexing);
+        let found = shards_of(SourceKind::Tar, expanded, options, indexing)?;
+        return Ok(Found { decided: Some(Decided::NoPair), ..found });
     }
     let trees = expanded.trees(options, indexing)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
@@ -233,11 +256,18 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
         );
         return Err(judgement.refuse("the source holds shards in folders of their own", hint));
     }
-    let kind = match &judgement.shards[..] {
-        [(file, Content::Tar(_)), ..] if looks_grouped(&file.path)? => SourceKind::WebDataset,
-        _ => first,
-    };
-    Ok(judgement.found(kind))
+    if first != SourceKind::Tar {
+        return Ok(judgement.found(first));
+    }
+    let mut decided = Decided::NoPair;
+    for (FoundFile { path, name }, _) in &judgement.shards {
+        if let Some(pair) = pair_at_beginning(path)? {
+            decided = Decided::Pair { shard: name.clone(), pair };
+            break;
+        }
+    }
+    let kind = if decided == Decided::NoPair { first } else { SourceKind::WebDataset };
+    Ok(Found { decided: Some(decided), ..judgement.found(kind) })
 }
 
 impl Judgement {
@@ -284,7 +314,7 @@ fn shards_of(
             let content = detected.content;
             matches!(content, Content::Packed(_)) || kind_of(content) == kind_of(as_kind(kind))
         });
-        let parts = parts_of_indexes(&tree, &mine);
+        let Indexed { parts, .. } = Indexed::of(&tree, &mine);
         for DetectedFile { name, len_bytes, content } in others {
             if parts.contains(&tree.path_of(&name)) {
                 judgement.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
@@ -325,12 +355,12 @@ fn folders(
         _ => {
             let paths: Vec<PathBuf> = trees.into_iter().map(|tree| tree.path).collect();
             indexing.again();
-            Some(folder::index(&paths, &options.exclude, indexing)?)
+            Some(folder::index(&paths, options, indexing)?)
         }
     };
     let file_counts = file_counts.into_counts();
     let (files, objects, bad) = Default::default();
-    Ok(Found { kind: SourceKind::Folder, files, folders, objects, file_counts, bad })
+    Ok(Found { kind: SourceKind::Folder, decided: None, files, folders, objects, file_counts, bad })
 }
 
 fn lists(paths: Vec<PathBuf>) -> Found {
@@ -344,7 +374,7 @@ fn lists(paths: Vec<PathBuf>) -> Found {
     }
     let file_counts = file_counts.into_counts();
     let (folders, objects, bad) = Default::default();
-    Found { kind: SourceKind::List, files, folders, objects, file_counts, bad }
+    Found { kind: SourceKind::List, decided: None, files, folders, objects, file_counts, bad }
 }
 
 /// Rejects a folder in which every file holds many samples in an unsupported format.
@@ -425,15 +455,30 @@ fn given_file(path: &Path) -> FoundFile {
     FoundFile { path: path.to_path_buf(), name }
 }
 
-/// Whether the archive looks like a WebDataset shard.
-fn looks_grouped(path: &Path) -> Result<bool> {
+/// Tells that shards are of several splits: whoever names their folder may want one of them.
+fn warn_of_splits<'p>(paths: impl Iterator<Item = &'p PathBuf>) {
+    let split = |path: &PathBuf| {
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        split_of(&name).map(|split| split.into_owned())
+    };
+    let splits: BTreeSet<String> = paths.filter_map(split).collect();
+    if splits.len() > 1 {
+        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "files of the splits {splits} become one data set; name those of one split to have it alone"
+        );
+    }
+}
+
+/// Two files of one key at the beginning of the archive, as a WebDataset shard has them.
+fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let (file, container) = shard::open(path)?;
     Ok(match compression::of_file(&file).map_err(name)? {
-        None => tar::looks_grouped(FrontToBack::new(file, container.len_bytes)),
+        None => tar::pair_at_beginning(FrontToBack::new(file, container.len_bytes)),
         Some(compression) => {
             let from = compression.undo(FileAt { file: &file, offset: 0 }).map_err(name)?;
-            tar::looks_grouped(ReadInput::new(from))
+            tar::pair_at_beginning(ReadInput::new(from))
         }
     })
 }

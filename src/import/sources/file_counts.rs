@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use super::kind::SourceKind;
+use crate::{Error, ErrorKind};
+
 /// Files of one sort, and how the import treated them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCount {
@@ -30,6 +33,8 @@ pub enum Role {
     List,
     /// Not imported.
     SetAside,
+    /// Led to what was imported.
+    Followed,
 }
 
 impl fmt::Display for Role {
@@ -40,6 +45,7 @@ impl fmt::Display for Role {
             Role::Appended => "appended archive",
             Role::List => "list",
             Role::SetAside => "set aside",
+            Role::Followed => "followed",
         })
     }
 }
@@ -51,6 +57,15 @@ impl FileCount {
         match ends.min() {
             Some(end) if self.files != 1 => format!("{}s{}", &self.what[..end], &self.what[end..]),
             _ => self.what.clone(),
+        }
+    }
+
+    /// What treats them otherwise.
+    pub fn option(&self) -> Option<&'static str> {
+        match &*self.what {
+            HIDDEN | HIDDEN_FOLDER => Some("--hidden takes them"),
+            NESTED => Some("--nested takes their files"),
+            _ => None,
         }
     }
 }
@@ -100,11 +115,41 @@ impl FileCounts {
         self.0.is_empty()
     }
 
+    /// These counts.
+    pub fn of(counts: &[FileCount]) -> FileCounts {
+        FileCounts(counts.to_vec())
+    }
+
+    /// The error for a source of this kind whose files give no sample.
+    pub fn of_no_sample(self, kind: SourceKind) -> Error {
+        let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
+        let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
+        match (self.is_empty(), self.0.iter().any(is_hidden)) {
+            (true, _) => error,
+            (_, false) => error.source(self),
+            (_, true) => error
+                .source(self)
+                .hint("--hidden takes hidden files, and what file systems and tools leave behind"),
+        }
+    }
+
     /// All of them.
     pub fn into_counts(self) -> Vec<FileCount> {
         self.0
     }
 }
+
+/// The description of files that are hidden, or that file systems and tools leave behind.
+pub const HIDDEN: &str = "hidden file";
+
+/// The description of folders of such names.
+pub const HIDDEN_FOLDER: &str = "hidden folder";
+
+/// The description of archives that are members of an archive, and samples.
+pub const NESTED: &str = "archive within an archive";
+
+/// The description of links out of the folder that is imported.
+pub const LINK_OUT: &str = "link out of the source";
 
 /// The description of members of archives whose name comes again later in the archive.
 pub const REPLACED: &str = "member that a later one replaces";
@@ -131,7 +176,7 @@ impl fmt::Display for FileCounts {
 
 impl std::error::Error for FileCounts {}
 
-const NOUNS: [&str; 6] = ["archive", "shard", "file", "list", "stream", "member"];
+const NOUNS: [&str; 8] = ["archive", "shard", "file", "folder", "link", "list", "stream", "member"];
 
 #[cfg(test)]
 mod tests {

@@ -11,26 +11,31 @@ use std::rc::Rc;
 use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
 use rustix::io::Errno;
 
-use super::beneath::Root;
+use super::beneath::{Root, kind_name};
+use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
 use super::index::{
     BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
 };
 use super::indexing::Indexing;
-use super::stamp;
+use super::{SourceOptions, stamp};
 use crate::Result;
+use crate::folders::{Links, MAX_LINKED_FOLDERS, is_dropping};
 
-/// Indexes the folders `paths` as one source, without the files `exclude` (device, inode): the image may
-/// lie in the folder that it is made from.
+/// Indexes the folders `paths` as one source, without the files that the options exclude: the image may lie in the
+/// folder that it is made from.
 ///
 /// # Errors
 /// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
 /// are in `bad`.
 pub fn index(
     paths: &[PathBuf],
-    exclude: &[(u64, u64)],
+    options: &SourceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<(Index, Vec<Root>)> {
-    let roots = paths.iter().map(|path| Root::open(path)).collect::<Result<Vec<_>>>()?;
+    let roots = paths
+        .iter()
+        .map(|path| Root::open(path, options.folders.links))
+        .collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
     let mut tops = Vec::new();
@@ -39,15 +44,15 @@ pub fn index(
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         let before = index.bad.len();
         let mut walk =
-            Walk { root, container: container as u32, exclude, index: &mut index, indexing };
-        tops.push(walk.list(&Folder::root()));
+            Walk { root, container: container as u32, options, index: &mut index, indexing };
+        tops.push(walk.list(&Folder::top(root)));
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
     index.classes = class_names(&tops);
     for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
         let before = index.bad.len();
         let mut walk =
-            Walk { root, container: container as u32, exclude, index: &mut index, indexing };
+            Walk { root, container: container as u32, options, index: &mut index, indexing };
         walk.classes(top);
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
@@ -74,7 +79,7 @@ fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
 struct Walk<'a, 'p> {
     root: &'a Root,
     container: u32,
-    exclude: &'a [(u64, u64)],
+    options: &'a SourceOptions,
     index: &'a mut Index,
     indexing: &'a mut Indexing<'p>,
 }
@@ -84,16 +89,28 @@ struct Walk<'a, 'p> {
 struct Folder {
     /// Beneath the root, as a prefix of sample names.
     path: Vec<u8>,
-    /// Beneath the root, with links followed.
-    real: Vec<u8>,
-    /// The links followed to get here: following one of them again would never end.
-    over: Option<Rc<Jump>>,
+    around: Rc<Around>,
 }
 
-struct Jump {
-    from: Vec<u8>,
-    depth: u32,
-    over: Option<Rc<Jump>>,
+/// A folder and those around it: a link to one of them would never end.
+struct Around {
+    device_and_inode: (u64, u64),
+    /// Links that were followed to get here.
+    links: usize,
+    outer: Option<Rc<Around>>,
+}
+
+impl Around {
+    /// The folder `stat` in this one, behind a link or not; `None`: it is around itself.
+    fn enter(self: &Rc<Around>, stat: &Stat, is_link: bool) -> Option<Rc<Around>> {
+        let (inner, links) = ((stat.st_dev, stat.st_ino), self.links + usize::from(is_link));
+        let mut all = std::iter::successors(Some(&**self), |around| around.outer.as_deref());
+        // Without a link on the way, no folder comes again.
+        let is_around = links > 0 && all.any(|around| around.device_and_inode == inner);
+        let outer = Some(Rc::clone(self));
+        let is_well = links <= MAX_LINKED_FOLDERS && !is_around;
+        is_well.then(|| Rc::new(Around { device_and_inode: inner, links, outer }))
+    }
 }
 
 /// The contents of a folder. Names are concatenated in one buffer: a folder may have millions of them.
@@ -213,13 +230,22 @@ impl Walk<'_, '_> {
             Err(Errno::NOENT) => return self.bad(join(&folder.path, name), BadReason::Changed),
             Err(errno) => return self.bad(join(&folder.path, name), unreadable(errno)),
         };
-        match FileType::from_raw_mode(stat.st_mode) {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if !self.options.folders.hidden && is_dropping(name) {
+            let is_folder = kind == FileType::Directory;
+            let what = if is_folder { HIDDEN_FOLDER } else { HIDDEN };
+            let bytes = if is_folder { 0 } else { stat.st_size as u64 };
+            return self.index.count(what, Role::SetAside, bytes, &join(&folder.path, name));
+        }
+        match kind {
             FileType::RegularFile => self.file(fd.as_fd(), folder, name, &stat, listing),
-            FileType::Directory => listing.folders.push(Folder {
-                path: join(&folder.path, name),
-                real: join(&folder.real, name),
-                over: folder.over.clone(),
-            }),
+            FileType::Directory => {
+                let path = join(&folder.path, name);
+                match folder.around.enter(&stat, false) {
+                    Some(around) => listing.folders.push(Folder { path, around }),
+                    None => self.bad(path, BadReason::Cyclic),
+                }
+            }
             FileType::Symlink => self.link(folder, name, listing),
             special => {
                 self.bad(join(&folder.path, name), BadReason::Special(kind_name(special)));
@@ -235,7 +261,7 @@ impl Walk<'_, '_> {
         stat: &Stat,
         listing: &mut Listing,
     ) {
-        if self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+        if self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
             return;
         }
         // The check costs a system call, so it is skipped if everyone may read.
@@ -251,32 +277,39 @@ impl Walk<'_, '_> {
 
     fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
         let path = join(&folder.path, name);
-        let real = match self.root.resolve(&join(&folder.real, name)) {
-            Ok(real) => real,
-            Err(reason) => return self.bad(path, reason),
+        let links = self.options.folders.links;
+        let stat = match links {
+            Links::Refuse => Err(BadReason::Special("link, which is not followed")),
+            // The kernel follows links that leave, too.
+            Links::Inside => self.root.resolve(&path).and_then(|real| self.root.stat(&real)),
+            Links::Follow => self.root.stat(&path),
         };
-        let stat = match self.root.stat(&real) {
+        let stat = match stat {
             Ok(stat) => stat,
             Err(BadReason::Unreadable(libc::ENOENT)) => return self.bad(path, BadReason::Dangling),
             Err(reason) => return self.bad(path, reason),
         };
-        match FileType::from_raw_mode(stat.st_mode) {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        match kind {
             FileType::RegularFile => {
                 // Checks that the link's target can be read.
-                if let Err(reason) = self.root.open_file(&real) {
+                if let Err(reason) = self.root.open_file(&path) {
                     return self.bad(path, reason);
                 }
                 let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
-                if !self.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
                     listing.push_file(name, len_bytes, stamp);
                     self.indexing.found(1, len_bytes);
                 }
             }
-            FileType::Directory => match jump(folder, &real) {
-                Some(over) => listing.folders.push(Folder { path, real, over: Some(over) }),
-                None => self.bad(path, BadReason::Cyclic),
+            FileType::Directory => match folder.around.enter(&stat, true) {
+                Some(around) => listing.folders.push(Folder { path: path.clone(), around }),
+                None => return self.bad(path, BadReason::Cyclic),
             },
-            special => self.bad(path, BadReason::Special(kind_name(special))),
+            special => return self.bad(path, BadReason::Special(kind_name(special))),
+        }
+        if self.root.leaves(&path) {
+            self.index.count(LINK_OUT, Role::Followed, 0, &path);
         }
     }
 
@@ -286,31 +319,12 @@ impl Walk<'_, '_> {
 }
 
 impl Folder {
-    fn root() -> Folder {
-        Folder { path: Vec::new(), real: Vec::new(), over: None }
+    fn top(root: &Root) -> Folder {
+        // Were it not there, listing it would say so.
+        let stat = root.stat(b"").map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        let around = Rc::new(Around { device_and_inode: stat, links: 0, outer: None });
+        Folder { path: Vec::new(), around }
     }
-}
-
-/// The step from `folder` over a link to the folder `real`; `None` if it would make a cycle.
-fn jump(folder: &Folder, real: &[u8]) -> Option<Rc<Jump>> {
-    let mut at = folder.over.as_ref();
-    let depth = at.map_or(1, |jump| jump.depth + 1);
-    if depth > MAX_JUMPS || lies_in(&folder.real, real) {
-        return None;
-    }
-    while let Some(jump) = at {
-        if lies_in(&jump.from, real) {
-            return None;
-        }
-        at = jump.over.as_ref();
-    }
-    Some(Rc::new(Jump { from: folder.real.clone(), depth, over: folder.over.clone() }))
-}
-
-/// Whether the folder `inner` is `outer` or lies in it.
-fn lies_in(inner: &[u8], outer: &[u8]) -> bool {
-    outer.is_empty()
-        || inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
 /// Names and inodes of a folder's entries, and the buffer with the names.
@@ -341,21 +355,8 @@ fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-fn kind_name(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Fifo => "FIFO",
-        FileType::Socket => "socket",
-        FileType::CharacterDevice => "character device",
-        FileType::BlockDevice => "block device",
-        _ => "thing that is no file",
-    }
-}
-
 fn unreadable(errno: Errno) -> BadReason {
     BadReason::Unreadable(errno.raw_os_error())
 }
-
-/// Maximum links to folders in one path: each may multiply the number of files.
-const MAX_JUMPS: u32 = 8;
 
 const LIST_BUFFER_BYTES: usize = 64 * 1024;

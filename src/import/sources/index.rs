@@ -65,7 +65,7 @@ pub struct Container {
     pub path: PathBuf,
     /// Changes when the file changes: see [`super::stamp`]. Zero for folders.
     pub stamp: u64,
-    /// Length in bytes. Zero for folders.
+    /// Length in bytes; of folders and lists, that of what is in front of their names.
     pub len_bytes: u64,
 }
 
@@ -127,11 +127,17 @@ pub enum BadReason {
     /// Another entry has the same name.
     #[error("name appears twice")]
     Twice,
+    /// An entry of another folder or list has the same name.
+    #[error("name appears twice, in two folders or lists")]
+    TwiceInFolders,
     /// A later member of a stream replaces one that is written already.
     #[error(
         "comes again, and replaces what was read of it before, to which a stream does not lead back"
     )]
     ComesAgain,
+    /// A file may have it, and a stream not.
+    #[error("{0}")]
+    InStream(&'static str),
     /// The image that is appended to has a sample of this name.
     #[error("the image has a sample of this name")]
     NameTaken,
@@ -498,18 +504,43 @@ impl Index {
         }
     }
 
-    /// Rows with a name that an earlier row has, sorted.
-    pub fn rows_with_a_taken_name(&self) -> Vec<u64> {
+    /// Rows with a name that an earlier row has, sorted; each with the first row of that name.
+    pub fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
         let mut order = self.rows_with_the_hash_of_another();
         // Ties are broken by id, so that the first row with a name keeps it.
         order.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
-        let mut taken: Vec<u64> = order
-            .windows(2)
-            .filter(|pair| self.name(pair[0]) == self.name(pair[1]))
-            .map(|pair| pair[1])
-            .collect();
+        let same = order.chunk_by(|&a, &b| self.name(a) == self.name(b));
+        let taken = same.flat_map(|same| same[1..].iter().map(|&row| (row, same[0])));
+        let mut taken: Vec<(u64, u64)> = taken.collect();
         taken.sort_unstable();
         taken
+    }
+
+    /// The container of the first payload of a row.
+    pub(super) fn container_of(&self, row: u64) -> Option<u32> {
+        self.payloads(row).next().map(|payload| payload.container)
+    }
+
+    /// Puts what `front` says of a row and its container, and a slash, in front of its name; leaves names that would
+    /// become too long, and returns their rows.
+    pub(super) fn put_in_front<'f>(
+        &mut self,
+        front: impl Fn(u64, u32) -> Option<&'f [u8]>,
+    ) -> Vec<u64> {
+        let (mut names, mut too_long) = (Names::default(), Vec::new());
+        for row in 0..self.len() {
+            let front = self.container_of(row).and_then(|container| front(row, container));
+            let name = self.name(row);
+            match front.map(|front| [front, b"/", name].concat()) {
+                Some(whole) if whole.len() > MAX_NAME_BYTES => {
+                    too_long.push(row);
+                    names.push(name);
+                }
+                whole => names.push(whole.as_deref().unwrap_or(name)),
+            }
+        }
+        self.names = names;
+        too_long
     }
 
     /// Gives rows what later rows of their name in the same container hold, as later members of an archive replace
@@ -537,8 +568,7 @@ impl Index {
 
     /// Whether `row` is of the container of `first` and has no other fields.
     fn replaces(&self, row: u64, first: u64) -> bool {
-        let container = |row| self.payloads(row).next().map(|payload| payload.container);
-        container(row) == container(first)
+        self.container_of(row) == self.container_of(first)
             && self
                 .payloads(row)
                 .all(|payload| self.field_len_bytes(first, payload.field).is_some())
@@ -559,12 +589,18 @@ impl Index {
         let mut places = self.payload_range(row);
         let place = places.find(|&place| self.payload_at(place).field == payload.field);
         let place = place.expect("the row has the field");
-        let mut counts = FileCounts::default();
-        counts.append(std::mem::take(&mut self.file_counts));
-        counts.add(REPLACED, Role::SetAside, self.payload_lens[place].into(), self.name(row));
-        self.file_counts = counts.into_counts();
+        let (replaced, name) = (self.payload_lens[place].into(), self.name(row).to_vec());
+        self.count(REPLACED, Role::SetAside, replaced, &name);
         self.payload_lens[place] = payload.len_bytes;
         self.payload_offsets[place] = payload.offset_or_stamp;
+    }
+
+    /// Counts a file of which the report speaks.
+    pub(super) fn count(&mut self, what: &str, role: Role, bytes: u64, name: &[u8]) {
+        let mut counts = FileCounts::default();
+        counts.append(std::mem::take(&mut self.file_counts));
+        counts.add(what, role, bytes, name);
+        self.file_counts = counts.into_counts();
     }
 
     /// All rows in the order of their names, and of their ids within a name.
@@ -756,7 +792,7 @@ mod tests {
             index.push(name.as_bytes(), None);
             index.push_payload(payload(0, 1));
         }
-        assert_eq!(index.rows_with_a_taken_name(), [2, 4]);
+        assert_eq!(index.rows_with_a_taken_name(), [(2, 0), (4, 0)]);
         let kept = index.without(&[2, 4]);
         assert_eq!((kept.len(), kept.name(2)), (3, &b"a"[..]));
         assert_ne!(kept.fingerprint(), index.fingerprint());

@@ -3,11 +3,12 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use super::FoundFile;
 use super::compression::{self, Compression};
 use super::objects::{ObjectStreams, Shard};
+use super::read_input::ReadInput;
 use super::sample_stream::FieldBytes;
-use super::spool::{decompressed, open_stream};
+use super::spool::{decompressed, is_stream, open_stream};
+use super::{Decided, FoundFile, tar};
 use crate::places::{Client, Object};
 use crate::{Error, ErrorKind, Result};
 
@@ -19,6 +20,8 @@ pub(in crate::import) struct Inputs {
     begun: u64,
     /// How the first one is read, if not from its beginning.
     first: Option<First>,
+    /// The next one, if it is open already.
+    ahead: Option<(FoundFile, Stream)>,
 }
 
 /// A stream, decompressed.
@@ -44,7 +47,7 @@ impl Inputs {
         objects: Vec<(Client, Vec<Object>)>,
     ) -> Inputs {
         let objects = (!objects.is_empty()).then(|| ObjectStreams::new(objects));
-        Inputs { files: files.into_iter(), objects, begun: 0, first: None }
+        Inputs { files: files.into_iter(), objects, begun: 0, first: None, ahead: None }
     }
 
     /// Objects from byte `offset` of the one with this number on.
@@ -87,7 +90,7 @@ impl Inputs {
         }
         let files: Vec<FoundFile> = files.into_iter().skip(number as usize).collect();
         let objects = Some(ObjectStreams::from(rest, begin));
-        Ok(Inputs { files: files.into_iter(), objects, begun: number, first })
+        Ok(Inputs { files: files.into_iter(), objects, begun: number, first, ahead: None })
     }
 
     /// How many objects were given, or left out at the beginning; `None`: they are files.
@@ -100,6 +103,9 @@ impl Inputs {
     /// # Errors
     /// It does not open.
     pub(super) fn next(&mut self) -> Result<Option<(FoundFile, Stream)>> {
+        if let Some(ahead) = self.ahead.take() {
+            return Ok(Some(ahead));
+        }
         let Some(file) = self.files.next() else { return Ok(None) };
         let stream = match &mut self.objects {
             None => Stream::Bytes(open_stream(&file.path)?),
@@ -115,6 +121,24 @@ impl Inputs {
         };
         self.begun += 1;
         Ok(Some((file, stream)))
+    }
+
+    /// Two files of one key at the beginning of the first stream, if that is a pipe with a tar archive.
+    ///
+    /// # Errors
+    /// It does not open.
+    pub(in crate::import) fn pair_at_beginning(&mut self) -> Result<Option<Decided>> {
+        let first = self.files.as_slice().first();
+        if self.objects.is_some() || first.is_none_or(|first| !is_stream(&first.path)) {
+            return Ok(None);
+        }
+        let Some((file, Stream::Bytes(mut stream))) = self.next()? else { return Ok(None) };
+        let mut head = Vec::new();
+        let begin = Recorded { from: (&mut stream).take(MAX_LOOKED_AT_BYTES), read: &mut head };
+        let pair = tar::pair_at_beginning(ReadInput::new(begin));
+        let shard = file.name.clone();
+        self.ahead = Some((file, Stream::Bytes(Box::new(io::Cursor::new(head).chain(stream)))));
+        Ok(pair.map(|pair| Decided::Pair { shard, pair }))
     }
 
     /// What ended a stream early, if it was not the stream itself: a store that was away.
@@ -165,5 +189,21 @@ impl Read for Stream {
     }
 }
 
+/// Reads, and keeps what was read.
+struct Recorded<'a, R> {
+    from: R,
+    read: &'a mut Vec<u8>,
+}
+
+impl<R: Read> Read for Recorded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let len = self.from.read(into)?;
+        self.read.extend_from_slice(&into[..len]);
+        Ok(len)
+    }
+}
+
+/// What of a pipe is kept while it is told what it holds: mostly that of a few members.
+const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
 /// Enough to tell a compression.
 const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

@@ -2,30 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FileType;
-
 use super::beneath::Root;
 use super::index::{BadEntry, BadReason, Container, Index, MAX_SAMPLE_BYTES, Payload};
 use super::indexing::Indexing;
 use super::stamp;
 use super::tar_members::clean_name;
+use crate::folders::Links;
 use crate::{Error, Result};
 
 /// Indexes the lists `paths` as one source, in the order of their lines.
 ///
 /// # Errors
 /// A list or its folder does not open. Lines that cannot be imported are in `bad`.
-pub fn index(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<(Index, Vec<Root>)> {
+pub fn index(
+    paths: &[PathBuf],
+    links: Links,
+    indexing: &mut Indexing<'_>,
+) -> Result<(Index, Vec<Root>)> {
     let mut index = Index::default();
     index.only_field();
     let mut roots = Vec::new();
     for (container, path) in paths.iter().enumerate() {
         let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
-        let root = Root::open(folder_of(path))?;
+        let root = Root::open(folder_of(path), links)?;
         index.containers.push(Container {
             path: path.clone(),
             stamp: xxhash_rust::xxh3::xxh3_64(&text),
-            len_bytes: text.len() as u64,
+            len_bytes: 0,
         });
         for line in lines(&text) {
             if let Err(reason) = push(line, &root, container as u32, &mut index) {
@@ -57,7 +60,7 @@ pub enum TextKind {
 /// # Errors
 /// Its folder does not open.
 pub fn classify(head: &[u8], path: &Path) -> Result<TextKind> {
-    let root = Root::open(folder_of(path))?;
+    let root = Root::open(folder_of(path), Links::Follow)?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);
         // Anything that exists but is not a file is a bad line of a list.
@@ -86,7 +89,8 @@ fn may_be(head: &[u8]) -> bool {
         && label.is_none_or(|text| number(text).is_some())
 }
 
-fn folder_of(list: &Path) -> &Path {
+/// The folder that the names of a list are beneath.
+pub fn folder_of(list: &Path) -> &Path {
     list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -100,14 +104,7 @@ fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(
         return Err(BadReason::Name("is not beneath the list's folder"));
     }
     let name = clean_name(path)?;
-    let stat = root.stat(&name)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => {}
-        FileType::Directory => return Err(BadReason::Special("folder")),
-        FileType::Fifo => return Err(BadReason::Special("FIFO")),
-        FileType::Socket => return Err(BadReason::Special("socket")),
-        _ => return Err(BadReason::Special("device")),
-    }
+    let stat = root.stat_file(&name)?;
     if stat.st_mode & 0o444 != 0o444 {
         root.open_file(&name)?;
     }

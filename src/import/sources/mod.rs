@@ -47,7 +47,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::Stat;
@@ -56,7 +56,8 @@ use xxhash_rust::xxh3::Xxh3;
 use self::beneath::Root;
 use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
-pub use self::found::{Found, FoundFile};
+use self::found::ends_of;
+pub use self::found::{Decided, Found, FoundFile};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub use self::indexing::{Indexing, Step};
@@ -64,8 +65,9 @@ pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
 use self::objects::{ObjectReads, ObjectRoot, ObjectSamples};
 pub(in crate::import) use self::record_stream::RecordStream;
-use self::shard::OpenShards;
+use self::shard::{FrontToBack, OpenShards};
 use crate::checksum::{crc32c, crc32c_append};
+use crate::folders::{FolderOptions, Links};
 use crate::format::columns::ColumnTable;
 use crate::format::{Origin, OriginsBuilder};
 use crate::{Error, ErrorKind, Result};
@@ -74,6 +76,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Debug)]
 pub struct Source {
     kind: SourceKind,
+    decided: Option<Decided>,
     index: Index,
     store: Store,
     /// The objects that were found, if they are such.
@@ -99,6 +102,12 @@ pub struct SourceOptions {
     pub spool: Option<PathBuf>,
     /// Files to ignore, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
+    /// Which entries of folders and archives are samples.
+    pub folders: FolderOptions,
+    /// Whether the folder, list or shard stands in front of each name.
+    pub prefix: bool,
+    /// Whether the files of archives within archives are samples.
+    pub nested: bool,
 }
 
 impl Found {
@@ -155,27 +164,36 @@ impl Source {
         options: &SourceOptions,
         indexing: &mut Indexing<'_>,
     ) -> Result<Source> {
+        let mut opened = open_streams(&mut found, options)?;
         let kind = found.kind;
         if kind.is_rows() {
             let text = format!("a source of rows ({kind}) is read once, and has no index");
             let path = found.files.into_iter().next().map(|file| file.path);
             return Err(Error::new(ErrorKind::BadSource, text).path(path.unwrap_or_default()));
         }
-        let (mut index, store) = match (found.folders.take(), kind) {
+        let (mut index, mut store) = match (found.folders.take(), kind) {
             (Some((index, roots)), _) => (index, Store::Folders(roots)),
             (None, SourceKind::List) => {
-                let paths: Vec<PathBuf> = found.files.into_iter().map(|file| file.path).collect();
-                let (index, roots) = list::index(&paths, indexing)?;
+                let paths: Vec<PathBuf> =
+                    found.files.iter().map(|file| file.path.clone()).collect();
+                let (index, roots) = list::index(&paths, options.folders.links, indexing)?;
                 (index, Store::Folders(roots))
             }
-            (None, _) => index_shards(&found.files, kind, options, indexing)?,
+            (None, _) => index_shards(&found, &mut opened, options, indexing)?,
         };
         indexing.check()?;
         file_counts::set_piped_bytes(&mut found.file_counts, piped_bytes(&index));
         index.file_counts.splice(0..0, found.file_counts);
         index.bad.splice(0..0, found.bad);
-        drop_impossible_rows(&mut index, kind);
-        Source { kind, index, store, origins: OriginsBuilder::default() }.unless_empty()
+        if let Store::Folders(roots) = &mut store
+            && options.prefix
+        {
+            put_roots_in_front(&mut index, roots);
+        }
+        let shards = Shards { files: &found.files, prefix: options.prefix };
+        drop_impossible_rows(&mut index, kind, &shards);
+        let (decided, origins) = (found.decided, OriginsBuilder::default());
+        Source { kind, decided, index, store, origins }.unless_empty()
     }
 
     /// Objects of stores as samples.
@@ -184,8 +202,9 @@ impl Source {
     /// `BadSource`: there is none.
     pub(in crate::import) fn of_objects(found: ObjectSamples) -> Result<Source> {
         let ObjectSamples { kind, mut index, roots, origins } = found;
-        drop_impossible_rows(&mut index, kind);
-        let source = Source { kind, index, store: Store::Objects(roots), origins };
+        drop_impossible_rows(&mut index, kind, &Shards { files: &[], prefix: false });
+        let store = Store::Objects(roots);
+        let source = Source { kind, decided: None, index, store, origins };
         source.unless_empty()
     }
 
@@ -214,9 +233,9 @@ impl Source {
     fn unless_empty(self) -> Result<Source> {
         let Source { kind, index, .. } = &self;
         if index.is_empty() && index.bad.is_empty() {
-            let message = format!("there is no sample in this {kind}");
             let path = index.containers.first().map(|container| container.path.clone());
-            return Err(Error::new(ErrorKind::BadSource, message).path(path.unwrap_or_default()));
+            let error = FileCounts::of(&index.file_counts).of_no_sample(*kind);
+            return Err(error.path(path.unwrap_or_default()));
         }
         Ok(self)
     }
@@ -234,12 +253,20 @@ impl Source {
         let containers = index.containers.iter();
         let store = match kind {
             SourceKind::Folder | SourceKind::List => {
-                let roots = containers.map(|container| Root::open(&container.path));
+                // How links are followed was decided when they were listed: stamps tell other files.
+                let open = |container: &Container| {
+                    let path = match kind {
+                        SourceKind::List => list::folder_of(&container.path),
+                        _ => &container.path,
+                    };
+                    Ok(Root::open(path, Links::Follow)?.behind(container.len_bytes as usize))
+                };
+                let roots = containers.map(open);
                 Store::Folders(roots.collect::<Result<_>>()?)
             }
             _ => Store::Shards(containers.map(|_| None).collect()),
         };
-        Ok(Source { kind, index, store, origins: OriginsBuilder::default() })
+        Ok(Source { kind, decided: None, index, store, origins: OriginsBuilder::default() })
     }
 
     /// Its index without rows, with paths that lead to the containers from every working directory.
@@ -271,6 +298,11 @@ impl Source {
     /// The kind of the source; never `Auto`.
     pub fn kind(&self) -> SourceKind {
         self.kind
+    }
+
+    /// Why it is of its kind, where it might have been of another.
+    pub fn decided(&self) -> Option<&Decided> {
+        self.decided.as_ref()
     }
 
     /// The index.
@@ -532,7 +564,7 @@ fn read_file(
     at: u64,
     into: &mut [u8],
 ) -> Result<(), BadReason> {
-    let file = File::from(root.open_file(name)?);
+    let file = File::from(root.open_file(root.own_name(name)?)?);
     match file.read_exact_at(into, at) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -571,22 +603,60 @@ fn unreadable(error: &io::Error) -> BadReason {
     BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// A shard that is open: its file, and whether that has no name.
+type OpenShard = (Arc<File>, Container, bool);
+
+/// Copies pipes to the spool; the beginnings of the copies tell whether archives are WebDataset's, as files do.
+/// Each shard that is no pipe is still to be opened.
+fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<OpenShard>>> {
+    let mut opened = Vec::new();
+    if found.decided != Some(Decided::NoPair) {
+        return Ok(opened);
+    }
+    for FoundFile { path, name } in &found.files {
+        if !spool::is_stream(path) {
+            opened.push(None);
+            continue;
+        }
+        let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
+        let begin = FrontToBack::new(file.clone(), container.len_bytes);
+        if found.kind == SourceKind::Tar
+            && let Some(pair) = tar::pair_at_beginning(begin)
+        {
+            found.kind = SourceKind::WebDataset;
+            found.decided = Some(Decided::Pair { shard: name.clone(), pair });
+        }
+        opened.push(Some((file, container, nameless)));
+    }
+    Ok(opened)
+}
+
 fn index_shards(
-    shards: &[FoundFile],
-    kind: SourceKind,
+    found: &Found,
+    opened: &mut [Option<OpenShard>],
     options: &SourceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<(Index, Store)> {
     let mut index = Index::default();
-    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset);
+    let kind = found.kind;
+    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset, options.folders.hidden);
+    if options.nested {
+        rows = rows.nested();
+    }
+    if found.decided == Some(Decided::NoPair) {
+        rows = rows.undecided();
+    }
     indexing.again(); // files that hold samples were counted before
     let mut files = Vec::new();
     let mut appended = FileCounts::default();
-    for (number, FoundFile { path, name }) in shards.iter().enumerate() {
+    for (number, FoundFile { path, name }) in found.files.iter().enumerate() {
         if !indexing.goes_on() {
             break;
         }
-        let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
+        let (file, container, nameless) = match opened.get_mut(number).and_then(Option::take) {
+            Some(opened) => opened,
+            None => spool::open_or_spool(path, options.spool.as_deref())?,
+        };
         index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
@@ -598,6 +668,9 @@ fn index_shards(
         } else if let Some(more) = rows.index_shard(file, number, &mut index, indexing) {
             let bytes = index.containers[number as usize].len_bytes - more.from;
             appended.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
+        }
+        if let Some(pair) = rows.pair() {
+            return Err(tar::undecided(path, pair));
         }
     }
     index.file_counts.extend(appended.into_counts());
@@ -614,23 +687,81 @@ fn piped_bytes(index: &Index) -> u64 {
     piped.map(|shard| shard.len_bytes).sum()
 }
 
+/// Puts the folder or list in front of each name.
+fn put_roots_in_front(index: &mut Index, roots: &mut Vec<Root>) {
+    let lens = put_containers_in_front(index);
+    let behind = |(root, len): (Root, &usize)| root.behind(*len);
+    *roots = std::mem::take(roots).into_iter().zip(&lens).map(behind).collect();
+    for (container, len) in index.containers.iter_mut().zip(lens) {
+        container.len_bytes = len as u64;
+    }
+}
+
+/// Puts what tells a container from the others in front of its names; returns the bytes that each one added.
+fn put_containers_in_front(index: &mut Index) -> Vec<usize> {
+    let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
+    let ends = ends_of(&paths);
+    let too_long = index.put_in_front(|_, container| Some(&ends[container as usize]));
+    leave_out_too_long(index, &too_long);
+    ends.iter().map(|end| end.len() + 1).collect()
+}
+
+fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
+    for &row in rows {
+        index.bad.push(index.bad_row(row, BadReason::Name("is longer than 4,096 bytes")));
+    }
+    if !rows.is_empty() {
+        *index = index.without(rows);
+    }
+}
+
+/// The shards that rows are from.
+struct Shards<'a> {
+    files: &'a [FoundFile],
+    /// Whether they stand in front of all names.
+    prefix: bool,
+}
+
+impl Shards<'_> {
+    /// Puts the shard in front of names that an earlier shard has, or of all.
+    fn put_in_front(&self, index: &mut Index) {
+        let differ =
+            |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
+        let taken = index.rows_with_a_taken_name();
+        let taken: HashSet<u64> = taken.iter().filter(|pair| differ(pair)).map(|it| it.0).collect();
+        if !self.prefix && taken.is_empty() {
+            return;
+        }
+        let front = |row, container: u32| {
+            let file = self.files.get(container as usize)?;
+            (self.prefix || taken.contains(&row)).then_some(&file.name[..])
+        };
+        let too_long = index.put_in_front(front);
+        leave_out_too_long(index, &too_long);
+    }
+}
+
 /// Moves rows that no image can hold to the bad entries.
-fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
+fn drop_impossible_rows(index: &mut Index, kind: SourceKind, shards: &Shards<'_>) {
     if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
         // As `tar -u` and `tar -r` mean it.
         let replaced = index.take_replaced();
         if !replaced.is_empty() {
             *index = index.without(&replaced);
         }
+        shards.put_in_front(index);
     }
-    let mut drop = match kind {
+    let taken = match kind {
         // A folder has each name once; several of them, or anything else, may not.
         SourceKind::Folder if index.containers.len() == 1 => Vec::new(),
         _ => index.rows_with_a_taken_name(),
     };
-    for &row in &drop {
-        index.bad.push(index.bad_row(row, BadReason::Twice));
+    for &(row, first) in &taken {
+        let differ = index.container_of(row) != index.container_of(first);
+        let reason = if differ { BadReason::TwiceInFolders } else { BadReason::Twice };
+        index.bad.push(index.bad_row(row, reason));
     }
+    let mut drop: Vec<u64> = taken.into_iter().map(|(row, _)| row).collect();
     if index.fields.len() > 1 {
         let table = 4 * index.fields.len() as u64;
         let mut too_large = Vec::new();

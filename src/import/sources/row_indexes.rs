@@ -1,5 +1,6 @@
 //! Indexes of data sets whose shards hold rows: `index.json` of MosaicML Streaming and of LitData.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -71,6 +72,25 @@ pub fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
     };
     names.iter().filter_map(|name| beside(path, name)).collect()
 }
+
+/// Those of the indexes, each with its parts and its path, all of whose parts are parts of indexes in folders above: a
+/// merged index stands for them.
+pub fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
+    let depth = |path: &Path| path.components().count();
+    let mut by_depth: Vec<_> = indexes.iter().collect();
+    by_depth.sort_by_key(|(_, path)| depth(path));
+    let (mut above, mut merged) = (HashSet::new(), HashSet::new());
+    for level in by_depth.chunk_by(|a, b| depth(&a.1) == depth(&b.1)) {
+        let is_merged =
+            |parts: &[PathBuf]| !parts.is_empty() && parts.iter().all(|part| above.contains(part));
+        merged.extend(level.iter().filter(|(parts, _)| is_merged(parts)).map(|it| it.1.clone()));
+        above.extend(level.iter().flat_map(|(parts, _)| parts));
+    }
+    merged
+}
+
+/// How the report calls such indexes.
+pub const MERGED: &str = "index file of shards that another index has";
 
 /// The path of a file that an index names, which lies beneath the folder of the index.
 pub fn beside(index: &Path, name: &str) -> Option<PathBuf> {

@@ -52,7 +52,13 @@ pub struct FrontToBack {
 impl FrontToBack {
     /// Starts at the first byte of `file`, which is `len_bytes` long.
     pub fn new(file: Arc<File>, len_bytes: u64) -> FrontToBack {
-        FrontToBack { file, len_bytes, next: 0, buffer: vec![0; BUFFER_BYTES], ready: 0..0 }
+        FrontToBack::within(file, 0..len_bytes)
+    }
+
+    /// Reads these bytes of `file`, whose end is that of the shard.
+    pub fn within(file: Arc<File>, bytes: std::ops::Range<u64>) -> FrontToBack {
+        let buffer = vec![0; BUFFER_BYTES];
+        FrontToBack { file, len_bytes: bytes.end, next: bytes.start, buffer, ready: 0..0 }
     }
 }
 

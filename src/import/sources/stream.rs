@@ -9,16 +9,20 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
+use super::file_counts::{FileCount, FileCounts, NESTED, REPLACED, Role};
 use super::found::FoundFile;
-use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field};
+use super::index::{
+    BadEntry, BadReason, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_MANY_FIELDS, has_room_for_field,
+};
 use super::inputs::{Inputs, Stream};
 use super::kind::SourceKind;
 pub use super::read_input::ReadInput;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use super::spool::is_stream;
-use super::tar::{key_and_field, parse_label};
+use super::tar::{Pairs, is_archive, key_and_field, parse_label, set_aside, undecided};
 use super::tar_members::{Member, MemberKind, Members, clean_name};
+use crate::folders::FolderOptions;
+use crate::import::options::ImportOptions;
 use crate::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
@@ -26,9 +30,20 @@ pub struct StreamSource {
     inputs: Inputs,
     members: Option<(PathBuf, Members<ReadInput<Stream>>)>,
     appended: FileCounts,
+    /// Members that are left out, or are of a kind of which the report speaks.
+    counted: FileCounts,
     /// Bytes read so far from streams of unknown length.
     piped_bytes: u64,
     grouped: bool,
+    hidden: bool,
+    /// Whether the stream stands in front of each name.
+    prefix: bool,
+    /// Whether archives within archives are to be taken apart, which a stream cannot.
+    nested: bool,
+    /// The name of the stream that is read.
+    shard: Vec<u8>,
+    /// Looks for what a plain archive does not have, if its kind was not given.
+    pairs: Option<Pairs>,
     fields: Option<Vec<Vec<u8>>>,
     /// While the first sample is assembled: it determines the fields of all.
     fields_grow: bool,
@@ -57,7 +72,10 @@ impl StreamSource {
         kind: SourceKind,
         fields: Option<Vec<Vec<u8>>>,
     ) -> Result<StreamSource> {
-        let file = |path| FoundFile { path, name: Vec::new() };
+        let file = |path: PathBuf| {
+            let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+            FoundFile { path, name }
+        };
         let files = paths.into_iter().map(file).collect();
         StreamSource::of_inputs(Inputs::new(files, Vec::new()), kind, fields)
     }
@@ -79,8 +97,14 @@ impl StreamSource {
             inputs,
             members: None,
             appended: FileCounts::default(),
+            counted: FileCounts::default(),
             piped_bytes: 0,
             grouped,
+            hidden: false,
+            prefix: false,
+            nested: false,
+            shard: Vec::new(),
+            pairs: None,
             fields_grow: fields.is_none(),
             fields,
             open: None,
@@ -93,10 +117,15 @@ impl StreamSource {
         })
     }
 
+    /// The same, with the members and names that `options` ask for, and looking for groups if the kind was not given.
+    pub(in crate::import) fn decided(self, options: &ImportOptions, is_open: bool) -> StreamSource {
+        let &ImportOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
+        StreamSource { hidden, prefix, nested, pairs: is_open.then(Pairs::default), ..self }
+    }
+
     /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
     pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
-        // Any of them may be of this stream.
-        StreamSource { begin_at: offset, here: names.clone(), names, ..self }
+        StreamSource { begin_at: offset, names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -115,10 +144,17 @@ impl StreamSource {
 
     fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
         let name = clean_name(&member.name)?;
+        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
+            self.counted.add(what, Role::SetAside, member.len_bytes, &name);
+            return Ok(None);
+        }
+        if let Some(pairs) = &mut self.pairs {
+            pairs.see(&name);
+        }
         match &member.kind {
             MemberKind::File | MemberKind::Folder => {}
             MemberKind::HardLink(_) | MemberKind::SymLink(_) => {
-                return Err(BadReason::Special("link, which a stream does not lead back to"));
+                return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
             }
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
             MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
@@ -127,6 +163,14 @@ impl StreamSource {
             return Err(BadReason::TooLarge(member.len_bytes));
         }
         if !self.grouped {
+            if is_archive(&name) {
+                if self.nested {
+                    return Err(BadReason::InStream(
+                        "is an archive, which a stream does not take apart",
+                    ));
+                }
+                self.counted.add(NESTED, Role::Sample, member.len_bytes, &name);
+            }
             let fields = vec![Some(self.payload(member.len_bytes)?)];
             return Ok(Some(StreamSample::new(name, fields)));
         }
@@ -164,7 +208,7 @@ impl StreamSource {
                 known.push(field.clone());
                 known.len() - 1
             }
-            None => return Err(BadReason::Syntax("has a field that the first sample lacks")),
+            None => return Err(BadReason::InStream("has a field that the first sample lacks")),
         };
         if self.open.is_none() {
             self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at());
@@ -190,6 +234,7 @@ impl StreamSource {
     }
 
     fn end_of_stream(&mut self) -> Option<StreamSample> {
+        self.pairs.iter_mut().for_each(Pairs::begin_shard);
         if let Some((path, members)) = self.members.take() {
             if is_stream(&path) {
                 self.piped_bytes += members.position();
@@ -205,12 +250,20 @@ impl StreamSource {
     fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
-        let name = xxh3_128(&sample.name);
-        let is_of_this_stream = !self.here.insert(name);
-        if self.names.insert(name) {
-            return Some(sample);
+        let own = xxh3_128(&sample.name);
+        let is_of_this_stream = !self.here.insert(own);
+        if !is_of_this_stream && (self.prefix || self.names.contains(&own)) {
+            sample.name = [&self.shard[..], b"/", &sample.name].concat();
         }
-        let reason = if is_of_this_stream { BadReason::ComesAgain } else { BadReason::Twice };
+        let reason = if is_of_this_stream {
+            BadReason::ComesAgain
+        } else if sample.name.len() > MAX_NAME_BYTES {
+            BadReason::Name("is longer than 4,096 bytes")
+        } else if !self.names.insert(xxh3_128(&sample.name)) {
+            BadReason::Twice
+        } else {
+            return Some(sample);
+        };
         self.push_bad(&sample.name, reason);
         None
     }
@@ -247,7 +300,9 @@ impl SampleStream for StreamSource {
     }
 
     fn appended(&self) -> Vec<FileCount> {
-        self.appended.clone().into_counts()
+        let mut counts = self.counted.clone();
+        counts.append(self.appended.clone().into_counts());
+        counts.into_counts()
     }
 
     fn piped_bytes(&self) -> u64 {
@@ -282,6 +337,7 @@ impl SampleStream for StreamSource {
                 if at == 0 {
                     self.here.clear();
                 }
+                self.shard = file.name;
                 self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
@@ -296,6 +352,10 @@ impl SampleStream for StreamSource {
                 }
             };
             self.inputs.check()?;
+            if let Some(pair) = self.pairs.as_ref().and_then(|pairs| pairs.found.as_ref()) {
+                let path = self.members.as_ref().map(|(path, _)| path.clone());
+                return Err(undecided(&path.unwrap_or_default(), pair));
+            }
             if let Some(sample) = done.and_then(|sample| self.unless_taken(sample)) {
                 return Ok(Some(sample));
             }

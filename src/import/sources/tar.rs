@@ -4,22 +4,38 @@
 //! field. The labels of a plain archive are its top folders, numbered as in a folder tree; a folder that
 //! holds all others and no file is passed over, as `train` in `train/n0001/x.jpg`.
 //!
+//! An archive within a plain archive is a sample, or is taken apart: then it stands for a folder of its name without
+//! the ending, as the archives of the classes in that of ImageNet.
+//!
 //! Of two members of one archive with one name the later one counts, as `tar -u` and `tar -r` mean it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
+use super::content::{is_note, is_side_file, named_kind};
+use super::file_counts::{HIDDEN, NESTED, Role};
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
 use super::indexing::Indexing;
+use super::kind::SourceKind;
 use super::shard::FrontToBack;
 use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
+use crate::folders::is_dropping;
+use crate::{Error, ErrorKind};
 
 /// Converts members of archives to rows.
 #[derive(Debug, Default)]
 pub struct Rows {
     grouped: bool,
+    /// Whether hidden files, and what tools leave behind, are taken.
+    hidden: bool,
+    /// Whether archives within archives are taken apart.
+    nested: bool,
+    /// Looks for what a plain archive does not have, if its kind was not given.
+    pairs: Option<Pairs>,
     /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
@@ -27,6 +43,16 @@ pub struct Rows {
     folders: BTreeMap<Vec<u8>, bool>,
     /// The folder of the last file.
     last_folder: Option<Vec<u8>>,
+}
+
+/// Where an archive lies, and the folder for which it stands.
+#[derive(Debug)]
+struct Archive {
+    bytes: Range<u64>,
+    /// Empty: it is the shard itself.
+    folder: Vec<u8>,
+    /// In how many others it lies.
+    depth: usize,
 }
 
 /// A link member: its row waits for the location of its target.
@@ -51,9 +77,24 @@ pub enum MemberUse {
 }
 
 impl Rows {
-    /// For plain archives, or `grouped` as in WebDataset.
-    pub fn new(grouped: bool) -> Rows {
-        Rows { grouped, ..Rows::default() }
+    /// For plain archives, or `grouped` as in WebDataset, with what is `hidden` or without.
+    pub fn new(grouped: bool, hidden: bool) -> Rows {
+        Rows { grouped, hidden, ..Rows::default() }
+    }
+
+    /// The same, taking apart archives within archives.
+    pub fn nested(self) -> Rows {
+        Rows { nested: true, ..self }
+    }
+
+    /// The same, if the kind was not given: looks whether members of plain archives come in groups.
+    pub fn undecided(self) -> Rows {
+        Rows { pairs: Some(Pairs::default()), ..self }
+    }
+
+    /// The first two members that form a group, of which a plain archive has none.
+    pub fn pair(&self) -> Option<&Pair> {
+        self.pairs.as_ref()?.found.as_ref()
     }
 
     /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
@@ -66,10 +107,24 @@ impl Rows {
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let len_bytes = index.containers[container as usize].len_bytes;
-        let mut members = Members::new(FrontToBack::new(file, len_bytes));
         self.begin_shard();
+        let whole = Archive { bytes: 0..len_bytes, folder: Vec::new(), depth: 0 };
+        self.index_archive(&file, &whole, container, index, indexing)
+    }
+
+    /// As [`index_shard`](Self::index_shard), for an archive within the file.
+    fn index_archive(
+        &mut self,
+        file: &Arc<File>,
+        archive: &Archive,
+        container: u32,
+        index: &mut Index,
+        indexing: &mut Indexing<'_>,
+    ) -> Option<Appended> {
+        let input = FrontToBack::within(file.clone(), archive.bytes.clone());
+        let mut members = Members::from(input, archive.bytes.start);
         loop {
-            let member = match members.next_member() {
+            let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
                 Ok(None) => return members.appended(),
                 Err(error) => {
@@ -80,6 +135,14 @@ impl Rows {
                     return members.appended();
                 }
             };
+            member.put_in_front(&archive.folder);
+            if let Some(within) = self.archive_within(&member, archive.depth) {
+                self.index_archive(file, &within, container, index, indexing);
+                if !indexing.goes_on() {
+                    return None;
+                }
+                continue;
+            }
             let before = index.len();
             let took = self.take(&member, container, index);
             if took == (MemberUse::Payload { label: true })
@@ -93,9 +156,23 @@ impl Rows {
         }
     }
 
+    /// The archive that a member is, if it is to be taken apart.
+    fn archive_within(&self, member: &Member, depth: usize) -> Option<Archive> {
+        let is_plain = member.kind == MemberKind::File && member.sparse.is_none();
+        if !self.nested || self.grouped || !is_plain || depth == MAX_NESTED {
+            return None;
+        }
+        let name = clean_name(&member.name).ok()?;
+        let is_taken = set_aside(&name, false, self.hidden).is_none();
+        let folder = name.strip_suffix(b".tar").filter(|it| is_taken && !it.ends_with(b"/"))?;
+        let bytes = member.offset..member.offset + member.len_bytes;
+        Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
+    }
+
     /// A group ends with its shard.
     pub fn begin_shard(&mut self) {
         self.open_key = None;
+        self.pairs.iter_mut().for_each(Pairs::begin_shard);
     }
 
     /// Appends a member to `index`: as a row, as a payload of the last row, or as a bad entry.
@@ -160,10 +237,19 @@ impl Rows {
         index: &mut Index,
     ) -> Result<MemberUse, BadReason> {
         if member.kind == MemberKind::Folder {
-            self.note_folder(&member.name);
+            if self.hidden || !is_dropping(&member.name) {
+                self.note_folder(&member.name);
+            }
             return Ok(MemberUse::Nothing);
         }
         let name = clean_name(&member.name)?;
+        if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
+            index.count(what, Role::SetAside, member.len_bytes, &name);
+            return Ok(MemberUse::Nothing);
+        }
+        if let Some(pairs) = &mut self.pairs {
+            pairs.see(&name);
+        }
         let target = match &member.kind {
             MemberKind::File => None,
             MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
@@ -191,6 +277,12 @@ impl Rows {
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
             self.push_grouped(key, payload, index);
             return Ok(MemberUse::Payload { label: field == b"cls" });
+        }
+        if is_archive(&name) {
+            if self.nested {
+                return Err(BadReason::Syntax(NOT_TAKEN_APART));
+            }
+            index.count(NESTED, Role::Sample, member.len_bytes, &name);
         }
         self.note_folder_of(&name);
         index.only_field();
@@ -328,28 +420,80 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
 
-/// Whether an archive looks like a WebDataset shard: adjacent files with one key and two fields.
-pub fn looks_grouped(archive: impl Input) -> bool {
-    let mut members = Members::new(archive);
-    let mut before: Option<(Vec<u8>, Vec<u8>)> = None;
-    let mut files = 0;
-    while files < MEMBERS_LOOKED_AT {
-        let Ok(Some(member)) = members.next_member() else { return false };
-        if member.kind != MemberKind::File {
-            continue;
-        }
-        files += 1;
-        let Ok(name) = clean_name(&member.name) else { return false };
-        let Ok((key, field)) = key_and_field(&name) else { return false };
-        if before.is_some_and(|(last, other)| last == key && other != field) {
-            return true;
-        }
-        before = Some((key.to_vec(), field));
+/// What a member of this name is, if it is left out whatever it holds.
+pub(super) fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
+    if !hidden && is_dropping(name) {
+        return Some(HIDDEN);
     }
-    false
+    let is_side = || is_note(name) || is_side_file(name) && key_and_field(name).is_err();
+    (grouped && is_side()).then_some("side file")
+}
+
+/// Whether a member is called as an archive of its own.
+pub(super) fn is_archive(name: &[u8]) -> bool {
+    named_kind(name) == Some(SourceKind::Tar)
+}
+
+/// Two members with one key and two fields, one behind the other.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
+/// Looks for a pair of members that WebDataset takes as one sample.
+#[derive(Debug, Default)]
+pub(super) struct Pairs {
+    last: Option<Vec<u8>>,
+    pub(super) found: Option<Pair>,
+}
+
+impl Pairs {
+    /// Files of two shards are no pair.
+    pub(super) fn begin_shard(&mut self) {
+        self.last = None;
+    }
+
+    /// Sees the next member, which is not hidden.
+    pub(super) fn see(&mut self, name: &[u8]) {
+        if self.found.is_some() || set_aside(name, true, true).is_some() {
+            return;
+        }
+        let last = self.last.replace(name.to_vec());
+        let (Some(last), Ok((key, field))) = (last, key_and_field(name)) else { return };
+        if key_and_field(&last).is_ok_and(|(before, other)| before == key && other != field) {
+            self.found = Some((last, name.to_vec()));
+        }
+    }
+}
+
+/// The error for archives that were taken as plain until a pair was found.
+pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
+    let [first, second] = [&pair.0, &pair.1].map(|name| name.escape_ascii());
+    let text = format!(
+        "the archives begin with one file for each sample, and then come {first} and {second}"
+    );
+    let hint =
+        "--from webdataset takes files of one key as one sample, --from tar each file as a sample";
+    Error::new(ErrorKind::BadSource, text).path(shard).hint(hint)
+}
+
+/// Two adjacent files with one key and two fields at the beginning of an archive: that of a WebDataset shard.
+pub fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
+    let (mut members, mut pairs) = (Members::new(archive), Pairs::default());
+    let mut files = 0;
+    while files < MEMBERS_LOOKED_AT && pairs.found.is_none() {
+        let Ok(Some(member)) = members.next_member() else { break };
+        let Ok(name) = clean_name(&member.name) else { continue };
+        if member.kind == MemberKind::File && !is_dropping(&name) {
+            files += 1;
+            pairs.see(&name);
+        }
+    }
+    pairs.found
 }
 
 const MAX_LINKS: u32 = 40;
+/// Archives within each other.
+const MAX_NESTED: usize = 8;
+const NOT_TAKEN_APART: &str = "is an archive within an archive that is compressed, sparse, or within 8 others, and is \
+                               not taken apart";
 const MAX_LABEL_BYTES: usize = 32;
 const MEMBERS_LOOKED_AT: u32 = 64;
 

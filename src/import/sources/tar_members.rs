@@ -59,6 +59,20 @@ pub struct Member {
     pub sparse: Option<Arc<SparseMap>>,
 }
 
+impl Member {
+    /// Puts a folder in front of its name, and of what a hard link names.
+    pub(super) fn put_in_front(&mut self, folder: &[u8]) {
+        if folder.is_empty() {
+            return;
+        }
+        let front = |name: &[u8]| [folder, b"/", name].concat();
+        self.name = front(&self.name);
+        if let MemberKind::HardLink(target) = &mut self.kind {
+            *target = front(target);
+        }
+    }
+}
+
 /// The type of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemberKind {

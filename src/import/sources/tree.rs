@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
+use super::SourceOptions;
 use super::beneath::Root;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::file_counts::{FileCount, Role};
@@ -47,8 +48,8 @@ impl Tree {
     ///
     /// # Errors
     /// It does not open. `Interrupted`: indexing was asked to stop.
-    pub fn list(path: &Path, exclude: &[(u64, u64)], indexing: &mut Indexing<'_>) -> Result<Tree> {
-        let (index, mut roots) = folder::index(&[path.to_path_buf()], exclude, indexing)?;
+    pub fn list(path: &Path, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Tree> {
+        let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
         let root = roots.pop().expect("one folder has one root");
         Ok(Tree { path: path.to_path_buf(), index, root })
     }

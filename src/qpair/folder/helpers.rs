@@ -226,7 +226,7 @@ mod tests {
         for name in ["a", "b", "c"] {
             std::fs::write(root.path().join(name), vec![name.as_bytes()[0]; 5000]).unwrap();
         }
-        let mut folder = FolderNamespace::open(root.path()).unwrap();
+        let mut folder = FolderNamespace::open(root.path(), Default::default()).unwrap();
         // An invalid listing: two files at one address.
         let files = &mut Arc::get_mut(&mut folder.folder).unwrap().listing.files;
         files[1].offset_bytes = files[0].offset_bytes + 1;

@@ -1,16 +1,18 @@
 //! The listing of a folder: its files in a deterministic order, and their addresses.
 //!
 //! The order is that of torchvision's ImageFolder: class folders by name; within a class folder, folders by
-//! path; within a folder, files by name; files outside class folders last. Links to files are followed. Links
-//! to folders are not, because they may form a cycle. Objects of a store are listed alike.
+//! path; within a folder, files by name; files outside class folders last. Links are followed as
+//! [`FolderOptions`] say, but none back to a folder around it. Objects of a store are listed alike.
 
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::folders::{FolderOptions, Links, MAX_LINKED_FOLDERS, is_dropping};
 use crate::places::{Client, Object};
 
 /// One file of a folder, and the address of its first byte.
@@ -89,10 +91,22 @@ impl Listing {
     /// Lists `root`.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says, for the folder that cannot be read.
-    pub(super) fn of(root: &Path) -> Result<Listing> {
+    /// `NotFound`, `Refused`: as the operating system says, for the folder that cannot be read; a link that is not to
+    /// be followed.
+    pub(super) fn of(root: &Path, options: FolderOptions) -> Result<Listing> {
+        let (real, metadata) = root
+            .canonicalize()
+            .and_then(|real| std::fs::metadata(&real).map(|metadata| (real, metadata)))
+            .map_err(|error| Error::from(error).path(root))?;
         let mut found = Found::default();
-        found.folder(root, b"", None)?;
+        let mut way = Way { around: vec![(metadata.dev(), metadata.ino())], links: 0 };
+        let mut walk = Walk { options, real, found: &mut found, told: Told::default() };
+        walk.folder(root, b"", &mut way)?;
+        let told = walk.told;
+        if found.files.is_empty() {
+            return Err(told.of_nothing("there is no sample in this folder").path(root));
+        }
+        told.tell();
         Ok(Listing::of_found(found))
     }
 
@@ -100,17 +114,23 @@ impl Listing {
     ///
     /// # Errors
     /// Those of the store. `NotFound`: there is none. `Unsupported`: an object of 4 GiB or more.
-    pub(super) fn of_objects(client: &Client, prefix: &str) -> Result<Listing> {
-        let mut found = Found::default();
-        let left_out = client.list(prefix, &mut |object| found.object(prefix, &object))?;
-        for key in left_out {
-            tracing::warn!(key, "left out: the key has empty, . or .. parts");
-        }
+    pub(super) fn of_objects(client: &Client, prefix: &str, hidden: bool) -> Result<Listing> {
+        let (mut found, mut told) = (Found::default(), Told::default());
+        let left_out = client.list(prefix, &mut |object| {
+            let beneath = object.key.strip_prefix(prefix).unwrap_or_default();
+            if !hidden && is_dropping(beneath.as_bytes()) {
+                told.add(HIDDEN, &object.key);
+                return Ok(());
+            }
+            found.object(prefix, &object)
+        })?;
+        left_out.iter().for_each(|key| told.add(ODD_KEY, key));
         if found.files.is_empty() {
             let text = "there is no object with this prefix";
             let place = client.place().with_key(prefix).to_string();
-            return Err(Error::new(ErrorKind::NotFound, text).target(place));
+            return Err(told.of_nothing(text).target(place));
         }
+        told.tell();
         Ok(Listing::of_found(found))
     }
 
@@ -220,36 +240,137 @@ impl Found {
         self.files.push((folder.into(), name.into(), stamp));
         Ok(())
     }
+}
 
-    fn folder(&mut self, path: &Path, beneath: &[u8], class: Option<()>) -> Result<()> {
+/// The walk through a folder of the file system.
+struct Walk<'a> {
+    options: FolderOptions,
+    /// The folder, without links.
+    real: PathBuf,
+    found: &'a mut Found,
+    told: Told,
+}
+
+/// A folder and the links on the way there; and the identities of it and of those around it.
+#[derive(Default)]
+struct Way {
+    around: Vec<(u64, u64)>,
+    links: usize,
+}
+
+impl Walk<'_> {
+    fn folder(&mut self, path: &Path, beneath: &[u8], way: &mut Way) -> Result<()> {
         let failed = |error: std::io::Error| Error::from(error).path(path);
         for entry in std::fs::read_dir(path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let name = entry.file_name().as_bytes().to_vec();
-            let kind = entry.file_type().map_err(failed)?;
-            if kind.is_dir() {
-                if class.is_none() {
-                    self.classes.push(name.clone());
-                }
-                self.folder(&entry.path(), &[beneath, &name, b"/"].concat(), Some(()))?;
+            let (name, at) = (entry.file_name().as_bytes().to_vec(), entry.path());
+            if !self.options.hidden && is_dropping(&name) {
+                self.told.add(HIDDEN, &at);
                 continue;
             }
-            let metadata = match std::fs::metadata(entry.path()) {
-                Ok(metadata) if metadata.is_file() => metadata,
-                _ => {
-                    tracing::warn!(path = %entry.path().display(), "left out: it is not a file");
-                    continue;
-                }
-            };
-            if metadata.len() > u64::from(u32::MAX) {
-                let text = "a file of 4 GiB or more is too long for a sample";
-                return Err(Error::new(ErrorKind::Unsupported, text).path(entry.path()));
+            let is_link = entry.file_type().map_err(failed)?.is_symlink();
+            if is_link {
+                self.link(&at)?;
             }
-            self.files.push((beneath.to_vec(), name, Stamp::of(&metadata)));
+            match std::fs::metadata(&at) {
+                Ok(found) if found.is_dir() => {
+                    self.enter(&at, beneath, &name, &found, is_link, way)?
+                }
+                Ok(found) if found.is_file() => self.file(&at, beneath, name, &found)?,
+                _ => self.told.add(NO_FILE, &at),
+            }
         }
         Ok(())
     }
+
+    /// Goes on in the folder `name`, unless it is one of those around it.
+    fn enter(
+        &mut self,
+        path: &Path,
+        beneath: &[u8],
+        name: &[u8],
+        found: &Metadata,
+        is_link: bool,
+        way: &mut Way,
+    ) -> Result<()> {
+        let (identity, links) = ((found.dev(), found.ino()), way.links + usize::from(is_link));
+        if way.around.contains(&identity) || links > MAX_LINKED_FOLDERS {
+            self.told.add(LOOP, path);
+            return Ok(());
+        }
+        if beneath.is_empty() {
+            self.found.classes.push(name.to_vec());
+        }
+        way.around.push(identity);
+        let before = std::mem::replace(&mut way.links, links);
+        let result = self.folder(path, &[beneath, name, b"/"].concat(), way);
+        way.around.pop();
+        way.links = before;
+        result
+    }
+
+    fn file(&mut self, path: &Path, beneath: &[u8], name: Vec<u8>, found: &Metadata) -> Result<()> {
+        if found.len() > u64::from(u32::MAX) {
+            let text = "a file of 4 GiB or more is too long for a sample";
+            return Err(Error::new(ErrorKind::Unsupported, text).path(path));
+        }
+        self.found.files.push((beneath.to_vec(), name, Stamp::of(found)));
+        Ok(())
+    }
+
+    /// Refuses a link that is not followed.
+    fn link(&mut self, path: &Path) -> Result<()> {
+        let leaves = || path.canonicalize().is_ok_and(|real| !real.starts_with(&self.real));
+        let refused = |text: &'static str| Err(Error::new(ErrorKind::Refused, text).path(path));
+        match self.options.links {
+            Links::Refuse => refused("this is a link, and links are not followed"),
+            Links::Inside if leaves() => refused("this link leads out of the folder"),
+            Links::Follow if leaves() => {
+                self.told.add(LINK_OUT, path);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
 }
+
+/// Entries that are no samples, or lie elsewhere: those of a sort are told together.
+#[derive(Default)]
+struct Told(Vec<(&'static str, u64, String)>);
+
+impl Told {
+    fn add(&mut self, what: &'static str, example: impl AsRef<Path>) {
+        match self.0.iter_mut().find(|(known, ..)| *known == what) {
+            Some((_, count, _)) => *count += 1,
+            None => self.0.push((what, 1, example.as_ref().display().to_string())),
+        }
+    }
+
+    /// The error where nothing else is there.
+    fn of_nothing(self, text: &'static str) -> Error {
+        let error = Error::new(ErrorKind::NotFound, text);
+        let all = self.0.iter();
+        let all = all.map(|(what, count, example)| format!("{count}, such as {example}, {what}"));
+        match all.collect::<Vec<_>>().join("; ") {
+            none if none.is_empty() => error,
+            told => error.source(std::io::Error::other(told)),
+        }
+    }
+
+    fn tell(self) {
+        for (what, count, example) in self.0 {
+            tracing::warn!(count, example, "{what}");
+        }
+    }
+}
+
+const HIDDEN: &str =
+    "left out: hidden files, and what file systems and tools leave behind (--hidden takes them)";
+const NO_FILE: &str = "left out: they are no files";
+const LOOP: &str = "left out: links that lead back to a folder around them";
+const LINK_OUT: &str =
+    "links lead out of the folder, and are followed (--links inside refuses them)";
+const ODD_KEY: &str = "left out: the key has empty, . or .. parts";
 
 /// The files of a cell form one chunk of the directory that is made from the listing.
 pub const FOLDER_CELL_BYTES: u64 = 4 << 20;

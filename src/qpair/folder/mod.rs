@@ -30,12 +30,16 @@ pub use files::LentFile;
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
 use super::readiness::Registry;
-use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use super::{
+    Capabilities, Completion, ConnectOptions, Device, Fence, Io, Namespace, Notice, PairScope,
+    QueuePair,
+};
 use crate::buf::{Pool, SharedBuf};
 use crate::error::{Error, Result};
 use crate::exporter::Registration;
+use crate::folders::FolderOptions;
 use crate::metrics::{self, Measured, Snapshot};
-use crate::places::{Client, Place, PlaceOptions};
+use crate::places::{Client, Place};
 use crate::process::Forked;
 use crate::units::Lba;
 use files::Files;
@@ -85,10 +89,11 @@ impl FolderNamespace {
     /// Lists the folder `path` and everything beneath it. Costs one `stat` for each file.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: as the operating system says. `Unsupported`: a file of 4 GiB or more.
-    pub fn open(path: impl AsRef<Path>) -> Result<FolderNamespace> {
+    /// `NotFound`, `Refused`: as the operating system says, or a link that is not to be followed. `Unsupported`: a
+    /// file of 4 GiB or more.
+    pub fn open(path: impl AsRef<Path>, options: FolderOptions) -> Result<FolderNamespace> {
         let path = path.as_ref();
-        let listing = Listing::of(path)?;
+        let listing = Listing::of(path, options)?;
         // The program may change its working folder.
         let root = std::path::absolute(path).map_err(|error| Error::from(error).path(path))?;
         let namespace = Namespace {
@@ -110,13 +115,14 @@ impl FolderNamespace {
     /// # Errors
     /// `NotFound`: there is none. `Refused`, `Disconnected`: as the store says. `Unsupported`: an object of 4 GiB or
     /// more, or this build reads no stores.
-    pub fn open_objects(place: &Place, options: &PlaceOptions) -> Result<FolderNamespace> {
+    pub fn open_objects(place: &Place, options: &ConnectOptions) -> Result<FolderNamespace> {
+        let ConnectOptions { places: options, folders, .. } = options;
         let client = Client::open(place, options)?;
         let prefix = match place.key() {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let listing = Listing::of_objects(&client, &prefix)?;
+        let listing = Listing::of_objects(&client, &prefix, folders.hidden)?;
         let namespace = Namespace {
             address: place.to_string(),
             block_len_bytes: BLOCK_LEN_BYTES,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dlfs::import::sources::sample_stream::SampleStream;
 use dlfs::import::sources::{FoundFile, SourceKind};
-use dlfs::import::{RowOptions, formats};
+use dlfs::import::{ImportOptions, formats};
 
 use super::Target;
 use super::archives::folder;
@@ -85,11 +85,10 @@ fn read(input: &[u8]) {
 }
 
 fn rows_of(kind: SourceKind, path: &Path, most_bytes: usize) {
-    let options = RowOptions::default();
+    let options = ImportOptions::default();
     let file = FoundFile { path: path.to_path_buf(), name: b"index.json".to_vec() };
-    let Ok(mut source) =
-        formats::open(vec![file], Vec::new(), kind, None, &options, &[], &Default::default())
-    else {
+    let opened = formats::open(vec![file], Vec::new(), kind, None, &options, &Default::default());
+    let Ok(mut source) = opened else {
         return;
     };
     // A bad shard of an index ends it, and what follows is read.

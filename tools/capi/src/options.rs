@@ -10,6 +10,7 @@ use dlfs::cache::{Environment, TierSpec};
 use dlfs::dataset::options::{DEFAULT_EXCHANGE, DEFAULT_GROUP, MAX_QUEUE_PAIRS};
 use dlfs::dataset::{OnError, Options, ViewSource, Watch};
 use dlfs::directory::Directory;
+use dlfs::folders::Links;
 use dlfs::keys::{secret_of, set_tls_key};
 use dlfs::nvme::Address;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Sharding, Tail};
@@ -91,6 +92,14 @@ pub const DLFS_DIRECT_AUTO: u32 = 0;
 pub const DLFS_DIRECT_ON: u32 = 1;
 /// Never.
 pub const DLFS_DIRECT_OFF: u32 = 2;
+
+/// Links are followed, as torchvision's ImageFolder does, but none back to a folder around it. The
+/// default.
+pub const DLFS_LINKS_FOLLOW: u32 = 0;
+/// Those that stay in the folder; others are errors.
+pub const DLFS_LINKS_INSIDE: u32 = 1;
+/// None: each is an error.
+pub const DLFS_LINKS_REFUSE: u32 = 2;
 
 /// Tiers keep what is read first, while there is room. The default.
 pub const DLFS_POLICY_FIRST_TOUCH: u32 = 0;
@@ -227,6 +236,12 @@ pub struct MountOptions {
     /// A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
     /// name of one of several views in it; or NULL.
     pub view: *const c_char,
+    /// Which links of a plain folder to follow: DLFS_LINKS_FOLLOW, _INSIDE or _REFUSE; of one that is
+    /// imported, too.
+    pub links: u32,
+    /// 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
+    /// .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
+    pub hidden: u32,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -237,6 +252,7 @@ unsafe impl Struct for MountOptions {
         std::mem::offset_of!(MountOptions, node),
         std::mem::offset_of!(MountOptions, tls_key),
         std::mem::offset_of!(MountOptions, view),
+        std::mem::offset_of!(MountOptions, links),
     ];
 }
 
@@ -475,6 +491,13 @@ impl MountOptions {
             DLFS_DIRECT_OFF => Direct::Off,
             other => return Err(unknown("direct", other)),
         };
+        connect.folders.links = match self.links {
+            DLFS_LINKS_FOLLOW => Links::Follow,
+            DLFS_LINKS_INSIDE => Links::Inside,
+            DLFS_LINKS_REFUSE => Links::Refuse,
+            other => return Err(unknown("links", other)),
+        };
+        connect.folders.hidden = flag(self.hidden, "hidden")?;
         set_short(&mut connect.nr_io_queues, self.nr_io_queues, "nr_io_queues", 1)?;
         set_short(&mut connect.queue_size, self.queue_size, "queue_size", 2)?;
         set_time(&mut connect.keep_alive_tmo, self.keep_alive_tmo_ms);
@@ -531,6 +554,8 @@ impl Default for MountOptions {
             tls_compat: 0,
             concat: 0,
             view: std::ptr::null(),
+            links: DLFS_LINKS_FOLLOW,
+            hidden: 0,
         }
     }
 }

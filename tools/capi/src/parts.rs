@@ -45,8 +45,9 @@ pub struct ImportOptionsIn {
     pub tight: u32,
     /// 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
     pub skip_bad: u32,
-    /// Reserved: 0.
-    pub reserved: u32,
+    /// 1: the folder, list or shard stands in front of each name; 0: a shard does in front of names that
+    /// an earlier one has.
+    pub prefix: u32,
 }
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Struct for ImportOptionsIn {
@@ -64,7 +65,7 @@ impl Default for ImportOptionsIn {
             chunk_size: 0,
             tight: 0,
             skip_bad: 0,
-            reserved: 0,
+            prefix: 0,
         }
     }
 }
@@ -74,8 +75,8 @@ impl Default for ImportOptionsIn {
 /// `*samples`, which may be NULL, how many samples there are.
 ///
 /// Nothing is visible before dlfs_import_commit. Hosts find the plan, the sources and the namespaces by the same
-/// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections and
-/// `should_stop` apply. Any thread.
+/// names. `options` may be NULL, and of `connection`, which may be NULL, only the options for connections, `links`,
+/// `hidden` and `should_stop` apply. Any thread.
 ///
 /// DLFS_E_INVALID: entries cannot be imported, or the source can be read only once. DLFS_E_REFUSED: there is
 /// data that `onto` does not allow to overwrite, or a file at `plan`. DLFS_E_BUSY: another process is changing the
@@ -98,8 +99,9 @@ pub unsafe extern "C" fn dlfs_import_plan(
             let sources = sources.map(|&source| path(source, "a source"));
             let sources = sources.collect::<Result<Vec<_>, Failure>>()?;
             let image = image(addresses)?;
-            let options = import_options(take_or(options, ImportOptionsIn::default())?)?;
+            let mut options = import_options(take_or(options, ImportOptionsIn::default())?)?;
             let (connect, mut stop) = reach(connection)?;
+            options.folders = connect.folders;
             let plan = path(plan, "plan")?;
             let asking = &mut Asking(&mut stop);
             let report = plan_import(&sources, &image, &options, &connect, &plan, asking)?;
@@ -293,6 +295,11 @@ unsafe fn import_options(given: ImportOptionsIn) -> Result<ImportOptions, Failur
         0 => OnError::Stop,
         1 => OnError::Skip,
         other => return Err(unknown("skip_bad", other)),
+    };
+    options.prefix = match given.prefix {
+        0 => false,
+        1 => true,
+        other => return Err(unknown("prefix", other)),
     };
     if given.chunk_size != 0 {
         options.chunk_size_bytes = given.chunk_size;

@@ -11,6 +11,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use dlfs::auth::Derivation;
+use dlfs::folders::{FolderOptions, Links};
 use dlfs::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
 use dlfs::nvme::{Address, CatalogName, Nqn};
 use dlfs::qpair::{ConnectOptions, Direct, SpdkOptions};
@@ -84,6 +85,16 @@ impl Name {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LinksArg {
+    /// All, as torchvision's ImageFolder does, but none back to a folder around it
+    Follow,
+    /// Those that stay in the folder; others are errors
+    Inside,
+    /// None: each is an error
+    Refuse,
+}
+
 /// Connection options, named as in nvme-cli.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connection (named as in nvme-cli)")]
@@ -121,6 +132,15 @@ pub(crate) struct ConnectionArgs {
         "; auto: block devices, and files larger than half of the memory"
     ))]
     direct: DirectArg,
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = LinksArg::Follow)]
+    #[arg(help = opening("links", ", or of one that is imported"))]
+    links: LinksArg,
+    #[arg(long)]
+    #[arg(help = opening(
+        "hidden",
+        " (._*, .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX); of archives and stores, too"
+    ))]
+    hidden: bool,
     /// Memory for SPDK and its devices, for addresses that use SPDK
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
     spdk_memory: u64,
@@ -164,6 +184,16 @@ pub(crate) fn warn_of_key_text(option: &str, text: &str) {
 }
 
 impl ConnectionArgs {
+    /// Which entries of folders are samples.
+    pub(crate) fn folders(&self) -> FolderOptions {
+        let links = match self.links {
+            LinksArg::Follow => Links::Follow,
+            LinksArg::Inside => Links::Inside,
+            LinksArg::Refuse => Links::Refuse,
+        };
+        FolderOptions { hidden: self.hidden, links }
+    }
+
     /// The library's options for these arguments.
     ///
     /// # Errors
@@ -192,6 +222,7 @@ impl ConnectionArgs {
             data_digest: self.data_digest,
             hostnqn: self.hostnqn.clone(),
             hostid: self.hostid,
+            folders: self.folders(),
             nr_io_queues: self.nr_io_queues,
             queue_size: self.queue_size,
             keep_alive_tmo: Duration::from_secs(self.keep_alive_tmo.into()),

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use dlfs::dataset::Loader;
+use dlfs::directory::Directory;
 use dlfs::reader::Batch;
 use dlfs::{Error, ErrorKind};
 
@@ -30,6 +31,18 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     }
     let text = format!("the run ended after {delivered} samples, and the order has {owed}");
     Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
+}
+
+/// Checks that there is something to read.
+///
+/// # Errors
+/// `NotFound`: there is not.
+pub(crate) fn check_some(directory: &Directory) -> Result<(), Error> {
+    if directory.num_live() > 0 {
+        return Ok(());
+    }
+    let text = "there is no sample to read: all of the data set are deleted";
+    Err(Error::new(ErrorKind::NotFound, text))
 }
 
 /// The ids of a batch. Those of a mixture have the number of their data set in front, as in Python's keys.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::dataset::class_names;
 use dlfs::format::Pack;
 use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder, RowOptions};
 use dlfs::qpair::ConnectOptions;
@@ -37,6 +38,9 @@ struct How {
     chunk_size: u32,
     pack: String,
     catalog: Option<String>,
+    prefix: bool,
+    nested: bool,
+    classes: Option<PathBuf>,
     accept_older_generation: bool,
 }
 
@@ -54,9 +58,14 @@ pub(crate) fn import_files<'py>(
     let connect = ConnectOptions { writable: true, ..connect };
     let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
     let mut options = how.options(py)?;
+    options.folders = connect.folders;
+    let classes = how.classes.clone();
     let made_by = if options.onto == Onto::Append { "append" } else { "import" };
     let report = detached(py, move |watch| {
         options.places.cancel = watch.cancel();
+        if let Some(from) = &classes {
+            options.classes = class_names(from.as_os_str(), &connect)?;
+        }
         let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
         cataloging::committed(&image, report.generation, &connect, made_by);
         if let Some(name) = &catalog {
@@ -121,6 +130,8 @@ impl How {
                 union,
             },
             splits: self.split.clone(),
+            prefix: self.prefix,
+            nested: self.nested,
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })

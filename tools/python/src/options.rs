@@ -81,6 +81,11 @@ fn set_open_option(options: &mut Options, key: &str, value: &Bound<'_, PyAny>) -
         }
         "paths" => connect.paths = addresses(value)?,
         "direct" => connect.direct = direct(value)?,
+        "links" => {
+            let text: String = value.extract()?;
+            connect.folders.links = text.parse().map_err(|error| raise(value.py(), &error))?;
+        }
+        "hidden" => connect.folders.hidden = value.extract()?,
         "tiers_file" | "fields" => {} // handled by the callers
         "node" if value.is_none() => {}
         "node" => options.open.tiers.node = Some(value.extract()?),

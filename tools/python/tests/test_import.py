@@ -56,6 +56,30 @@ def test_files_are_imported_as_by_the_command(tmp_path: Path) -> None:
             dlfs.import_(tmp_path / "files", tmp_path / "other", split=split)
 
 
+def test_links_hidden_files_and_names_of_two_folders_are_taken_as_is_said(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "1.jpg").write_text(split)
+    (tmp_path / "train" / "cat" / "._1.jpg").write_text("left behind")
+    (tmp_path / "train" / "dog").symlink_to(tmp_path / "val" / "cat")
+    image = tmp_path / "image"
+    for source in (tmp_path / "train", image):
+        if source == image:
+            dlfs.import_(tmp_path / "train", image)
+        assert sorted(dlfs.open(source).names) == ["cat/1.jpg", "dog/1.jpg"]
+    hidden = dlfs.import_(tmp_path / "train", image, overwrite=True, hidden=True)
+    assert hidden.samples == len(dlfs.open(tmp_path / "train", hidden=True)) == 3
+    with pytest.raises(dlfs.Error, match="leads out of the"):
+        dlfs.import_(tmp_path / "train", image, overwrite=True, links="inside")
+    with pytest.raises(dlfs.Refused, match="leads out of the folder"):
+        dlfs.open(tmp_path / "train", links="inside")
+    both = [tmp_path / "train", tmp_path / "val"]
+    with pytest.raises(dlfs.Error, match="--prefix"):
+        dlfs.import_(both, image, overwrite=True)
+    assert dlfs.import_(both, image, overwrite=True, prefix=True).samples == 3
+    assert dlfs.open(image)["val/cat/1.jpg"] == b"val"
+
+
 def test_an_interrupt_ends_the_wait_for_a_store_that_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 //! The listing of a prefix, compactly: a bucket may hold many millions of objects.
 
 use crate::Result;
+use crate::folders::is_dropping;
 use crate::format::origins::{put_tag, tag_at};
+use crate::import::sources::file_counts::{FileCount, FileCounts, HIDDEN, Role};
 use crate::import::sources::indexing::Indexing;
 use crate::places::{Client, Object};
 
@@ -16,6 +18,8 @@ pub(super) struct Listed {
     pub(super) is_given: bool,
     /// Keys that cannot be named.
     pub(super) refused: Vec<String>,
+    /// Objects that are left out, whatever they hold.
+    pub(super) set_aside: Vec<FileCount>,
     names: String,
     rows: Vec<Row>,
     tags: Vec<u8>,
@@ -62,6 +66,7 @@ impl Listed {
             prefix,
             is_given,
             refused: Vec::new(),
+            set_aside: Vec::new(),
             names: String::new(),
             rows: Vec::new(),
             tags: Vec::new(),
@@ -87,7 +92,23 @@ impl Listed {
         (0..self.len())
             .filter(|row| wanted(self.name(*row)))
             .for_each(|row| some.push(self.object(row)));
+        some.set_aside.clone_from(&self.set_aside);
         some
+    }
+
+    /// Leaves out hidden objects, and what file systems and tools leave behind, unless it was named itself.
+    pub(super) fn leave_out_droppings(&mut self) {
+        let is_dropping = |name: &str| is_dropping(name.as_bytes());
+        if self.is_given || !(0..self.len()).any(|row| is_dropping(self.name(row))) {
+            return;
+        }
+        let mut counts = FileCounts::default();
+        for row in (0..self.len()).filter(|row| is_dropping(self.name(*row))) {
+            let (name, len_bytes) = (self.name(row).as_bytes(), self.len_bytes(row));
+            counts.add(HIDDEN, Role::SetAside, len_bytes, name);
+        }
+        *self = self.only(&|name| !is_dropping(name));
+        self.set_aside = counts.into_counts();
     }
 
     pub(super) fn len(&self) -> usize {

@@ -13,17 +13,18 @@ use super::index::{self, ListText};
 use super::listed::Listed;
 use super::read::ObjectSamples;
 use super::splits::{self, split_of};
+use crate::import::sources::SourceOptions;
 use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
 use crate::import::sources::file_counts::{FileCounts, Role};
-use crate::import::sources::found::{Found, FoundFile};
+use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
 use crate::import::sources::indexing::Indexing;
 use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
 use crate::import::sources::read_input::ReadInput;
 use crate::import::sources::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
-use crate::import::sources::tar;
+use crate::import::sources::tar::{self, Pair};
 use crate::places::{Client, Object, Place, PlaceOptions, Scheme};
 use crate::threads::map_at_once;
 use crate::{Error, ErrorKind, Result};
@@ -34,6 +35,19 @@ pub(in crate::import) enum FoundObjects {
     Shards(Box<Found>),
     /// Objects that are samples.
     Samples(Box<ObjectSamples>),
+}
+
+impl FoundObjects {
+    /// Samples with their folders in front of their names, if `prefix` asks for that.
+    fn with_prefix(mut self, prefix: bool) -> Result<FoundObjects> {
+        if let FoundObjects::Samples(samples) = &mut self
+            && prefix
+            && samples.kind == SourceKind::Folder
+        {
+            samples.put_in_front();
+        }
+        Ok(self)
+    }
 }
 
 /// Whether the paths are addresses of objects, or local lists of such.
@@ -76,12 +90,12 @@ fn begins_with_place(head: &[u8]) -> bool {
 /// of one that is not read from stores.
 pub(in crate::import) fn look(
     paths: &[PathBuf],
-    kind: SourceKind,
+    options: &SourceOptions,
     splits: &[String],
-    options: &PlaceOptions,
+    places: &PlaceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<FoundObjects> {
-    let mut clients = Clients { options, open: HashMap::new(), threads: Vec::new() };
+    let mut clients = Clients { options: places, open: HashMap::new(), threads: Vec::new() };
     if !paths.iter().any(|path| Place::is_place(path)) {
         let text = |path: &PathBuf| {
             let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
@@ -91,13 +105,17 @@ pub(in crate::import) fn look(
         let found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
         return Ok(FoundObjects::Samples(Box::new(found)));
     }
-    let listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
-    match kind {
+    let mut listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
+    if !options.folders.hidden {
+        listed.iter_mut().for_each(Listed::leave_out_droppings);
+    }
+    match options.kind {
         SourceKind::Folder => samples(listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
         SourceKind::Auto => auto(listed, &mut clients, indexing),
         kind => shards(listed, kind),
     }
+    .and_then(|found| found.with_prefix(options.prefix))
 }
 
 /// One client for each store, and one thread for all stores of a web server.
@@ -222,10 +240,9 @@ fn auto(
         contents.push((one, first, found));
     }
     let shard = contents.iter().find(|(_, _, content)| content.is_shard());
-    if let Some((one, first, content)) = shard {
+    if let Some((one, _, content)) = shard {
         let kind = match content {
-            Content::Tar(_) if looks_grouped(one, *first)? => SourceKind::WebDataset,
-            Content::Tar(_) => SourceKind::Tar,
+            Content::Tar(_) => return tars(listed),
             Content::TfRecord(_) => SourceKind::TfRecord,
             Content::Rows(kind) => *kind,
             other => return Err(not_read(other.label(), one)),
@@ -249,6 +266,27 @@ fn auto(
     }
 }
 
+/// Archives, by the beginnings of some of them: each costs a request.
+fn tars(listed: Vec<Listed>) -> Result<FoundObjects> {
+    let mut decided = Decided::NoPair;
+    let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
+    let tars =
+        rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
+    for (one, row) in tars.take(MOST_LOOKED_AT) {
+        if let Some(pair) = pair_at_beginning(one, row)? {
+            decided = Decided::Pair { shard: one.name(row).as_bytes().to_vec(), pair };
+            break;
+        }
+    }
+    let is_plain = decided == Decided::NoPair;
+    let kind = if is_plain { SourceKind::Tar } else { SourceKind::WebDataset };
+    let mut found = shards_only(listed, kind)?;
+    if let FoundObjects::Shards(found) = &mut found {
+        found.decided = Some(decided);
+    }
+    Ok(found)
+}
+
 fn is_text(start: &[u8]) -> bool {
     let whole = start.len() < START_BYTES as usize;
     let text = std::str::from_utf8(start).or_else(|error| match error.error_len() {
@@ -268,7 +306,7 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
     Ok(Content::of(&file, one.name(row).as_bytes())?)
 }
 
-fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
+fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
     let mut reader = Pieces {
         client: &one.client,
         object: one.object(row),
@@ -282,8 +320,8 @@ fn looks_grouped(one: &Listed, row: usize) -> Result<bool> {
     let compression = Compression::of(&head);
     let whole = Cursor::new(head).chain(reader);
     Ok(match compression {
-        None => tar::looks_grouped(ReadInput::new(whole)),
-        Some(compression) => tar::looks_grouped(ReadInput::new(compression.undo(whole)?)),
+        None => tar::pair_at_beginning(ReadInput::new(whole)),
+        Some(compression) => tar::pair_at_beginning(ReadInput::new(compression.undo(whole)?)),
     })
 }
 
@@ -323,7 +361,8 @@ fn is_index(name: &[u8]) -> bool {
 /// Shards of a kind that was detected: whatever else there is must describe them.
 fn shards_only(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
     for one in &listed {
-        let parts = parts_of_indexes(one, kind)?;
+        let parts: HashSet<PathBuf> =
+            indexes(one, kind)?.into_iter().flat_map(|(parts, _)| parts).collect();
         let is_other = |row: &usize| {
             let name = one.name(*row).as_bytes();
             let is_part = match has_index(kind) {
@@ -359,14 +398,14 @@ fn has_index(kind: SourceKind) -> bool {
     matches!(kind, SourceKind::Mds | SourceKind::LitData)
 }
 
-/// The names of the objects that indexes name, where shards of this kind have one.
-fn parts_of_indexes(one: &Listed, kind: SourceKind) -> Result<HashSet<PathBuf>> {
-    let mut parts = HashSet::new();
-    for row in (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes())) {
-        let index = one.start(row, MAX_INDEX_BYTES)?;
-        parts.extend(row_indexes::parts_of(Path::new(one.name(row)), &index));
-    }
-    Ok(parts)
+/// The indexes, where shards of this kind have one, with the names of the objects that they name.
+fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
+    let rows = (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes()));
+    rows.map(|row| {
+        let (index, path) = (one.start(row, MAX_INDEX_BYTES)?, PathBuf::from(one.name(row)));
+        Ok((row_indexes::parts_of(&path, &index), path))
+    })
+    .collect()
 }
 
 /// Shards of this kind. Beneath a prefix, those are the objects with such names, or if none has one, all.
@@ -379,7 +418,9 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
         _ => "tar archive",
     };
     for one in &listed {
+        file_counts.append(one.set_aside.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
+        let merged = row_indexes::merged(&indexes(one, kind)?);
         let mut of_this = Vec::new();
         for row in 0..one.len() {
             let (name, len) = (one.name(row).as_bytes(), one.len_bytes(row));
@@ -389,6 +430,10 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
                     false => ("shard of an index", Role::Shard),
                 };
                 file_counts.add(what, role, len, name);
+                continue;
+            }
+            if merged.contains(Path::new(one.name(row))) {
+                file_counts.add(row_indexes::MERGED, Role::SetAside, len, name);
                 continue;
             }
             let is_shard =
@@ -423,8 +468,10 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
         let text = format!("there are no {kind} shards");
         return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
     }
+    tell_apart(&mut files);
     let file_counts = file_counts.into_counts();
-    let found = Found { kind, files, folders: None, objects, file_counts, bad: Vec::new() };
+    let found =
+        Found { kind, decided: None, files, folders: None, objects, file_counts, bad: Vec::new() };
     Ok(FoundObjects::Shards(Box::new(found)))
 }
 
@@ -437,6 +484,7 @@ fn samples(listed: Vec<Listed>) -> Result<FoundObjects> {
     let mut found = index::folders(&listed);
     let mut file_counts = FileCounts::default();
     for one in &listed {
+        file_counts.append(one.set_aside.iter().cloned());
         (0..one.len()).for_each(|row| {
             file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
         });
@@ -475,6 +523,8 @@ fn not_read(what: &str, one: &Listed) -> Error {
 
 /// Each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
+/// Archives of which the beginning is looked at, to tell WebDataset from plain ones.
+const MOST_LOOKED_AT: usize = 16;
 /// A thread each, with its connections.
 const MOST_THREADS: usize = 64;
 /// Enough to tell what an object holds.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::format::OriginsBuilder;
 use crate::import::sources::index::{BadReason, Index, Payload};
 use crate::import::sources::kind::SourceKind;
+use crate::import::sources::put_containers_in_front;
 use crate::import::sources::sample_stream::FieldBytes;
 use crate::places::{Client, Object, Pending, Reader};
 use crate::{Error, ErrorKind, Result};
@@ -51,6 +52,14 @@ pub(in crate::import) struct ObjectSamples {
     pub(in crate::import) index: Index,
     pub(in crate::import) roots: Vec<ObjectRoot>,
     pub(in crate::import) origins: OriginsBuilder,
+}
+
+impl ObjectSamples {
+    /// Puts its folder in front of each name.
+    pub(super) fn put_in_front(&mut self) {
+        let lens = put_containers_in_front(&mut self.index);
+        self.roots.iter_mut().zip(lens).for_each(|(root, len)| root.cut = len);
+    }
 }
 
 /// Notes an object that is imported.

@@ -10,7 +10,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The split that a file is of, as the hub's own library tells by its path: the name before the numbers of a shard, or
 /// else a word that stands for a split. `None`: its path does not say.
-pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
+pub(in crate::import) fn split_of(name: &str) -> Option<Cow<'_, str>> {
     if let Some(split) = of_shard(name) {
         return Some(canonical(split).map_or(split.into(), Cow::from));
     }

@@ -19,7 +19,7 @@ use dlfs::units::SampleId;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
-use crate::epochs::check_complete;
+use crate::epochs::{check_complete, check_some};
 use crate::exit::{Failure, Outcome, complain};
 use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape, write_table};
 use crate::open::ImageArgs;
@@ -63,6 +63,7 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let stop = Stop::on_signals(GRACE, || Outcome::Incomplete)?;
     let image = args.image.open_with_names(&args.connection)?;
+    check_some(image.directory())?;
     let began = Instant::now();
     if let Some(path) = &args.columns {
         write_table(image.directory(), path)?;

@@ -1,6 +1,7 @@
 //! `dlfs import`: writes a data set to an image.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::dataset::class_names;
 use dlfs::format::Pack;
 use dlfs::format::columns::ColumnType;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
@@ -36,7 +38,8 @@ use crate::text;
 /// and lists of numbers with their type.
 ///
 /// The kind of each source is detected from its content. Files that describe the shards of a folder
-/// (README, *.json, *.md, *.idx, _SUCCESS, hidden files) are set aside. If a folder mixes shards
+/// (README, *.json, *.md, *.idx, _SUCCESS) are set aside, and so are hidden files and what file systems and tools leave
+/// behind, of any source, unless --hidden takes them. If a folder mixes shards
 /// with other files, or has shards in subfolders, nothing is imported until --from says what to do.
 /// The report lists the number of files and bytes of each kind. Shards may be compressed with gzip
 /// or zstd (see --spool).
@@ -114,6 +117,11 @@ pub(crate) struct WhatArgs {
     /// hold classes, as those of Hugging Face do
     #[arg(long, value_name = "COLUMN")]
     label: Option<String>,
+    /// The names of all classes in the order of their numbers, so that several imports number them alike: a text file
+    /// with a name on each line, or another image, such as that of the training set. Otherwise those of the source, by
+    /// name
+    #[arg(long, value_name = "FILE|IMAGE")]
+    classes: Option<OsString>,
     /// Of rows: the columns to take as fields; otherwise all others
     #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
     fields: Vec<String>,
@@ -128,6 +136,14 @@ pub(crate) struct WhatArgs {
     /// Copy pipes and compressed archives to DIR first, so that they can be read in placement order
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
+    /// Put the folder, list or shard in front of each name; otherwise a shard comes in front of names that an earlier
+    /// one has, and such names of folders are refused
+    #[arg(long)]
+    prefix: bool,
+    /// Take the files of archives within archives as samples, below a folder called as the archive: a class each in that
+    /// of ImageNet
+    #[arg(long)]
+    nested: bool,
     /// Overwrite a bad superblock copy even if that may lose a newer generation (with --append or
     /// --resume)
     #[arg(long)]
@@ -186,7 +202,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut progress = ImportProgress::start(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
-    let mut options = args.options();
+    let mut options = args.options(&connect)?;
     options.places.cancel = progress.cancel();
     let report =
         dlfs::import::import(&args.sources, &args.image().0, &options, &connect, &mut progress)
@@ -250,8 +266,14 @@ impl WhatArgs {
         self.columns.as_deref() == Some(Path::new("union"))
     }
 
-    pub(crate) fn options(&self) -> ImportOptions {
-        ImportOptions {
+    /// The library's options for these arguments.
+    ///
+    /// # Errors
+    /// Those of reading names of classes.
+    pub(crate) fn options(&self, connect: &ConnectOptions) -> Result<ImportOptions, Error> {
+        let classes = self.classes.as_ref().map(|from| class_names(from, connect)).transpose()?;
+        Ok(ImportOptions {
+            classes: classes.unwrap_or_default(),
             from: self.from,
             onto: match (self.onto.append, self.onto.resume, self.onto.force) {
                 (true, _, _) => Onto::Append,
@@ -289,9 +311,12 @@ impl WhatArgs {
             },
             splits: self.split.clone(),
             spool: self.spool.clone(),
+            folders: self.connection.folders(),
+            prefix: self.prefix,
+            nested: self.nested,
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
-        }
+        })
     }
 }
 
@@ -377,6 +402,9 @@ struct JsonReport {
     uuid: String,
     generation: u64,
     from: String,
+    /// Why it is that, where it might have been something else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decided: Option<String>,
     live_samples: u64,
     chunks: u64,
     chunks_found: u64,
@@ -449,6 +477,7 @@ impl JsonReport {
             uuid: report.uuid.to_string(),
             generation: report.generation.0,
             from: report.kind.to_string(),
+            decided: report.decided.as_ref().map(ToString::to_string),
             live_samples: report.live_samples,
             chunks: report.chunks,
             chunks_found: report.chunks_found,
@@ -498,6 +527,9 @@ fn print_report(
         text::bytes(report.image_bytes),
         text::counted(report.chunks, "chunk"),
     ))?;
+    if let Some(decided) = &report.decided {
+        out.line(format!("  decided    {decided}"))?;
+    }
     if let Some(counts) = &report.columns {
         let some = |count: u64, what: &str| match count {
             0 => String::new(),
@@ -577,6 +609,7 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
             Role::Appended => ("taken", " in the same file"),
             Role::List => ("taken", " for the files named there"),
             Role::SetAside => ("set aside", ""),
+            Role::Followed => ("followed", ""),
         };
         let example = text::safe_name(&taken.example);
         let example = match taken.files {
@@ -584,11 +617,12 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
             _ => format!(", such as {example}"),
         };
         out.line(format!(
-            "  {label:<10} {} {} ({}){end}{}",
+            "  {label:<10} {} {} ({}){end}{}{}",
             text::count(taken.files),
             taken.noun(),
             text::bytes(taken.bytes),
             if taken.role == Role::Sample { "" } else { &example },
+            taken.option().map(|option| format!("; {option}")).unwrap_or_default(),
         ))?;
     }
     if !others.is_empty() {

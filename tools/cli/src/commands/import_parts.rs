@@ -115,7 +115,8 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             .into());
     }
     let mut progress = ImportProgress::start(quiet)?;
-    let (connect, mut options) = (args.what.connection.options(true)?, args.what.options());
+    let connect = args.what.connection.options(true)?;
+    let mut options = args.what.options(&connect)?;
     options.places.cancel = progress.cancel();
     let sources = &args.what.sources;
     let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;

@@ -22,7 +22,7 @@ use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
 use crate::budget_args::BudgetArgs;
-use crate::epochs::{End, check_complete, read_batches};
+use crate::epochs::{End, check_complete, check_some, read_batches};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::help::loading;
 use crate::metrics_args::MetricsArgs;
@@ -198,7 +198,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let share = share(&dataset, mixture.as_ref(), &options)?;
     let total = samples_to_read(&share, &options);
     // A completed run has nothing left to read, but a new one must have something.
-    if total == 0 && options.resume.is_none() && dataset.directory().num_live() > 0 {
+    if total == 0 && options.resume.is_none() {
+        check_some(dataset.directory())?;
         let (rank, world_size) = (options.rank, options.world_size);
         let text = format!("rank {rank} of {world_size} has no sample to read in any epoch");
         return Err(Failure::Usage(format!(

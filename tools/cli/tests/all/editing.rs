@@ -32,6 +32,20 @@ fn deleted_samples_are_gone_and_purge_gives_their_space_back() {
 }
 
 #[test]
+fn a_data_set_of_deleted_samples_is_not_read_as_if_it_had_been() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let all: Vec<String> = (0..300).map(|id| id.to_string()).collect();
+    fs::write(dir.path("list"), all.join("\n")).unwrap();
+    run(&["delete", &image, "--from", &dir.arg("list"), "--ids"]).code(0);
+    for command in [&["read", &image][..], &["export", &image, &dir.arg("out")]] {
+        run(command).code(1).complains_of(&["no sample to read", "are deleted"]);
+    }
+    assert!(!dir.path("out").exists());
+    run(&["verify", &image]).code(0);
+}
+
+#[test]
 fn a_list_of_names_or_ids_is_deleted_in_one_generation() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");

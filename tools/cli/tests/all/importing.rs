@@ -59,11 +59,12 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
     assert!(fifo.unwrap().success());
     let (source, image) = (dir.arg("source"), dir.arg("train.dlfs"));
     let bad = ["cat/dangling", "dog/outside", "newt/pipe"];
-    let refused = run(&["import", &source, &image]).code(1);
+    let refused = run(&["import", &source, &image, "--links", "inside"]).code(1);
     refused.complains_of(&bad);
     refused.complains_of(&["--on-error skip"]);
     run(&["ls", &image]).code(1);
-    let json = run(&["import", &source, &image, "--on-error", "skip", "--json"]).code(0).json();
+    let skip = ["import", &source, &image, "--on-error", "skip"];
+    let json = run(&[&skip[..], &["--links", "inside", "--json"]].concat()).code(0).json();
     assert_eq!(json["samples"], 300);
     let named: Vec<&str> = json["bad"]
         .as_array()
@@ -72,8 +73,13 @@ fn what_cannot_be_imported_is_all_named_and_left_out_on_request() {
         .map(|entry| entry["name"].as_str().unwrap())
         .collect();
     assert_eq!(named, bad);
-    let text = run(&["import", &source, &image, "--on-error", "skip", "--force"]).code(0);
+    let text = run(&[&skip[..], &["--links", "inside", "--force"]].concat()).code(0);
     assert!(bad.iter().all(|name| text.text().contains(name)), "{}", text.text());
+    // By default links are followed.
+    let text = run(&[&skip[..], &["--force"]].concat()).code(0);
+    assert!(text.text().contains("imported 301 samples"), "{}", text.text());
+    let told = "followed   1 link out of the source (0 B): dog/outside";
+    assert!(text.text().contains(told), "{}", text.text());
 }
 
 #[test]
@@ -329,6 +335,72 @@ fn streams_are_imported_as_they_come_where_the_source_s_order_is_kept() {
         run(&["export", &dir.arg(image), &dir.arg(&out)]).code(0);
         assert_eq!(dir.files(&out), dir.files("source"), "{image}");
     }
+}
+
+#[test]
+fn the_beginning_of_a_pipe_tells_a_webdataset_and_what_it_does_not_tell_ends_the_import() {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("in")).unwrap();
+    let names = |from: u32, to: u32, ends: &[&str]| -> Vec<String> {
+        (from..to).flat_map(|at| ends.iter().map(move |end| format!("{at:03}.{end}"))).collect()
+    };
+    let early = names(0, 20, &["jpg", "txt"]);
+    let late = [names(0, 70, &["jpg"]), names(70, 90, &["jpg", "txt"])].concat();
+    late.iter().chain(&early).for_each(|name| fs::write(dir.path("in").join(name), name).unwrap());
+    let input = dir.arg("in");
+    let import = |tar: &str, more: &[&str]| {
+        let mut command = common::dlfs();
+        command.args(["import", "-", &dir.arg("image.dlfs"), "--force", "--json"]).args(more);
+        command.stdin(fs::File::open(dir.path(tar)).unwrap());
+        let mut cat = std::process::Command::new("cat");
+        let mut cat = cat.arg(dir.path(tar)).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(cat.stdout.take().unwrap());
+        let ran = common::finish(command);
+        let _ = cat.wait(); // it may have been left alone
+        ran
+    };
+    for (tar, members) in [("early.tar", &early), ("late.tar", &late)] {
+        let mut arguments = vec!["cf".to_owned(), dir.arg(tar), "-C".to_owned(), input.clone()];
+        arguments.extend(members.iter().cloned());
+        tar_of(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let spool = dir.arg("in");
+    for way in [&["--placement", "source"][..], &["--spool", &spool]] {
+        let json = import("early.tar", way).code(0).json();
+        assert_eq!((&json["samples"], &json["from"]), (&20.into(), &"webdataset".into()));
+        assert!(json["decided"].as_str().unwrap().contains("000.jpg and 000.txt"), "{json}");
+        let stopped = import("late.tar", way).code(1);
+        stopped.complains_of(&["070.jpg", "--from webdataset", "--from tar"]);
+        let from = |kind| import("late.tar", &[way, &["--from", kind]].concat());
+        if way[0] == "--spool" {
+            assert_eq!(from("webdataset").code(0).json()["samples"], 90);
+        } else {
+            from("webdataset").code(1).complains_of(&["070.txt", "--spool DIR"]);
+        }
+        assert_eq!(from("tar").code(0).json()["samples"], 110);
+    }
+}
+
+#[test]
+fn a_line_that_names_a_pipe_or_a_device_names_no_sample() {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("set")).unwrap();
+    fs::write(dir.path("set/a.jpg"), "bytes").unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(dir.path("set/pipe")).status();
+    assert!(fifo.unwrap().success());
+    symlink("/dev/zero", dir.path("set/zero")).unwrap();
+    let names = ["a.jpg", "pipe", "zero"].map(|name| format!("{{\"file_name\": \"{name}\"}}\n"));
+    fs::write(dir.path("set/metadata.jsonl"), names.concat()).unwrap();
+    let (lines, image) = (dir.arg("set/metadata.jsonl"), dir.arg("image.dlfs"));
+    let refused = run(&["import", &lines, &image]).code(1);
+    refused.complains_of(&[
+        "metadata.jsonl/1",
+        "is a FIFO",
+        "metadata.jsonl/2",
+        "is a character device",
+    ]);
+    let json = run(&["import", &lines, &image, "--on-error", "skip", "--json"]).code(0).json();
+    assert_eq!(json["samples"], 1);
 }
 
 #[test]

@@ -184,6 +184,8 @@ def open(
     tls_compat: bool = False,
     paths: Sequence[Address] = (),
     direct: Literal["auto", "on", "off"] = "auto",
+    links: Literal["follow", "inside", "refuse"] = "follow",
+    hidden: bool = False,
     snapshot: Address | None = None,
     view: Address | None = None,
     tiers: Sequence[str] | Address = (),
@@ -231,6 +233,11 @@ def open(
     tls_compat       derive TLS keys as libnvme before July 2025 did
     paths            more addresses of the same namespaces, used while the first is down
     direct           whether to bypass the page cache for image files and block devices
+    links            which links of a plain folder to follow: "follow" all, as torchvision's ImageFolder does, but none
+                     back to a folder around it; "inside": those that stay in the folder; "refuse": none. Others are
+                     errors
+    hidden           take hidden files of a plain folder, and what file systems and tools leave behind (._*, .DS_Store,
+                     Thumbs.db, desktop.ini, @eaDir, __MACOSX)
     snapshot         a directory saved by `dlfs snapshot save`, used instead of the image's own
     view             a view saved by `dlfs select`: its samples are the data set. The path of a file, and behind a
                      colon the name of one of several views in it; also of dlfs.save_views
@@ -275,6 +282,8 @@ def open(
         "tls_compat": tls_compat,
         "paths": list(paths),
         "direct": direct,
+        "links": links,
+        "hidden": hidden,
         "snapshot": snapshot,
         "view": view,
         "tiers_file": tiers_file,

@@ -37,6 +37,9 @@ def import_(
     from_: str = "auto",
     on_error: Literal["stop", "skip"] = "stop",
     resume: bool = False,
+    prefix: bool = False,
+    nested: bool = False,
+    classes: Address | None = None,
     split: str | Iterable[str] | None = None,
     catalog: str | None = None,
     accept_older_generation: bool = False,
@@ -63,11 +66,13 @@ def import_(
     label     the field that is the label: a number or the name of a class
     shuffle   True: samples are shuffled together where the source has a length and rows in any order; where it comes
               as a stream, so many bytes at a time as dlfs.Writer says
-    from_, on_error, resume
+    from_, on_error, resume, prefix, nested
               of files: as for the command dlfs import; name and label are columns of their rows, if they have any
+    classes   of files: a text file with the name of a class on each line, or another image, whose numbers classes get.
+              None: those of the source, by name
     split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files
     append, overwrite, seed, chunk_size, pack, catalog, options
-              as for dlfs.Writer
+              as for dlfs.Writer; of files also links and hidden, as for dlfs.open
 
     If it raises, the image is as it was before.
     """
@@ -89,11 +94,13 @@ def import_(
         types = [f"{field}:{kind}" for field, kind in given.items() if kind]
         table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
         more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
+        more |= {"prefix": prefix, "nested": nested}
+        more["classes"] = None if classes is None else os.fspath(classes)
         more["split"] = [split] if isinstance(split, str) else list(split or ())
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
-    if resume or split or from_ != "auto" or on_error != "stop":
-        raise TypeError("from_, on_error, resume and split are for sources that are files")
+    if resume or prefix or nested or classes or split or from_ != "auto" or on_error != "stop":
+        raise TypeError("from_, on_error, resume, prefix, nested, classes and split are for sources that are files")
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
     found = _source_of(source)

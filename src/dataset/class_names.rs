@@ -1,0 +1,68 @@
+//! Names of classes for an import: those of another data set, or the lines of a text.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use super::{Image, OpenOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nvme::Address;
+use crate::qpair::ConnectOptions;
+
+/// The names of classes in the order of their numbers: those of the data set at the address `from`, or the lines of
+/// the text file there. An import that is given those of the training set numbers another one alike.
+///
+/// # Errors
+/// It does not open. `BadSource`: there are no classes, or a line is empty or comes again.
+pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>>> {
+    let addresses = Address::parse_list_os(from)?;
+    let text = match &addresses[..] {
+        [Address::Path(path)] => text_of(path)?,
+        _ => None,
+    };
+    let names = match text {
+        Some(text) => lines(&text).map_err(|error| error.path(Path::new(from)))?,
+        None => {
+            let connect = ConnectOptions { writable: false, ..connect.clone() };
+            let options = OpenOptions { connect, ..OpenOptions::default() };
+            Image::open(&addresses, &options)?.directory().classes().to_vec()
+        }
+    };
+    if names.is_empty() {
+        let text = "it names no classes";
+        return Err(Error::new(ErrorKind::BadSource, text).path(Path::new(from)));
+    }
+    Ok(names)
+}
+
+/// The text in a file; `None`: it is none, as an image is none.
+fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes));
+    read.map_err(|error| Error::from(error).path(path))?;
+    Ok((!bytes.contains(&0)).then_some(bytes))
+}
+
+fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let (mut names, mut seen) = (Vec::new(), HashSet::new());
+    for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
+        let name = line.strip_suffix(b"\r").unwrap_or(line);
+        if name.is_empty() || !seen.insert(name) {
+            let what = if name.is_empty() { "is empty" } else { "names a class again" };
+            let text = format!("line {} {what}", at + 1);
+            return Err(Error::new(ErrorKind::BadSource, text));
+        }
+        names.push(name.to_vec());
+    }
+    Ok(names)
+}
+
+/// More than an image has names of classes.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
