@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::handles::Handles;
 use super::pages::{Mapping, Pages};
 use super::pool::Inner;
+use super::spares::Spares;
 use crate::units::ALIGN_BYTES;
 
 /// A counted handle on an allocation. Dropping the last handle returns the memory.
@@ -26,8 +27,8 @@ pub(super) struct Header {
 enum Backing {
     /// A heap allocation; the header is a `Box` of its own.
     Heap { start: NonNull<u8>, layout: Layout },
-    /// A mapping, which is unmapped with the header; the header is a `Box` of its own.
-    Mapped { _mapping: Mapping },
+    /// A mapping, which is unmapped with the header or goes to `home`; the header is a `Box` of its own.
+    Mapped { mapping: Mapping, home: Option<Arc<Spares>> },
     /// Memory that somebody else has and lends; the header, a `Box` of its own, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
     /// Slots of a pool, which also owns the header. The thread that claimed the slots sets both
@@ -61,7 +62,17 @@ impl Allocation {
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
-        Some((Backing::Mapped { _mapping: mapping }, start))
+        Some((Backing::Mapped { mapping, home: None }, start))
+    }
+
+    /// The first handle on memory for `len` bytes with arbitrary contents, which goes back to `home`. `None`: the system
+    /// has none.
+    pub(super) fn of_spares(home: &Arc<Spares>, len: usize) -> Option<(Allocation, NonNull<u8>)> {
+        let mapping = home.take(len)?;
+        let start = mapping.start();
+        let backing = Backing::Mapped { mapping, home: Some(Arc::clone(home)) };
+        let header = Box::new(Header { handles: Handles::new(1), backing });
+        Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
     fn on_the_heap(len: usize) -> (Backing, NonNull<u8>) {
@@ -159,9 +170,12 @@ impl Drop for Allocation {
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
             Backing::Mapped { .. } | Backing::Lent { .. } => {
-                // SAFETY: leaked from a `Box` in `allocate_zeroed` or `lending`, freed once, here, with what it
-                // maps or keeps alive; no reference into either is alive, this was the last handle.
-                drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+                // SAFETY: leaked from a `Box` in `allocate_zeroed`, `of_spares` or `lending`, freed once, here, with what
+                // it maps or keeps alive; no reference into either is alive, this was the last handle.
+                let header = unsafe { Box::from_raw(self.0.as_ptr()) };
+                if let Backing::Mapped { mapping, home: Some(home) } = header.backing {
+                    home.give_back(mapping);
+                }
             }
             Backing::Pool { pool, num_slots } => {
                 let num_slots = num_slots.load(Ordering::Relaxed);

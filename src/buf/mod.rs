@@ -26,6 +26,7 @@ mod shared;
 mod shared_bytes;
 mod shared_words;
 mod slots;
+mod spares;
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;

@@ -125,6 +125,18 @@ impl Mapping {
         self.start
     }
 
+    /// Bytes from its start.
+    pub(super) fn len(&self) -> usize {
+        self.mapped_len - (self.start.addr().get() - self.mapped.addr().get())
+    }
+
+    /// Lets the operating system take the pages, whose contents are not needed, until they are written again.
+    pub(super) fn lend_pages(&self) {
+        // SAFETY: the range is mapped, and the caller has the only handle on it, without any use for its contents.
+        let lent = unsafe { madvise(self.start.as_ptr().cast(), self.len(), Advice::LinuxFree) };
+        let _ = lent; // it keeps them
+    }
+
     pub(super) fn pages(&self) -> Pages {
         self.pages
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::IoBuf;
 use super::allocation::{Allocation, Header};
-use super::pages::{Mapping, PageSource, Pages};
+use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
 use super::slots::Slots;
+use super::spares::Spares;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::ALIGN_BYTES;
 
@@ -45,6 +46,8 @@ pub(super) struct Inner {
     slots: Slots,
     slot_len_bytes: usize,
     mapping: Mapping,
+    /// What buffers outside it have used.
+    spares: Arc<Spares>,
 }
 
 impl Pool {
@@ -87,7 +90,8 @@ impl Pool {
         }
         let mapping = map(num_slots * slot_len_bytes)?;
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
-        Ok(Pool(Arc::new(Inner { headers, slots: Slots::new(num_slots), slot_len_bytes, mapping })))
+        let (slots, spares) = (Slots::new(num_slots), Arc::default());
+        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, spares })))
     }
 
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
@@ -106,6 +110,18 @@ impl Pool {
         let num_slots = len.div_ceil(inner.slot_len_bytes);
         let first = inner.slots.take(num_slots)?;
         Some(self.buffer_on(first, num_slots, len))
+    }
+
+    /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for what has no room in it.
+    /// Large ones have the memory of earlier ones, if those are dropped; the last of them and the pool unmap it.
+    pub(crate) fn outside(&self, len: usize) -> IoBuf {
+        let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
+        match spare {
+            // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
+            // earlier buffer wrote.
+            Some((allocation, start)) => unsafe { IoBuf::of_allocation(allocation, start, len) },
+            None => IoBuf::temporary(len),
+        }
     }
 
     /// [`Pool::take`] at a fixed location: the slot that contains `offset`. `None` if its slots are

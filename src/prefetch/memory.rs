@@ -55,7 +55,7 @@ impl Memory {
                 "what is read next does not fit the window: it is read alone, outside it"
             );
         }
-        Some(IoBuf::temporary(len))
+        Some(self.pool().outside(len))
     }
 
     /// Whether this many bytes are free, contiguous or not.

@@ -115,7 +115,7 @@ impl Reader {
             self.take_arrived(call)?;
         }
         let buf = self.pool.take(fetch.len_bytes);
-        let buf = buf.unwrap_or_else(|| IoBuf::temporary(fetch.len_bytes));
+        let buf = buf.unwrap_or_else(|| self.pool.outside(fetch.len_bytes));
         call.held_bytes += fetch.len_bytes;
         self.next_token += 1;
         let token = self.next_token;

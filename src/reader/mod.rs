@@ -337,7 +337,7 @@ impl Reader {
                 "batches need more memory than the window has; the rest is allocated outside it"
             );
         }
-        Ok(IoBuf::temporary(len))
+        Ok(self.pool.outside(len))
     }
 
     /// Abandons all fetches that were started after `token`.

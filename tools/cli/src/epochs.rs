@@ -5,6 +5,7 @@ use std::time::Instant;
 use dlfs::dataset::Loader;
 use dlfs::directory::Directory;
 use dlfs::reader::Batch;
+use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
 use crate::exit::Failure;
@@ -31,6 +32,18 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     }
     let text = format!("the run ended after {delivered} samples, and the order has {owed}");
     Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
+}
+
+/// As many samples, of at most `most`, as have room in `most_bytes` if all are as long as the longest of every `step`.
+pub(crate) fn samples_within(
+    directory: &Directory,
+    step: usize,
+    most: usize,
+    most_bytes: u64,
+) -> usize {
+    let ids = (0..directory.num_samples()).step_by(step.max(1)).map(SampleId);
+    let longest = ids.filter_map(|id| directory.len_bytes(id)).max().unwrap_or(0);
+    (most_bytes / u64::from(longest).max(1)).clamp(1, most as u64) as usize
 }
 
 /// Checks that there is something to read.

@@ -15,11 +15,10 @@ use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::posix::in_file_name;
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::reader::Batch;
-use dlfs::units::SampleId;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
-use crate::epochs::{check_complete, check_some};
+use crate::epochs::{check_complete, check_some, samples_within};
 use crate::exit::{Failure, Outcome, complain};
 use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape, write_table};
 use crate::open::ImageArgs;
@@ -103,13 +102,6 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
     }
 }
 
-/// As many samples as have room in [`MOST_BYTES`] if all are as long as the longest one.
-fn batch_size(directory: &Directory) -> usize {
-    let ids = (0..directory.num_samples()).map(SampleId);
-    let longest = ids.filter_map(|id| directory.len_bytes(id)).max().unwrap_or(0);
-    (MOST_BYTES / u64::from(longest).max(1)).clamp(1, MOST_SAMPLES as u64) as usize
-}
-
 /// Fills `batches` with the next ones, up to the limits; returns how many samples they hold.
 fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
     let (mut samples, mut bytes, mut filled) = (0, 0, 0);
@@ -164,7 +156,7 @@ impl Export<'_> {
     fn all(&mut self, image: &Image, stop: &Stop, quiet: bool) -> Result<bool, Failure> {
         let kind = OrderKind::Sequential { by: SequentialBy::Slot };
         let order = OrderSpec { kind, seed: 0 };
-        let batch_size = batch_size(self.directory);
+        let batch_size = samples_within(self.directory, 1, MOST_SAMPLES, MOST_BYTES);
         let options =
             LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, batch_size, 1) };
         let mut loader = image.prefetcher(options)?;

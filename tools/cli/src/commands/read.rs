@@ -12,6 +12,7 @@ use dlfs::Error;
 use dlfs::buf::Pages;
 use dlfs::cache::{Cache, CacheStats, TierOptions};
 use dlfs::dataset::{Dataset, Image, Mixture, Places, Share, load_state, save_state};
+use dlfs::directory::Directory;
 use dlfs::order::{State, Tail};
 use dlfs::peers::{Launched, PeerStats, Peers};
 use dlfs::prefetch::{Batching, LoaderOptions, LoaderStats};
@@ -22,7 +23,7 @@ use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
 use crate::budget_args::BudgetArgs;
-use crate::epochs::{End, check_complete, check_some, read_batches};
+use crate::epochs::{End, check_complete, check_some, read_batches, samples_within};
 use crate::exit::{Failure, Outcome, about_file, complain};
 use crate::help::loading;
 use crate::metrics_args::MetricsArgs;
@@ -107,9 +108,9 @@ struct ShareArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Run")]
 struct RunArgs {
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
-    #[arg(help = loading("batch_size", ""))]
-    batch: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = loading("batch_size", " [default: 256, or fewer that have 256 MiB]"))]
+    batch: Option<u32>,
     #[arg(long, value_name = "E", default_value_t = 1)]
     #[arg(help = loading("epochs", " to read"))]
     epochs: u64,
@@ -158,6 +159,12 @@ enum BatchingArg {
     Chunk,
 }
 
+/// The batch size if none is given.
+fn default_batch(directory: &Directory) -> usize {
+    let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
+    samples_within(directory, step, MOST_SAMPLES, MOST_BYTES)
+}
+
 pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let place = args.share.place()?;
     let meeting = args.peers.meeting(place)?;
@@ -175,6 +182,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let _metrics = args.metrics.serve()?;
     let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
+    if args.run.batch.is_none() {
+        options.batch_size = default_batch(image.directory());
+    }
     options = args.weights.weigh(options, image.directory())?;
     options = args.budget.apply(options);
     options.resume = args.run.resume_state()?;
@@ -302,7 +312,7 @@ impl ReadArgs {
             self.run.window.map(|window| fits(window).ok_or_else(wrong)).transpose()?;
         let order = self.order.spec(world_size)?;
         self.order.check_shard(shard, self.peers.is_given())?;
-        let batch_size = self.run.batch as usize;
+        let batch_size = self.run.batch.map_or(MOST_SAMPLES, |batch| batch as usize);
         Ok(LoaderOptions {
             rank,
             world_size,
@@ -572,6 +582,11 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     lines
 }
 
+/// Samples of a batch whose size is not given, and about the most bytes that they have.
+const MOST_SAMPLES: usize = 256;
+const MOST_BYTES: u64 = 256 << 20;
+/// Of how many samples the length is looked at.
+const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options that say something of one image.
 const OF_ONE_IMAGE: [&str; 11] = [
     "snapshot",

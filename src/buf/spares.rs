@@ -1,0 +1,101 @@
+//! Memory of large buffers outside a pool, which later ones use again: pages need not be zeroed for each.
+
+use parking_lot::Mutex;
+
+use super::pages::{HUGE_LEN, Mapping};
+use crate::sync::{AtomicUsize, Ordering};
+
+/// Mapped memory that buffers have used. Together with that in use it is never more than was in use at some time.
+#[derive(Default)]
+pub(super) struct Spares {
+    /// Tried and never waited for: a forked child may find it locked for ever, and maps memory of its own.
+    free: Mutex<Free>,
+    used_bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Free {
+    mappings: Vec<Mapping>,
+    most_used_bytes: usize,
+}
+
+impl Spares {
+    /// Memory for `len` bytes, with arbitrary contents. `None`: the system has none.
+    pub(super) fn take(&self, len: usize) -> Option<Mapping> {
+        let mut free = self.free.try_lock();
+        let found = free.as_mut().and_then(|free| free.take(len));
+        let mapping = match found {
+            Some(mapping) => mapping,
+            None => Mapping::transparent_or_base(rounded(len)).ok()?,
+        };
+        // Relaxed: a count, which orders nothing.
+        let used = self.used_bytes.fetch_add(mapping.len(), Ordering::Relaxed) + mapping.len();
+        if let Some(free) = &mut free {
+            free.most_used_bytes = free.most_used_bytes.max(used);
+            let room = free.most_used_bytes - used;
+            free.keep(room);
+        }
+        Some(mapping)
+    }
+
+    /// Keeps memory that was taken for later; the system may have its pages meanwhile.
+    pub(super) fn give_back(&self, mapping: Mapping) {
+        self.used_bytes.fetch_sub(mapping.len(), Ordering::Relaxed);
+        if let Some(mut free) = self.free.try_lock() {
+            mapping.lend_pages();
+            free.mappings.push(mapping);
+        }
+    }
+}
+
+impl Free {
+    /// The shortest that is long enough.
+    fn take(&mut self, len: usize) -> Option<Mapping> {
+        let long_enough = self.mappings.iter().enumerate().filter(|(_, free)| free.len() >= len);
+        let (at, _) = long_enough.min_by_key(|(_, free)| free.len())?;
+        Some(self.mappings.swap_remove(at))
+    }
+
+    /// Unmaps the shortest ones until no more than so many bytes are left.
+    fn keep(&mut self, most_bytes: usize) {
+        let mut bytes: usize = self.mappings.iter().map(Mapping::len).sum();
+        self.mappings.sort_unstable_by_key(|free| std::cmp::Reverse(free.len()));
+        while bytes > most_bytes
+            && let Some(shortest) = self.mappings.pop()
+        {
+            bytes -= shortest.len();
+        }
+    }
+}
+
+/// Lengths that differ little use each other's memory. What is not touched costs none.
+fn rounded(len: usize) -> usize {
+    let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(HUGE_LEN);
+    len.checked_next_multiple_of(step).unwrap_or(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_and_never_more_than_was_in_use() {
+        const MIB: usize = 1 << 20;
+        let spares = Spares::default();
+        let take = |mib: usize| spares.take(mib * MIB).unwrap();
+        let (first, second) = (take(20), take(41));
+        let (short, long) = (first.start(), second.start());
+        assert!(first.len() >= 20 * MIB && second.len() >= 41 * MIB);
+        let most = first.len() + second.len();
+        [first, second].into_iter().for_each(|mapping| spares.give_back(mapping));
+        let (again, other) = (take(19), take(40));
+        assert_eq!((again.start(), other.start()), (short, long));
+        [again, other].into_iter().for_each(|mapping| spares.give_back(mapping));
+        // A longer one takes the place of those.
+        let longest = take(50);
+        let kept = || spares.free.lock().mappings.iter().map(Mapping::len).sum::<usize>();
+        assert!(longest.len() + kept() <= most, "{} and {}", longest.len(), kept());
+        spares.give_back(longest);
+        assert!(kept() <= most);
+    }
+}
