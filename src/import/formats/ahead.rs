@@ -6,9 +6,10 @@ use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
-use super::column::{Cells, Column};
+use super::column::{Cells, Column, is_wanted};
 use super::rows::{Entry, RowError, RowReader};
 use crate::Result;
+use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 
 /// What `decode` gives; a panic of the decoder is an error of the file that it reads.
@@ -69,6 +70,8 @@ type Decode = Box<dyn FnOnce(Entry) -> Result<Batches>>;
 /// The rows of decoded batches.
 pub(super) struct AheadRows {
     columns: Vec<Column>,
+    /// Which columns of a batch these are; `None`: all.
+    read: Option<Vec<usize>>,
     /// Until it has begun.
     decode: Option<Decode>,
     batches: Option<Ahead>,
@@ -86,11 +89,22 @@ impl AheadRows {
         decode: impl FnOnce(Entry) -> Result<Batches> + 'static,
     ) -> AheadRows {
         let (next, decode) = (Entry::default(), Some(Box::new(decode) as Decode));
-        AheadRows { columns, decode, batches: None, batch: None, next, unwanted: 0 }
+        AheadRows { columns, read: None, decode, batches: None, batch: None, next, unwanted: 0 }
+    }
+
+    /// The same, with the columns that `options` take: what others hold is no fault of a row.
+    pub(super) fn only(mut self, options: &RowOptions) -> AheadRows {
+        let wanted = |at: &usize| is_wanted(&self.columns[*at], options);
+        let read: Vec<usize> = (0..self.columns.len()).filter(wanted).collect();
+        if read.len() < self.columns.len() {
+            self.columns = read.iter().map(|at| self.columns[*at].clone()).collect();
+            self.read = Some(read);
+        }
+        self
     }
 
     fn enter(&mut self, batch: &Batch) {
-        let mut cells = BatchCells::new(&batch.rows);
+        let mut cells = BatchCells::new(&batch.rows, self.read.as_deref());
         if let Some(at) = batch.at {
             self.next = Entry { at, ..Entry::default() };
         }

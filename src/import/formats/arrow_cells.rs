@@ -198,8 +198,11 @@ pub(super) struct BatchCells {
 
 impl BatchCells {
     /// The rows of `batch`.
-    pub(super) fn new(batch: &RecordBatch) -> BatchCells {
-        let columns = batch.columns().iter().map(Values::of).collect();
+    pub(super) fn new(batch: &RecordBatch, read: Option<&[usize]>) -> BatchCells {
+        let columns = match read {
+            Some(read) => read.iter().map(|at| Values::of(batch.column(*at))).collect(),
+            None => batch.columns().iter().map(Values::of).collect(),
+        };
         BatchCells { columns, rows: batch.num_rows(), next: 0 }
     }
 

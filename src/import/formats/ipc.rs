@@ -14,6 +14,7 @@ use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::input::Input;
 use super::rows::{Entry, RowReader};
+use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
 use crate::{Error, ErrorKind, Result};
 
@@ -21,13 +22,18 @@ use crate::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub(super) fn open(input: &Input) -> Result<Box<dyn RowReader>> {
-    let Some(object) = &input.object else {
-        let from = File::open(&input.path).map_err(|error| input.named(error))?;
-        return file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {});
+pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+    let rows = match &input.object {
+        None => {
+            let from = File::open(&input.path).map_err(|error| input.named(error))?;
+            file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
+        }
+        Some(object) => {
+            let blocks = Blocks::new(object.clone());
+            file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
+        }
     };
-    let blocks = Blocks::new(object.clone());
-    file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
+    Ok(Box::new(rows?.only(options)))
 }
 
 /// `begin` is called before rows are read by an index.
@@ -35,7 +41,7 @@ fn file_or_stream(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
     begin: impl FnOnce() + 'static,
-) -> Result<Box<dyn RowReader>> {
+) -> Result<AheadRows> {
     let mut head = [0; MAGIC.len()];
     read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
     match head == *MAGIC {
@@ -51,7 +57,7 @@ fn file(
     from: impl Read + Seek + Send + 'static,
     input: &Input,
     begin: impl FnOnce() + 'static,
-) -> Result<Box<dyn RowReader>> {
+) -> Result<AheadRows> {
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
     let decode = move |from: Entry| {
@@ -65,7 +71,7 @@ fn file(
         });
         Ok(Batches { each: Box::new(each), unwanted: from.rows })
     };
-    Ok(Box::new(AheadRows::new(columns, decode)))
+    Ok(AheadRows::new(columns, decode))
 }
 
 /// The rows of a stream, up to its end-of-stream marker; `is_file`: `input` is it, and not only holds it.
@@ -76,7 +82,7 @@ pub(super) fn stream(
     from: impl Read + Send + 'static,
     input: &Input,
     is_file: bool,
-) -> Result<Box<dyn RowReader>> {
+) -> Result<AheadRows> {
     let head = Some(Vec::new());
     let from = Counted { from: Box::new(from), at: 0, has_ended: false, head };
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
@@ -98,7 +104,7 @@ pub(super) fn stream(
         let each = StreamBatches { reader, has_entries, is_over: false };
         Ok(Batches { each: Box::new(each), unwanted: from.rows })
     };
-    Ok(Box::new(AheadRows::new(arrow_cells::columns(&schema), decode)))
+    Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
 }
 
 fn opened<R>(

@@ -358,7 +358,7 @@ impl Shard {
             return Err(broken(text).path(&input.path));
         }
         // Its rows lie in it as in a stream, with an index behind them.
-        super::ipc::stream(self.from, input, false)
+        Ok(Box::new(super::ipc::stream(self.from, input, false)?))
     }
 
     /// Leaves out so many items, or all that there are; `input` is that of the shard.

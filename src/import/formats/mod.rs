@@ -183,7 +183,7 @@ impl RowFile {
             #[cfg(feature = "formats")]
             How::Parquet => parquet::open(&self.input, options),
             #[cfg(feature = "formats")]
-            How::Arrow => ipc::open(&self.input),
+            How::Arrow => ipc::open(&self.input, options),
             How::JsonLines => JsonLines::open(&self.input, options, known),
             #[cfg(feature = "formats")]
             How::Items(format, stated) => {

@@ -96,6 +96,7 @@ fn decoder<F: ChunkReader + 'static>(
 ) -> std::result::Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
     let text = |error: ParquetError| error.to_string();
     let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
+    check_rows(of_file.metadata())?;
     let columns = arrow_cells::columns(of_file.schema());
     let views = Arc::new(arrow_cells::with_views(of_file.schema()));
     let views = ArrowReaderOptions::new().with_schema(views);
@@ -113,6 +114,16 @@ fn decoder<F: ChunkReader + 'static>(
     }
     let columns = read.into_iter().map(|at| columns[at].clone()).collect();
     Ok((columns, builder.with_batch_size(rows_at_once)))
+}
+
+/// The decoder reads no more rows than the footer states.
+fn check_rows(metadata: &ParquetMetaData) -> std::result::Result<(), String> {
+    let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
+    let (stated, groups) = (metadata.file_metadata().num_rows(), groups.sum::<i128>());
+    match i128::from(stated) == groups {
+        true => Ok(()),
+        false => Err(format!("it states {stated} rows, and its row groups {groups}")),
+    }
 }
 
 /// As many rows as have [`BATCH_BYTES`] on the average.

@@ -71,9 +71,7 @@ impl Content {
             [] => Content::Empty,
             [b'P', b'A', b'R', b'1', ..] => Content::Rows(SourceKind::Parquet),
             [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Content::Rows(SourceKind::Arrow),
-            [0xff, 0xff, 0xff, 0xff, ..] if name.ends_with(b".arrow") => {
-                Content::Rows(SourceKind::Arrow)
-            }
+            [0xff, 0xff, 0xff, 0xff, ..] if is_arrow(&name) => Content::Rows(SourceKind::Arrow),
             [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
             [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
             [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
@@ -152,6 +150,11 @@ pub fn is_shard_name(name: &[u8]) -> bool {
     name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
 }
 
+/// Whether a file of this name, in lower case, is one of Arrow: a file or a stream.
+fn is_arrow(name: &[u8]) -> bool {
+    name.ends_with(b".arrow") || name.ends_with(b".arrows")
+}
+
 /// The kind of the shards that have such a name, where it tells.
 pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
     let name = base(name).to_ascii_lowercase();
@@ -159,7 +162,7 @@ pub fn named_kind(name: &[u8]) -> Option<SourceKind> {
         Some(Content::TfRecord(_)) => Some(SourceKind::TfRecord),
         Some(_) => Some(SourceKind::Tar),
         None if name.ends_with(b".parquet") => Some(SourceKind::Parquet),
-        None if name.ends_with(b".arrow") => Some(SourceKind::Arrow),
+        None if is_arrow(&name) => Some(SourceKind::Arrow),
         None => is_json_lines_name(&name).then_some(SourceKind::JsonLines),
     }
 }

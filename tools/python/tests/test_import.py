@@ -132,6 +132,13 @@ def test_files_of_rows_are_imported_with_their_types(tmp_path: Path) -> None:
         assert dataset.classes[dataset.labels[id]] == ("cat", "dog")[row % 2]
     dlfs.import_(tmp_path / "a.parquet", tmp_path / "vectors", fields=["vector"])
     assert dlfs.open(tmp_path / "vectors").fields == ("vector",)
+    table = pyarrow.table({"x": [1, 2], "gaps": [[1, None], [2]]})
+    for name, writer in (("a.arrow", pyarrow.ipc.new_file), ("a.arrows", pyarrow.ipc.new_stream)):
+        with writer(tmp_path / name, table.schema) as out:
+            out.write(table)
+        # What a column holds that nobody asked for is no fault of a row.
+        dlfs.import_(tmp_path / name, tmp_path / "some", fields=["x"], overwrite=True, shuffle=False)
+        assert [int(row) for row in dlfs.open(tmp_path / "some")] == [1, 2]
     with pytest.raises(dlfs.InvalidArgument, match="no column nme: they have image, vector, kind, key"):
         dlfs.import_(tmp_path / "a.parquet", tmp_path / "other", name="nme")
 
