@@ -345,6 +345,8 @@ impl BadEntries {
         let hint = if self.0.iter().any(|bad| bad.reason == BadReason::ComesAgain) {
             "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a store \
              here first"
+        } else if self.0.iter().any(|bad| bad.reason == BadReason::OtherHost) {
+            "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may name beside its own"
         } else if self.0.iter().any(|bad| matches!(bad.reason, BadReason::InStream(_))) {
             "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here first, or \
              leave such members out with --on-error skip"

@@ -164,8 +164,12 @@ impl Place {
 
     /// Whether both are URLs of one web server.
     pub fn is_same_server(&self, other: &Place) -> bool {
-        let is_same = self.scheme == other.scheme && self.authority == other.authority;
-        self.scheme.is_url() && is_same
+        self.scheme.is_url() && self.has(other)
+    }
+
+    /// Whether `other` is in the same bucket, container or data set, or on the same server.
+    pub fn has(&self, other: &Place) -> bool {
+        self.scheme == other.scheme && self.authority == other.authority
     }
 
     /// The URL of the web server, with user and query: not to be shown.

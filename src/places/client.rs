@@ -320,8 +320,8 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         return Ok(());
     };
     let address = shared.place.with_key(prefix).to_string();
-    let mut token = None;
-    let mut unsorted = Vec::new();
+    let (mut token, mut unsorted) = (None, Vec::new());
+    let (mut found, mut empty) = (0, 0);
     loop {
         let note = shared.seen.list.clone();
         let page = shared.again(&address, &note, || {
@@ -329,6 +329,11 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
             limited(shared, page(pages, prefix, token.clone()), &note)
         });
         let (objects, next) = page.await?;
+        found += objects.len();
+        empty = if objects.is_empty() { empty + 1 } else { 0 };
+        if empty > MOST_EMPTY_PAGES || found > MOST_OBJECTS {
+            return Err(Error::new(ErrorKind::BadSource, "the listing of the store has no end"));
+        }
         if pages.are_sorted() {
             if send.send(objects).await.is_err() {
                 return Ok(());
@@ -593,6 +598,10 @@ const THREAD: &str = "dlfs-cloud";
 const LOOKS: usize = 32;
 /// How deep the folders of a web server nest: a link may lead back to one above.
 const MOST_DEPTH: usize = 32;
+/// Pages of a listing without an object, one after the other, and objects of a listing: more come from a store that lists
+/// for ever.
+const MOST_EMPTY_PAGES: u32 = 100;
+const MOST_OBJECTS: usize = 1 << 28;
 /// How often a thread that waits asks whether to give up.
 const LOOK: Duration = Duration::from_millis(200);
 /// Pages of a listing that are kept ready.

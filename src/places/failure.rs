@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::bodies::TooLong;
+use super::redirect::Refused;
 use super::watch::Noted;
 use crate::error::{Error, ErrorKind};
 
@@ -77,17 +79,18 @@ impl Failure {
             (_, Some(300..=399)) => {
                 let text =
                     "the store redirects to another place: its region or endpoint is another one";
-                Failure::Final(
-                    last(ErrorKind::Refused, text).hint("set AWS_REGION or AWS_ENDPOINT_URL"),
-                )
+                Failure::Final(last(ErrorKind::Refused, text).hint(OTHER_PLACE))
             }
             (_, Some(408)) => Failure::late(why),
             (_, Some(400..=499 | 501)) => {
                 Failure::Final(last(ErrorKind::Refused, "the store refuses the request"))
             }
-            _ if why.contains("redirect") => {
-                let text = "the server redirects in a circle, or too often";
+            _ if has_cause::<Refused>(error) => {
+                let text = "a redirect of the server is not followed";
                 Failure::Final(last(ErrorKind::Refused, text))
+            }
+            _ if has_cause::<TooLong>(error) => {
+                Failure::Final(last(ErrorKind::BadSource, "the answer of the store is too long"))
             }
             _ => {
                 let kind = ErrorKind::Disconnected;
@@ -110,6 +113,18 @@ impl Failure {
             }
         }
     }
+}
+
+/// Whether an error is, or comes from, one of this type.
+fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
+    let mut at: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(error) = at {
+        if error.is::<E>() {
+            return true;
+        }
+        at = error.source();
+    }
+    false
 }
 
 /// A cause, as it was told.
@@ -163,6 +178,9 @@ pub(super) const CREDENTIALS: &str = "give credentials as the provider's tools t
      AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN, ...), or read a public bucket \
      without any: AWS_SKIP_SIGNATURE, GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE set to true; the signature of a \
      URL may have expired";
+
+const OTHER_PLACE: &str = "set AWS_REGION or AWS_ENDPOINT_URL for S3, GOOGLE_BASE_URL, AZURE_STORAGE_ENDPOINT or \
+     HF_ENDPOINT; of a web server, give the address that it redirects to";
 
 #[cfg(test)]
 mod tests {

@@ -7,10 +7,7 @@ use std::error::Error as StdError;
 use std::io::Read;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-use object_store::client::{
-    HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponseBody,
-};
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, Error as Cause};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -18,6 +15,7 @@ use serde::Deserialize;
 use tokio::sync::OnceCell;
 
 use super::address::{escape, unescape};
+use super::bodies::whole;
 use super::failure::Failure;
 use super::watch::{Note, Noted, Seen, Watching};
 use super::{Object, Place, PlaceOptions};
@@ -60,20 +58,20 @@ impl Access {
         }
     }
 
-    /// `options`, with the token in each request. A redirect to another host does not take it along.
+    /// What each request has: the token. A redirect to another host does not take it along.
     ///
     /// # Errors
     /// `InvalidArgument`: the token is none.
-    pub(super) fn with_token(&self, options: ClientOptions) -> Result<ClientOptions> {
-        let Some(token) = &self.token else { return Ok(options) };
+    pub(super) fn headers(&self) -> Result<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        let Some(token) = &self.token else { return Ok(headers) };
         let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| {
             let text = "the token for the Hugging Face hub has characters that no token has";
             Error::new(ErrorKind::InvalidArgument, text).hint("set HF_TOKEN")
         })?;
         value.set_sensitive(true);
-        let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, value);
-        Ok(options.with_default_headers(headers))
+        Ok(headers)
     }
 }
 
@@ -123,7 +121,7 @@ impl Hub {
     pub(super) fn open(
         place: &Place,
         endpoint: &str,
-        client: &ClientOptions,
+        watching: &Watching,
         seen: Arc<Seen>,
     ) -> Result<Hub> {
         let of_hub = place.authority().strip_prefix("datasets/").unwrap_or(place.authority());
@@ -132,12 +130,11 @@ impl Hub {
             "~parquet" => "refs/convert/parquet".to_owned(),
             other => unescape(other).unwrap_or_else(|| other.to_owned()),
         };
-        let client =
-            Watching::with_headers(Arc::clone(&seen)).connect(client).map_err(|error| {
-                let text = "the settings of the Hugging Face hub are invalid";
-                let cause = Failure::of(&error, Noted::default()).given_up(1, true);
-                Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
-            })?;
+        let client = watching.connect(&ClientOptions::new()).map_err(|error| {
+            let text = "the settings of the Hugging Face hub are invalid";
+            let cause = Failure::of(&error, Noted::default()).given_up(1, true);
+            Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
+        })?;
         let (endpoint, name) = (endpoint.to_owned(), name.to_owned());
         Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
     }
@@ -235,7 +232,7 @@ impl Hub {
         }
         let link = answer.headers().get("link").and_then(|link| link.to_str().ok());
         let next = link.and_then(cursor_of_next).map(str::to_owned);
-        Ok((whole(answer.into_body()).await?, next))
+        Ok((whole(answer.into_body()).await.map_err(wrong)?, next))
     }
 }
 
@@ -247,21 +244,6 @@ pub(super) fn refused(error: Cause) -> Cause {
         }
         other => other,
     }
-}
-
-/// A body that is a page.
-///
-/// # Errors
-/// It does not come, or is too long.
-pub(super) async fn whole(body: HttpResponseBody) -> object_store::Result<Vec<u8>> {
-    let (mut body, mut bytes) = (body.bytes_stream(), Vec::new());
-    while let Some(piece) = body.next().await {
-        bytes.extend_from_slice(&piece.map_err(wrong)?);
-        if bytes.len() > MAX_PAGE_BYTES {
-            return Err(wrong("a page of the listing has more than 64 MiB"));
-        }
-    }
-    Ok(bytes)
 }
 
 /// The cursor in the link to the next page. Nothing else of the link is used: it may lead to another host, which is to
@@ -289,7 +271,6 @@ const ENDPOINT: &str = "https://huggingface.co";
 const GATED: &str = "there is no such data set, or it is private or gated: accept its conditions on its page, and give \
      a token that may read it as HF_TOKEN, or with hf auth login";
 const MAX_TOKEN_BYTES: u64 = 4096;
-const MAX_PAGE_BYTES: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -24,6 +24,8 @@
 //! it comes over plain HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers alone.
 
 mod address;
+#[cfg(feature = "cloud")]
+mod bodies;
 mod cancel;
 #[cfg(feature = "cloud")]
 mod client;
@@ -38,6 +40,8 @@ mod fetch;
 #[cfg(feature = "cloud")]
 mod flow;
 #[cfg(feature = "cloud")]
+mod http_client;
+#[cfg(feature = "cloud")]
 mod hub;
 #[cfg(feature = "cloud")]
 mod keys;
@@ -49,6 +53,8 @@ mod pool;
 mod profile;
 #[cfg(feature = "cloud")]
 mod reader;
+#[cfg(feature = "cloud")]
+mod redirect;
 #[cfg(feature = "cloud")]
 mod store;
 #[cfg(feature = "cloud")]
@@ -123,6 +129,8 @@ pub struct PlaceOptions {
     pub silence: Duration,
     /// How long a request that fails is tried again.
     pub patience: Duration,
+    /// Addresses of stores and servers, beside its own, that a list which a store serves may name.
+    pub list_hosts: Vec<Place>,
     /// Ends all waiting for the store with an error of the kind `Interrupted`.
     pub cancel: Cancel,
 }
@@ -135,6 +143,7 @@ impl Default for PlaceOptions {
             window_bytes: 256 << 20,
             silence: Duration::from_secs(20),
             patience: Duration::from_secs(120),
+            list_hosts: Vec::new(),
             cancel: Cancel::default(),
         }
     }

@@ -125,13 +125,14 @@ impl Store {
             Scheme::Hf => {
                 let access = Access::new(options);
                 let client = client_options(options, access.endpoint.starts_with("http://"));
-                let client = access.with_token(client)?;
-                let hub = Hub::open(place, &access.endpoint, &client, Arc::clone(&seen))?;
+                let limits = limits(options);
+                let watching = Watching::with_headers(Arc::clone(&seen), limits, access.headers()?);
+                let hub = Hub::open(place, &access.endpoint, &watching, seen)?;
                 let builder = HttpBuilder::new()
                     .with_url(hub.files())
                     .with_client_options(client)
                     .with_retry(no_retry())
-                    .with_http_connector(Watching::with_headers(seen));
+                    .with_http_connector(watching);
                 let objects = Arc::new(builder.build().map_err(|error| invalid(&error))?);
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
             }

@@ -6,15 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-    ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 use parking_lot::Mutex;
+use reqwest::Client;
 
+use super::bodies::{beginning, whole};
 use super::direct::{Direct, Landing, Limits};
+use super::http_client;
 use super::keys::sift;
 
 /// What was seen of one request; it travels with the request.
@@ -51,7 +55,7 @@ pub(super) struct Seen {
     /// Keys that were listed and cannot be named.
     pub(super) refused: Mutex<Vec<String>>,
     /// The connections to the host, for whoever shares them.
-    client: OnceLock<HttpClient>,
+    client: OnceLock<Client>,
     direct: OnceLock<Option<Arc<Direct>>>,
 }
 
@@ -59,44 +63,50 @@ pub(super) struct Seen {
 #[derive(Debug)]
 pub(super) struct Watching {
     seen: Arc<Seen>,
-    /// How ranges are received without the client library; `None`: it adds headers of its own.
-    direct: Option<Limits>,
+    limits: Limits,
+    /// Whether ranges are received without the client library.
+    direct: bool,
+    /// What each request has beside its own headers.
+    headers: HeaderMap,
 }
 
 impl Watching {
     /// For requests that carry all that the host is to know.
     pub(super) fn new(seen: Arc<Seen>, limits: Limits) -> Watching {
-        Watching { seen, direct: Some(limits) }
+        Watching { seen, limits, direct: true, headers: HeaderMap::new() }
     }
 
-    /// For requests to which the client library adds headers.
-    pub(super) fn with_headers(seen: Arc<Seen>) -> Watching {
-        Watching { seen, direct: None }
+    /// For requests that have these headers beside their own.
+    pub(super) fn with_headers(seen: Arc<Seen>, limits: Limits, headers: HeaderMap) -> Watching {
+        Watching { seen, limits, direct: false, headers }
     }
 }
 
 impl HttpConnector for Watching {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         let seen = Arc::clone(&self.seen);
         let client = match seen.client.get() {
             Some(client) => client.clone(),
             None => {
-                let client = ReqwestConnector::default().connect(options)?;
+                let client = http_client::client(self.limits).map_err(|error| {
+                    object_store::Error::Generic { store: "HTTP", source: Box::new(error) }
+                })?;
                 seen.client.get_or_init(|| client).clone()
             }
         };
-        let direct = self.direct.and_then(|limits| {
-            let shared = seen.direct.get_or_init(|| Direct::new(limits).map(Arc::new));
-            shared.clone()
-        });
-        Ok(HttpClient::new(Watched { client, direct, seen }))
+        let direct = match self.direct {
+            true => seen.direct.get_or_init(|| Direct::new(self.limits).map(Arc::new)).clone(),
+            false => None,
+        };
+        Ok(HttpClient::new(Watched { client, direct, headers: self.headers.clone(), seen }))
     }
 }
 
 #[derive(Debug)]
 struct Watched {
-    client: HttpClient,
+    client: Client,
     direct: Option<Arc<Direct>>,
+    headers: HeaderMap,
     seen: Arc<Seen>,
 }
 
@@ -122,6 +132,8 @@ impl HttpService for Watched {
             }
             self.seen.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
+            // Whoever reads an object counts its bytes.
+            let is_object = request.extensions().get::<Note>().is_some();
             let mut answer = self.execute(request).await?;
             if let Some(len) = wanted {
                 // The client library asks for it also where a body comes in chunks; what comes is counted.
@@ -132,9 +144,13 @@ impl HttpService for Watched {
                 noted.status = Some(answer.status().as_u16());
                 noted.retry_after = retry_after(&answer);
             }
-            match lists && answer.status().is_success() {
-                true => self.sifted(answer).await,
-                false => Ok(answer),
+            match (answer.status().is_success(), is_object) {
+                (true, true) => Ok(answer),
+                (true, false) => self.bounded(answer, lists).await,
+                (false, _) => {
+                    let (parts, body) = answer.into_parts();
+                    Ok(HttpResponse::from_parts(parts, beginning(body).await.into()))
+                }
             }
         })
     }
@@ -147,12 +163,16 @@ impl Watched {
         {
             return Ok(answer);
         }
-        self.client.execute(request).await
+        http_client::answer(&self.client, request, &self.headers).await
     }
 
-    async fn sifted(&self, answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+    /// An answer whose body is a page; of one that `lists`, keys that cannot be named are kept back.
+    async fn bounded(&self, answer: HttpResponse, lists: bool) -> Result<HttpResponse, HttpError> {
         let (parts, body) = answer.into_parts();
-        let bytes = body.bytes().await?;
+        let bytes = whole(body).await?;
+        if !lists {
+            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(bytes)));
+        }
         let page = std::str::from_utf8(&bytes)
             .map_err(|error| HttpError::new(HttpErrorKind::Decode, error))?;
         let (kept, refused) = sift(page);

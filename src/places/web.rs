@@ -8,7 +8,7 @@ use object_store::client::{
 use object_store::{ClientOptions, Error as Cause};
 
 use super::Place;
-use super::hub::whole;
+use super::bodies::{beginning, whole};
 use super::watch::{Note, Watching};
 
 /// A web server.
@@ -87,7 +87,7 @@ impl Web {
 
     /// A page, which may be any bytes.
     pub(super) async fn page(&self, key: &str, note: &Note) -> object_store::Result<String> {
-        let bytes = whole(self.get(key, note).await?.1).await?;
+        let bytes = whole(self.get(key, note).await?.1).await.map_err(failed)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -121,7 +121,7 @@ async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpRe
         return Ok(answer);
     }
     // Stores say in it why a signature is not valid.
-    let body = whole(answer.into_body()).await.unwrap_or_default();
+    let body = beginning(answer.into_body()).await;
     Err(refusal(key, status, &String::from_utf8_lossy(&body)))
 }
 

@@ -14,7 +14,7 @@ use crate::support::object_store::{self, Fault, ObjectStore, mix};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, import_onto};
-use dlfs::places::PlaceOptions;
+use dlfs::places::{Place, PlaceOptions};
 use dlfs::qpair::Device;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::{ErrorKind, Result};
@@ -260,6 +260,28 @@ fn lists_name_objects_beside_them_or_anywhere() {
     let (report, samples) = imported(&[list.to_str().unwrap()], &options);
     assert_eq!((report.samples, report.bad.len()), (2, 2));
     assert_eq!(samples, expect(&[("bucket/l/a/1", "one"), ("bucket/l/a/2", "two")]));
+}
+
+#[test]
+fn a_list_of_a_store_names_what_is_in_that_store_unless_more_is_allowed() {
+    let (store, other) = (ObjectStore::good(), ObjectStore::good());
+    store.put("own", "one");
+    other.put("there", "two");
+    let there = format!("{}/bucket/there", other.endpoint());
+    store.put("list.txt", format!("s3://bucket/own\n{there}\ns3://private/key\n"));
+    let options = of_store(&store);
+    let list = ["s3://bucket/list.txt"];
+    let error = import(&list, &memory(), &options).unwrap_err().report();
+    for told in [&*there, "s3://private/key", "than that of the list", "--list-hosts ADDRESS"] {
+        assert!(error.contains(told), "{error}");
+    }
+    assert_eq!(other.state().requests.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let list_hosts = vec![Place::parse(&other.endpoint()).unwrap()];
+    let places = PlaceOptions { list_hosts, ..options.places.clone() };
+    let options = ImportOptions { places, on_error: OnError::Skip, ..options };
+    let (report, samples) = imported(&list, &options);
+    assert_eq!((report.samples, report.bad.len()), (2, 1));
+    assert!(samples.values().any(|bytes| bytes == b"two"));
 }
 
 #[test]

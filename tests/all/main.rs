@@ -79,6 +79,8 @@ mod places_origin;
 #[cfg(feature = "cloud")]
 mod places_plain;
 #[cfg(feature = "cloud")]
+mod places_redirects;
+#[cfg(feature = "cloud")]
 mod places_web;
 mod plan;
 mod posix;

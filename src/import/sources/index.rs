@@ -115,6 +115,9 @@ pub enum BadReason {
     /// A link or a path out of the source.
     #[error("leads out of the source")]
     LeavesSource,
+    /// A list of one store names another store, which would be asked with the user's credentials.
+    #[error("leads to another store or server than that of the list")]
+    OtherHost,
     /// It changed since it was indexed.
     #[error("changed while it was imported")]
     Changed,

@@ -111,9 +111,11 @@ pub(super) struct ListText {
 /// The objects that lists name. A line is a key beneath the list's folder or an address, and perhaps a label.
 ///
 /// # Errors
-/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`.
+/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`: also those of a list in a store
+/// that name another, unless it is one of `hosts`.
 pub(super) fn lists(
     lists: &[ListText],
+    hosts: &[Place],
     open: &mut dyn FnMut(&Place) -> Result<Client>,
     indexing: &mut Indexing<'_>,
 ) -> Result<ObjectSamples> {
@@ -124,7 +126,7 @@ pub(super) fn lists(
     for list in lists {
         let mut lines = Vec::new();
         for line in list::lines(&list.text) {
-            match wanted(line, list, open, &mut roots)? {
+            match wanted(line, list, hosts, open, &mut roots)? {
                 Ok(wanted) => lines.push((line, wanted)),
                 Err(reason) => {
                     index.bad.push(BadEntry::new(&shown_line(line), reason).within(&list.path))
@@ -196,6 +198,7 @@ impl Wanted {
 fn wanted(
     line: &[u8],
     list: &ListText,
+    hosts: &[Place],
     open: &mut dyn FnMut(&Place) -> Result<Client>,
     roots: &mut Roots,
 ) -> Result<Result<Wanted, BadReason>> {
@@ -209,6 +212,11 @@ fn wanted(
     };
     let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
     let (client, prefix, cut, name) = match (Place::parse(path), &list.beside) {
+        (Ok(place), Some((client, _)))
+            if !std::iter::once(client.place()).chain(hosts).any(|own| own.has(&place)) =>
+        {
+            return Ok(Err(BadReason::OtherHost));
+        }
         (Ok(place), _) => {
             let name = format!("{}/{}", place.authority(), place.key());
             (open(&place)?, String::new(), place.authority().len() + 1, name)

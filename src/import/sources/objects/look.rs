@@ -102,7 +102,8 @@ pub(in crate::import) fn look(
             Ok(ListText { path: path.clone(), text, beside: None })
         };
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
-        let found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+        let found =
+            index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
         return Ok(FoundObjects::Samples(Box::new(found)));
     }
     let mut listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
@@ -509,7 +510,12 @@ fn lists(
             texts.push(ListText { path, text, beside });
         }
     }
-    let mut found = index::lists(&texts, &mut |place| clients.of(place), indexing)?;
+    let mut found = index::lists(
+        &texts,
+        &clients.options.list_hosts,
+        &mut |place| clients.of(place),
+        indexing,
+    )?;
     found.index.file_counts = file_counts.into_counts();
     Ok(FoundObjects::Samples(Box::new(found)))
 }

@@ -19,7 +19,7 @@ use dlfs::import::{
     ColumnsFrom, FieldColumn, FieldSpec, ImportOptions, ImportReport, OnError, Onto,
     PlacementOrder, Progress, RowOptions, Stage,
 };
-use dlfs::places::Cancel;
+use dlfs::places::{Cancel, Place, PlaceOptions};
 use dlfs::qpair::ConnectOptions;
 use dlfs::{Error, ErrorKind};
 
@@ -144,6 +144,9 @@ pub(crate) struct WhatArgs {
     /// of ImageNet
     #[arg(long)]
     nested: bool,
+    /// Of lists that a store serves: what they may name beside their own store, such as s3://BUCKET or https://HOST
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = Place::parse)]
+    list_hosts: Vec<Place>,
     /// Overwrite a bad superblock copy even if that may lose a newer generation (with --append or
     /// --resume)
     #[arg(long)]
@@ -314,6 +317,7 @@ impl WhatArgs {
             folders: self.connection.folders(),
             prefix: self.prefix,
             nested: self.nested,
+            places: PlaceOptions { list_hosts: self.list_hosts.clone(), ..PlaceOptions::default() },
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })

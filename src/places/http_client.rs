@@ -1,0 +1,78 @@
+//! The connections of the client library. It follows no redirects, which are followed here, and sends no `Referer`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::header::{HeaderMap, LOCATION};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Url};
+use tokio::net::lookup_host;
+
+use super::direct::Limits;
+use super::redirect::{MOST_REDIRECTS, Refused, follow};
+use crate::random::draw;
+
+/// Connections to all hosts.
+///
+/// # Errors
+/// The system has no certificates, or no sockets.
+pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
+    Client::builder()
+        .user_agent(concat!("dlfs-places/", env!("CARGO_PKG_VERSION")))
+        .redirect(Policy::none())
+        .referer(false)
+        .http1_only()
+        .connect_timeout(limits.connect)
+        .read_timeout(limits.silence)
+        .pool_idle_timeout(limits.idle)
+        .dns_resolver(Arc::new(Shuffled))
+        .build()
+}
+
+/// The answer to a request, or to that to which it is redirected. `headers` go along to the first origin.
+pub(super) async fn answer(
+    client: &Client,
+    mut request: HttpRequest,
+    headers: &HeaderMap,
+) -> Result<HttpResponse, HttpError> {
+    request.headers_mut().extend(headers.clone());
+    let follows = matches!(request.method().as_str(), "GET" | "HEAD" | "PROPFIND");
+    for _ in 0..=MOST_REDIRECTS {
+        let again = request.clone();
+        let answer = client.call(request).await?;
+        let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection());
+        let Some(location) = location.filter(|_| follows) else { return Ok(answer) };
+        let location = String::from_utf8_lossy(location.as_bytes());
+        request = redirected(again, &location).map_err(refused)?;
+    }
+    Err(refused(Refused::Circle))
+}
+
+fn redirected(mut request: HttpRequest, location: &str) -> Result<HttpRequest, Refused> {
+    let from = Url::parse(&request.uri().to_string()).map_err(|_| Refused::Nowhere)?;
+    let to = follow(&from, location, request.headers_mut())?;
+    *request.uri_mut() = to.as_str().parse().map_err(|_| Refused::Nowhere)?;
+    Ok(request)
+}
+
+fn refused(why: Refused) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, why)
+}
+
+/// Begins with any of the addresses of a name: they are there to share the load.
+struct Shuffled;
+
+impl Resolve for Shuffled {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let mut addresses: Vec<SocketAddr> = lookup_host((name.as_str(), 0)).await?.collect();
+            let mut first = [0];
+            draw(&mut first)?;
+            let len = addresses.len().max(1);
+            addresses.rotate_left(usize::from(first[0]) % len);
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
+    }
+}
