@@ -106,8 +106,18 @@ pub(crate) fn called(result: c_long) -> Result<c_long, c_int> {
     if result < 0 { Err(errno()) } else { Ok(result) }
 }
 
+/// A character, or what stands for one that a terminal obeys.
+fn shown(letter: char) -> impl Iterator<Item = char> {
+    let (plain, escaped) = match letter.is_control() {
+        true => (None, Some(letter.escape_debug())),
+        false => (Some(letter), None),
+    };
+    plain.into_iter().chain(escaped.into_iter().flatten())
+}
+
 /// Writes one line to stderr, and nothing else: no lock, no buffer.
 pub(crate) fn say(text: &str) {
+    let text: String = text.chars().flat_map(shown).collect();
     let line = format!("libdlfs_preload.so: {text}\n");
     // SAFETY: the buffer has that length.
     unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };

@@ -28,6 +28,9 @@ pub(crate) struct Setting {
 
 /// Reads the environment. What is wrong with it is said in one line, and the program runs without us.
 pub(crate) fn start() {
+    if has_more_rights_than_its_caller() {
+        return;
+    }
     let Some(text) = variable(c"DLFS_MOUNTS") else { return };
     match parse(text) {
         Ok(mut settings) => {
@@ -43,6 +46,12 @@ pub(crate) fn start() {
         }
         Err(why) => own::say(&format!("DLFS_MOUNTS is not used: {why}")),
     }
+}
+
+/// As set-uid programs have: the environment is the caller's, and says nothing to them.
+fn has_more_rights_than_its_caller() -> bool {
+    // SAFETY: it only reads what the kernel gave this process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
