@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use dlfs::dataset;
+use dlfs::dataset::{self, Watch};
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::order::State;
 use dlfs::prefetch::LoaderStats;
+use dlfs::reader;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -25,7 +27,7 @@ use crate::peers::{Join, KEYWORDS};
 use crate::report::{self, Report};
 use crate::shapes;
 use crate::store;
-use crate::watch::detached;
+use crate::watch::{Signals, detached};
 
 /// Batches along an order, read ahead by native threads without the interpreter.
 ///
@@ -150,8 +152,8 @@ impl Loader {
             true => detached(py, |_| run.loader.set_epoch(epoch.0)),
             false => Ok(()),
         };
-        let iterator =
-            Epoch { loader: slf.unbind(), run, epoch: epoch.0, ended: AtomicBool::new(false) };
+        let (turn, ended) = (parking_lot::Mutex::new(()), AtomicBool::new(false));
+        let iterator = Epoch { loader: slf.unbind(), run, epoch: epoch.0, turn, ended };
         begun.map(|()| iterator) // otherwise dropping the iterator returns the run
     }
 
@@ -441,6 +443,8 @@ pub(crate) struct Epoch {
     loader: Py<Loader>,
     run: Arc<Run>,
     epoch: u64,
+    /// Threads that share it take turns: whether the epoch has ended is decided together with what is taken.
+    turn: parking_lot::Mutex<()>,
     ended: AtomicBool,
 }
 
@@ -452,27 +456,7 @@ impl Epoch {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
         log::hand_over(py)?;
-        let loader = &self.run.loader;
-        if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
-            self.end();
-            return Ok(None);
-        }
-        if !py.detach(|| loader.has_batches_left()) {
-            if self.epoch < loader.options().epochs.end {
-                // This rank has no samples in the rest of the epoch, so no batch will end it.
-                detached(py, |_| loader.set_epoch(self.epoch + 1))?;
-            }
-            self.end();
-            return Ok(None);
-        }
-        let Some(batch) = detached(py, |watch| loader.next(watch))? else {
-            self.end();
-            return Ok(None);
-        };
-        self.run.resumed.store(false, Ordering::Relaxed);
-        if batch.ends_epoch() {
-            self.end();
-        }
+        let Some(batch) = detached(py, |watch| self.take(watch))? else { return Ok(None) };
         let fields = Arc::clone(&self.loader.get().fields);
         Batch::new(py, batch, fields, Absent::none()).map(Some)
     }
@@ -491,6 +475,43 @@ impl Epoch {
 }
 
 impl Epoch {
+    /// The next batch of the epoch; `None`: it has ended.
+    fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<reader::Batch>> {
+        let _turn = self.turn(watch)?;
+        let loader = &self.run.loader;
+        if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
+            self.end();
+            return Ok(None);
+        }
+        if !loader.has_batches_left() {
+            if self.epoch < loader.options().epochs.end {
+                // This rank has no samples in the rest of the epoch, so no batch will end it.
+                loader.set_epoch(self.epoch + 1)?;
+            }
+            self.end();
+            return Ok(None);
+        }
+        let batch = loader.next(watch)?;
+        self.run.resumed.store(false, Ordering::Relaxed);
+        if batch.as_ref().is_none_or(reader::Batch::ends_epoch) {
+            self.end();
+        }
+        Ok(batch)
+    }
+
+    /// Waits for the turn; a signal ends that, too.
+    fn turn(&self, watch: &mut Signals) -> dlfs::Result<parking_lot::MutexGuard<'_, ()>> {
+        loop {
+            if let Some(turn) = self.turn.try_lock_for(LOOK) {
+                return Ok(turn);
+            }
+            if !watch.goes_on() {
+                let text = "stopped while another thread took its batch";
+                return Err(dlfs::Error::new(dlfs::ErrorKind::Interrupted, text));
+            }
+        }
+    }
+
     fn end(&self) {
         if !self.ended.swap(true, Ordering::Relaxed) {
             self.loader.get().give_back(&self.run);
@@ -503,6 +524,9 @@ impl Drop for Epoch {
         self.end();
     }
 }
+
+/// How long a thread waits for its turn before it asks whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pickle
+import threading
 
 import pytest
 
@@ -125,6 +126,24 @@ class Named(dlfs.Loader):
 
     def __init__(self, ds):
         self.name = "of mine"
+
+
+def test_threads_that_share_an_iterator_share_its_epoch_and_no_other(ds):
+    loader, ended = dlfs.Loader(ds, 8), threading.Barrier(8)
+    for epoch in range(20):
+        iterator, found = iter(loader), [[] for _ in range(8)]
+
+        def take(own):
+            ended.wait()
+            own += (id for batch in iterator for id in batch.ids.tolist())
+
+        threads = [threading.Thread(target=take, args=(own,)) for own in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(sum(found, [])) == list(range(len(ds))), epoch
+        assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (epoch + 1, 0)
 
 
 def test_a_subclass_stays_one_when_it_is_pickled(ds):
