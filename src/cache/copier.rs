@@ -7,15 +7,18 @@
 //! hold for each other, are fetched ahead of the readers only while none waits for the origin. For a tier with
 //! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
 
+mod checks;
 mod lent;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use checks::Checks;
+use crossbeam_channel::{Receiver, Sender};
 use lent::Lent;
 
 use super::holdings::Held;
@@ -45,6 +48,8 @@ pub(super) enum Job {
     Evict(Vec<u32>),
     /// Planned units in the order of their first read, and units whose copies to evict.
     Plan { wanted: Vec<u32>, evicted: Vec<u32> },
+    /// Dropped when all that came before is written, and the indices list it.
+    Flush(Sender<Infallible>),
     /// What this process plans to keep. Only for a [`Link`](super::share::Link).
     Merge(Arc<TierPlan>),
     /// What this process holds for other nodes. Only for a [`Link`](super::share::Link).
@@ -71,9 +76,7 @@ pub(super) struct Copier {
     filling: HashMap<u32, Filling>,
     /// The same units, in the order in which they are checked.
     incomplete: VecDeque<u32>,
-    /// Copies of an earlier run to verify, with their tiers.
-    to_check: VecDeque<(u8, Kept)>,
-    unchecked: HashSet<u32>,
+    checks: Checks,
     /// What nobody may write to yet.
     lent: Lent,
     /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
@@ -84,6 +87,8 @@ pub(super) struct Copier {
     /// Units whose entry in the index is being recomputed, with the number of the last attempt.
     summing: HashMap<u32, u64>,
     last_sum: u64,
+    /// Who waits until all is written.
+    flushing: Vec<Sender<Infallible>>,
     bandwidth: Option<u64>,
     /// When the bandwidth limit allows the next fetch.
     next_fetch: Instant,
@@ -173,7 +178,7 @@ impl Copier {
         shared: Arc<Shared>,
         mut calls: Calls,
         jobs: Receiver<Job>,
-        mut to_check: Vec<(u8, Kept)>,
+        to_check: Vec<(u8, Kept)>,
         bandwidth: Option<u64>,
     ) -> Result<Copier> {
         let scope = PairScope::new();
@@ -183,7 +188,6 @@ impl Copier {
         for media in &shared.media {
             calls.add(media.device.queue_pair_in(&scope)?);
         }
-        to_check.sort_unstable_by_key(|(tier, kept)| (*tier, kept.page));
         shared.counters.unsettle(to_check.len() as i64);
         Ok(Copier {
             calls,
@@ -195,14 +199,14 @@ impl Copier {
             num_writes: 0,
             filling: HashMap::new(),
             incomplete: VecDeque::new(),
-            unchecked: to_check.iter().map(|(_, kept)| kept.unit).collect(),
-            to_check: to_check.into(),
+            checks: Checks::new(to_check, &shared.copies),
             lent: Lent::default(),
             planned: VecDeque::new(),
             active: Vec::new(),
             dirty: shared.media.iter().map(|_| Dirty::default()).collect(),
             summing: HashMap::new(),
             last_sum: 0,
+            flushing: Vec::new(),
             bandwidth,
             next_fetch: Instant::now(),
             shared,
@@ -222,7 +226,7 @@ impl Copier {
                 self.calls.wait_until(Instant::now() + limit);
             }
         }
-        self.write_indices();
+        self.write_last(Instant::now() + LAST_WRITES);
     }
 
     fn poll_once(&mut self, now: Instant) -> bool {
@@ -234,10 +238,15 @@ impl Copier {
         }
         moved |= self.take_ended(now);
         moved |= self.take_all_back();
+        let before = self.active.len();
         self.start_writes(now);
         self.start_checks(now);
         self.start_fetches(now);
         self.start_index_writes(now);
+        moved |= self.active.len() > before; // the next turn submits them
+        if !self.flushing.is_empty() && self.is_all_written() {
+            self.flushing.clear();
+        }
         moved
     }
 
@@ -260,6 +269,7 @@ impl Copier {
                 evicted.into_iter().for_each(|unit| self.evict(unit));
                 self.planned = wanted.into();
             }
+            Job::Flush(written) => self.flushing.push(written),
             // Claims are in the table, and plans in `Shared`.
             Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Hold(_) | Job::Stop => {}
         }
@@ -274,8 +284,7 @@ impl Copier {
         }
         for unit in together {
             let Some(location) = self.shared.copies.location(unit) else { continue };
-            if self.unchecked.remove(&unit) {
-                self.to_check.retain(|(_, kept)| kept.unit != unit);
+            if self.checks.forget(unit, &self.shared.copies) {
                 self.shared.counters.unsettle(-1);
             }
             self.drop_copies(unit);
@@ -297,7 +306,7 @@ impl Copier {
     /// Requests all reserved pages of the unit.
     fn fill(&mut self, unit: u32, now: Instant) {
         let missing = self.shared.copies.reserved(unit).without(self.shared.copies.there(unit));
-        if missing.is_empty() || self.unchecked.contains(&unit) {
+        if missing.is_empty() || self.checks.contains(unit) {
             return;
         }
         self.filling.entry(unit).or_insert_with(|| {
@@ -368,7 +377,7 @@ impl Copier {
 
     /// Those of `pages` to be written now.
     fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
-        if self.unchecked.contains(&unit) {
+        if self.checks.contains(unit) {
             return PageSet::NONE; // older copies of them are being read
         }
         let is_written = self.writing.get(&unit).copied().unwrap_or_default();
@@ -539,28 +548,6 @@ impl Copier {
         }
     }
 
-    /// Verifies copies of an earlier run against the checksum in the index.
-    fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
-        let first = kept.pages.0.trailing_zeros();
-        self.unchecked.remove(&kept.unit);
-        if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
-            self.shared.counters.restored(tier);
-            self.shared.copies.publish(kept.unit, kept.pages);
-            if self.shared.units.long_of(kept.unit).is_some() {
-                self.fill(kept.unit, now); // a killed process may have left a part of it
-            }
-        } else {
-            self.shared.counters.damaged(tier);
-            if self.shared.is_filled_behind(kept.unit) {
-                self.set_entry(tier, kept.unit, None);
-                self.fill(kept.unit, now);
-            } else {
-                self.drop_copies(kept.unit);
-            }
-        }
-        self.shared.counters.unsettle(-1); // last: a thread that sees everything settled also sees the result
-    }
-
     /// Adds pages to a unit's entry in the index; `false` if the entry lists some of them already, so that
     /// their checksums are no longer known.
     fn list(&mut self, unit: u32, location: CopyLocation, pages: PageSet, sum: u32) -> bool {
@@ -631,19 +618,6 @@ impl Copier {
         let offset = media.data_offset + page * PAGE_BYTES;
         let buf = IoBuf::zeroed((u64::from(end - first) * PAGE_BYTES) as usize);
         self.calls.begin_read(self.first_tier + usize::from(location.tier), offset, buf)
-    }
-
-    fn start_checks(&mut self, now: Instant) {
-        while self.num_reads() < MAX_READS {
-            let Some((tier, kept)) = self.to_check.pop_front() else { return };
-            match self.begin_read_copies(kept.location(tier), kept.pages) {
-                Ok(ticket) => {
-                    let what = What::Check { tier, kept };
-                    self.active.push(Active { ticket, began: now, what });
-                }
-                Err(error) => self.checked(tier, kept, Err(error), now),
-            }
-        }
     }
 
     fn start_fetches(&mut self, now: Instant) {
@@ -835,19 +809,33 @@ impl Copier {
         }
     }
 
-    /// Writes the indices at the end: copies that no index lists would be copied again.
-    fn write_indices(&mut self) {
-        let until = Instant::now() + LAST_WRITES;
-        while Instant::now() < until {
-            let is_clean = |dirty: &Dirty| dirty.pages.is_empty() && dirty.writing.is_empty();
-            let is_idle = self.num_writes == 0 && self.summing.is_empty();
-            if is_idle && self.dirty.iter().all(is_clean) {
-                return;
+    /// Writes what has arrived so far, and the indices: what they do not list would be copied again.
+    fn write_last(&mut self, until: Instant) {
+        for _ in 0..self.jobs.len() {
+            if let Ok(job @ (Job::Piece { .. } | Job::Corrupt(..))) = self.jobs.try_recv() {
+                self.handle(job, Instant::now());
             }
-            self.calls.turn();
-            self.take_ended(Instant::now());
-            self.start_index_writes(Instant::now());
+            self.shared.counters.unsettle(-1);
         }
+        while !self.is_all_written() && Instant::now() < until {
+            let mut moved = self.calls.turn();
+            moved |= self.take_ended(Instant::now());
+            let before = self.active.len();
+            self.start_writes(Instant::now());
+            self.start_index_writes(Instant::now());
+            moved |= self.active.len() > before;
+            if !moved {
+                self.calls.wait_until(until.min(Instant::now() + BUSY_WAIT));
+            }
+        }
+    }
+
+    fn is_all_written(&self) -> bool {
+        let is_clean = |dirty: &Dirty| dirty.pages.is_empty() && dirty.writing.is_empty();
+        self.num_writes == 0
+            && self.to_write.iter().all(VecDeque::is_empty)
+            && self.summing.is_empty()
+            && self.dirty.iter().all(is_clean)
     }
 }
 
@@ -887,8 +875,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);
 
-/// How long the last index writes may take at the end.
-pub(super) const LAST_WRITES: Duration = Duration::from_secs(5);
+/// How long the last writes may take at the end: of up to [`MAX_QUEUED_BYTES`], and of the indices.
+pub(super) const LAST_WRITES: Duration = Duration::from_secs(15);
 
 /// The most data queued for the copier; more data are read from the origin again later.
 pub(super) const MAX_QUEUED_BYTES: usize = 64 << 20;

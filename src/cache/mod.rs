@@ -90,7 +90,7 @@ pub use plan::TierPlan;
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
-use copier::Job;
+use copier::{Job, LAST_WRITES};
 use holdings::{Held, Holdings};
 use media::Media;
 use opening::Opening;
@@ -100,8 +100,8 @@ use share::Link;
 use sources::Sources;
 use stats::Counters;
 
-/// The tiers of one data set in one process. After it is dropped, its devices still serve reads,
-/// but nothing more is copied.
+/// The tiers of one data set in one process. Dropping it writes what readers have brought; its devices then still
+/// serve reads, but nothing more is copied.
 pub struct Cache {
     tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
@@ -212,6 +212,12 @@ impl Cache {
         let metered = Registration::new(&tiers);
         let devices = device::devices(&tiers);
         Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
+    }
+
+    /// Waits until what readers have brought so far is written, and the index that a restart finds it by; or sent to
+    /// the process that owns the tiers. For 15 s at most. For who does not drop the cache; dropping it does so, too.
+    pub fn flush(&self) {
+        self.tiers.latest().flush();
     }
 
     /// The process that owns the tiers, if this one has attached to another.
@@ -570,6 +576,20 @@ impl Shared {
         }
     }
 
+    fn flush(&self) {
+        let until = Instant::now() + LAST_WRITES;
+        if let Some(link) = self.link() {
+            let is_sent = || !link.is_alive() || link.queued_bytes().load(Ordering::Acquire) == 0;
+            while !is_sent() && Instant::now() < until {
+                std::thread::sleep(FLUSH_LOOK);
+            }
+        } else if self.has_copier() {
+            let (written, flushed) = crossbeam_channel::bounded(0);
+            self.send(Job::Flush(written));
+            let _ = flushed.recv_deadline(until); // it receives nothing: it ends when all is written, or is late
+        }
+    }
+
     fn send(&self, job: Job) {
         if let Some(link) = self.link() {
             return link.send(job);
@@ -621,6 +641,7 @@ impl Drop for Cache {
 /// How long to wait until the process that has the tiers open shares them or ends.
 const ATTACH_WAIT: Duration = Duration::from_secs(5);
 const ATTACH_AGAIN: Duration = Duration::from_millis(20);
+const FLUSH_LOOK: Duration = Duration::from_millis(1);
 
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

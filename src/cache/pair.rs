@@ -73,6 +73,8 @@ pub(super) struct TieredPair {
     waiting: Vec<Waiting>,
     /// When to check them again.
     look_again: Option<Instant>,
+    /// How many copies of an earlier run had been checked when it was looked last, and since when.
+    checks: (u64, Instant),
     /// Whether the last poll made progress. A source may then have left transfers for the next poll, which
     /// must not wait for a completion of this queue pair.
     has_moved: bool,
@@ -104,6 +106,7 @@ impl TieredPair {
             ahead: ReadAhead::default(),
             waiting: Vec::new(),
             look_again: None,
+            checks: (0, Instant::now()),
             has_moved: false,
             cuts: Vec::new(),
         }
@@ -367,6 +370,7 @@ impl TieredPair {
                     let claims = std::mem::take(&mut claims);
                     cuts.push(Cut { claims, ..Cut::new(at..from, 0, at) });
                 }
+                shared.copies.await_unit(unit);
                 cuts.push(Cut::new(from..to, WAIT, from));
                 at = to;
             }
@@ -379,13 +383,17 @@ impl TieredPair {
 
     /// Checks whether the pages that pieces wait for are there.
     fn poll_waiting(&mut self, now: Instant) {
+        let checks = self.shared.copies.checks();
+        if checks != self.checks.0 {
+            self.checks = (checks, now);
+        }
         let mut at = 0;
         while at < self.waiting.len() {
             let Waiting { piece, ref buf, start } = self.waiting[at];
             let range = start..start + buf.len() as u64;
             let began = self.pieces.get_mut(piece).info.began;
             let evictions = self.shared.copies.evictions();
-            let outcome = self.outcome(&range, now.saturating_duration_since(began));
+            let outcome = self.outcome(&range, began, now);
             if matches!(outcome, Outcome::Wait) {
                 at += 1;
                 continue;
@@ -409,9 +417,12 @@ impl TieredPair {
     }
 
     /// The state of pages of one unit that another claimant reads.
-    fn outcome(&self, range: &Range<u64>, waited: Duration) -> Outcome {
+    fn outcome(&self, range: &Range<u64>, began: Instant, now: Instant) -> Outcome {
         let shared = &*self.shared;
         let unit = shared.units.within(self.number, range).start;
+        // The copies that are checked first say that the others will be.
+        let since = if shared.copies.is_unchecked(unit) { began.max(self.checks.1) } else { began };
+        let waited = now.saturating_duration_since(since);
         let pages = shared.units.get(unit).pages_in(range);
         // Before the copies: a page whose claim has ended is there, or absent.
         let under_way = shared.copies.under_way(unit);
@@ -429,7 +440,10 @@ impl TieredPair {
             false => missing.without(under_way).is_empty(),
         };
         match is_coming && shared.has_copier() {
-            true if waited < self.longest_wait() => Outcome::Wait,
+            true if waited < self.longest_wait() => {
+                shared.copies.await_unit(unit);
+                Outcome::Wait
+            }
             true => Outcome::Overdue,
             false => Outcome::Origin,
         }

@@ -103,13 +103,16 @@ impl Running {
             heir.stop();
         }
         let shared = self.shared.latest();
-        shared.link().into_iter().for_each(Link::close);
+        shared.link().into_iter().for_each(Link::finish);
+        let owned = self.owned.lock().take();
+        let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
+        // What attached processes have sent is written, too.
+        owner.flatten().into_iter().for_each(|mut owner| owner.stop());
         shared.stop.store(true, Ordering::Release);
         shared.waker.iter().for_each(Waker::wake);
-        if let Some(Owned { copier, owner }) = self.owned.lock().take() {
-            owner.into_iter().for_each(|mut owner| owner.stop());
+        copier.into_iter().for_each(|copier| {
             copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
-        }
+        });
     }
 }
 

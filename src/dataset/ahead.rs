@@ -17,7 +17,7 @@ use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
-use crate::process::{Condvar, Mutex, MutexGuard};
+use crate::process::{Condvar, Mutex, MutexGuard, memory_bytes};
 use crate::reader::{Batch, OnError, Watch};
 use crate::threads::caught;
 use crate::units::{Epoch, Generation, SampleId};
@@ -42,26 +42,17 @@ pub struct OrderFile {
     /// Samples of that epoch that all ranks together have read already.
     #[serde(default)]
     pub consumed: u64,
-    /// Samples that are read together.
-    #[serde(default = "batch")]
-    pub batch: usize,
-    /// The most memory for what was read ahead, in bytes.
-    #[serde(default = "window")]
-    pub window: u64,
+    /// Samples that are read together. `None`: 64, or as many long ones as the window has room for.
+    pub batch: Option<usize>,
+    /// The most memory for what is read ahead, in bytes. `None`: 256 MiB, or what the data set takes, or a quarter of
+    /// the memory that this process may use, whichever is the least.
+    pub window: Option<u64>,
     /// This rank.
     #[serde(default)]
     pub rank: u32,
     /// Ranks that share each epoch.
     #[serde(default = "one")]
     pub world_size: u32,
-}
-
-fn batch() -> usize {
-    64
-}
-
-fn window() -> u64 {
-    256 << 20
 }
 
 fn one() -> u32 {
@@ -98,7 +89,8 @@ impl OrderFile {
             _ => file.order.check()?,
         }
         file.order.check_epoch(file.epoch)?;
-        if file.batch == 0 || file.batch > MOST_AT_ONCE || file.window == 0 {
+        let is_batch = file.batch.is_none_or(|batch| (1..=MOST_AT_ONCE).contains(&batch));
+        if !is_batch || file.window == Some(0) {
             return Err(refuse("batch is from 1 to 65,536, and window more than 0"));
         }
         if file.rank >= file.world_size {
@@ -107,8 +99,28 @@ impl OrderFile {
         Ok(file)
     }
 
+    /// How much to read ahead.
+    fn room(&self, dataset: &Dataset) -> Room {
+        let directory = dataset.directory();
+        let superblocks = dataset.image().superblocks();
+        let data_bytes =
+            superblocks.iter().map(|superblock| superblock.used_len_bytes).sum::<u64>();
+        let window = self.window.unwrap_or_else(|| (memory_bytes() / 4).min(DEFAULT_WINDOW_BYTES));
+        // What the loader has read, and what waits for the program.
+        let waiting = (window / 4).min(data_bytes).max(1);
+        let chunks = 2 * u64::from(directory.layout().chunk_size_bytes);
+        let loader = (window - window / 4).min(data_bytes.saturating_add(chunks)).max(1);
+        let mean_bytes = data_bytes / directory.num_live().max(1);
+        let long = loader / 4 / mean_bytes.max(1);
+        let batch = self.batch.unwrap_or_else(|| match self.world_size {
+            1 => long.clamp(1, DEFAULT_BATCH) as usize,
+            _ => DEFAULT_BATCH as usize, // the ranks share each batch, so that it decides who reads what
+        });
+        Room { loader: usize::try_from(loader).unwrap_or(usize::MAX), waiting, batch }
+    }
+
     /// The options of a loader along this order.
-    fn options(&self, dataset: &Dataset) -> Result<LoaderOptions> {
+    fn options(&self, dataset: &Dataset, room: &Room) -> Result<LoaderOptions> {
         let directory = dataset.directory();
         let state = State {
             epoch: self.epoch,
@@ -130,16 +142,23 @@ impl OrderFile {
         } else {
             self.epoch.0 + 1_000 // an order with fewer epochs, which loaders check one by one
         };
-        let window_bytes = usize::try_from(self.window).unwrap_or(usize::MAX);
         Ok(LoaderOptions {
             rank: self.rank,
             world_size: self.world_size,
             resume: Some(state),
-            window_bytes,
+            window_bytes: room.loader,
             on_error: OnError::Skip, // the read that asks for the sample says what is wrong
-            ..LoaderOptions::new(self.order, self.batch, epochs)
+            ..LoaderOptions::new(self.order, room.batch, epochs)
         })
     }
+}
+
+/// How much is read ahead: bytes in the loader's window, bytes that wait for the program, samples that are read
+/// together.
+struct Room {
+    loader: usize,
+    waiting: u64,
+    batch: usize,
 }
 
 /// Counters of what was read ahead.
@@ -247,7 +266,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         most_samples: usize,
         make: impl FnMut(&Batch, usize) -> Option<T> + Send + 'static,
     ) -> Result<Ahead<T>> {
-        let options = order.options(dataset)?;
+        let room = order.room(dataset);
+        let options = order.options(dataset, &room)?;
         let mut sampler = Sampler::new(dataset, options.clone())?;
         let loader = dataset.loader(options)?;
         let mut ids = Vec::new();
@@ -263,8 +283,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             missed: VecDeque::new(),
             awaited: HashSet::new(),
             sought: None,
-            most_bytes: order.window,
-            most_samples: most_samples.max(order.batch),
+            most_bytes: room.waiting,
+            most_samples: most_samples.max(room.batch),
             misses: 0,
             moves: 0,
             end: None,
@@ -527,6 +547,10 @@ impl<T> Watch for Going<'_, T> {
     }
 }
 
+/// The most memory for what is read ahead, if the file does not say.
+const DEFAULT_WINDOW_BYTES: u64 = 256 << 20;
+/// The most samples that are read together, if it does not say.
+const DEFAULT_BATCH: u64 = 64;
 /// The longest that a program waits for a sample that is being read ahead, before it reads it itself.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Samples asked for in vain after which a full window is dropped: the program is elsewhere in the order.
@@ -713,11 +737,12 @@ mod tests {
         let order = OrderSpec { kind: OrderKind::Global, seed: 7 };
         let state = State::start([3; 16], Generation(2), order);
         let file = OrderFile::parse(&state.to_json()).unwrap();
-        assert_eq!((file.order, file.epoch, file.batch), (order, Epoch(0), 64));
+        assert_eq!((file.order, file.epoch, file.batch), (order, Epoch(0), None));
         let text =
             r#"{"order": {"kind": "global", "seed": 7}, "epoch": 3, "batch": 8, "window": 1000}"#;
         let file = OrderFile::parse(text).unwrap();
-        assert_eq!((file.order, file.epoch, file.batch, file.window), (order, Epoch(3), 8, 1000));
+        assert_eq!((file.order, file.epoch), (order, Epoch(3)));
+        assert_eq!((file.batch, file.window), (Some(8), Some(1000)));
         for wrong in [
             "",
             "7",

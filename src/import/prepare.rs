@@ -18,7 +18,7 @@ use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::scan::scan;
+use crate::import::scan::Scan;
 use crate::qpair::Device;
 use crate::units::Generation;
 use crate::{Error, ErrorKind, Result};
@@ -326,7 +326,7 @@ fn is_its_own_commit(opened: &SuperblockSet, journal: &Journal, media: &Media) -
     if opened.lost_generation() != Some(journal.generation) {
         return Ok(false);
     }
-    let found = scan(&media.in_order(&opened.given), &journal.layout, &mut ())?;
+    let found = Scan::whole(&media.in_order(&opened.given), &journal.layout)?;
     let is_foreign = |head: &ChunkHead| {
         head.kind == ChunkKind::Record
             && head.id.generation == journal.generation

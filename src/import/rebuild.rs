@@ -1,11 +1,15 @@
 //! Rebuilds the directory from chunk headers, when its snapshot or the superblocks are lost.
 //!
-//! Every cell may hold the head of a chunk, so one block of each cell is read: all of the media since
-//! version 2 of the format, whose cells are blocks.
-//! [`crate::directory::rebuild`] selects the chunks that make up a generation; their headers are read
-//! whole, and the directory is committed again as the same generation, so that training runs continue.
+//! [`scan`](crate::import::scan) finds the heads, [`crate::directory::rebuild`] selects the chunks that make up a
+//! generation; their headers are read whole, and the directory is committed again as the same generation, so that
+//! training runs continue.
+//!
+//! Samples are not read: a scan passes over them. Another head may lie among them only where a chunk was given up
+//! later. A purge gives up chunks that have deleted samples, and [`sound_chunks`] are those that it cannot have given
+//! up. The cells of all others are read too, and of every chunk where the superblocks do not say which generation
+//! there is, the record does not say what was deleted, or samples are missing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -14,11 +18,13 @@ use crate::directory::rebuild::{ChunkSelection, Step, newest_record, select_chun
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::checksum::crc32c;
 use crate::format::chunk::{ChunkId, ChunkKind};
+use crate::format::space::without;
 use crate::format::superblock::{COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index};
 use crate::format::superblock_set::{SuperblockCopies, select_generation};
 use crate::format::table::min_entry_bytes;
 use crate::format::{
-    ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space, Superblock, Uuid,
+    CellRange, ChunkHead, ChunkHeader, FormatError, GenerationRecord, ImageLayout, Space,
+    Superblock, Uuid,
 };
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
@@ -28,7 +34,7 @@ use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage};
 use crate::import::prepare;
 use crate::import::retry::with_retry;
-use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice, scan};
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::Generation;
@@ -56,6 +62,8 @@ pub struct RebuildReport {
     /// Whether the generation's record or snapshot was found, which has the deletions and class names.
     /// Without either, deleted samples are live again, and classes have no names.
     pub deletions_known: bool,
+    /// The generation whose directory has the older chunks; `None`: all headers were read.
+    pub base: Option<Generation>,
 }
 
 /// Rebuilds the directory of `image` from its chunk headers and commits it.
@@ -67,13 +75,13 @@ pub struct RebuildReport {
 /// If the record of a committed generation is damaged, its snapshot has the same facts, if it is intact;
 /// without either, deleted samples become live again.
 ///
-/// With `since`, only chunks of later generations are searched; the rest comes from the directory of that
-/// generation, which must still be readable.
+/// With `since`, only chunks of later generations are searched where the directory of that generation, or of one
+/// before it, can still be read; otherwise the headers of all chunks are read.
 ///
 /// # Errors
 /// `NotFound`: there is no chunk of an image. `InvalidArgument`: the namespaces are not one complete image,
-/// or the directory of generation `since` does not exist. `Corrupt`: with `since`, the record of the
-/// committed generation is missing. `Busy`: an import is running.
+/// or there is no generation `since` yet. `Corrupt`: with `since`, the record of the committed generation is
+/// missing. `Busy`: an import is running.
 pub fn rebuild(
     image: &[Address],
     since: Option<Generation>,
@@ -102,24 +110,23 @@ pub fn rebuild_on(
     let mut valid = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
     valid.try_for_each(Superblock::check_writable)?;
     let base = match since {
-        Some(generation) => Some(base_of(&media, &copies, generation)?),
+        Some(generation) => base_of(&media, &copies, generation)?,
         None => None,
     };
-    let cells: u64 = capacities(&media, &layout).iter().sum();
-    progress.stage(Stage::Indexing, cells, 0);
-    let Scan { heads, unreadable } = scan(&media, &layout, progress)?;
-    let found = assemble_newest(&media, &layout, &heads, base.as_ref(), &copies)?;
+    let (scan, found) = search(&media, &layout, &copies, base.as_ref(), progress)?;
     progress.stage(Stage::Committing, 0, 0);
     lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
     let result = with_retry(media.retry_budget(), || {
-        let mut space = Space::new(&layout, &media.capacities());
-        // Every known chunk stays where it is, those of older generations included.
-        heads.iter().for_each(|head| space.reserve(head.cell_range()));
-        unreadable.iter().for_each(|range| space.reserve(*range));
-        // So does a snapshot that a superblock names: it is current until the commit.
-        let superblocks = copies.iter().flat_map(|copies| copies.copies.iter().flatten());
-        superblocks.for_each(|superblock| space.reserve(superblock.snapshot_range()));
-        let mut commit = commit::prepare(&media, found.directory.clone(), &mut space)?;
+        let mut space = beside_all(&media, &scan, &found.directory, &copies);
+        let prepared = commit::prepare(&media, found.directory.clone(), &mut space);
+        let mut commit = match prepared {
+            // The record has all that the snapshot in its way has.
+            Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
+                let mut space = in_place(&media, &scan, &found.directory, &copies);
+                commit::prepare(&media, found.directory.clone(), &mut space)?
+            }
+            prepared => prepared?,
+        };
         let bad = void_bad_copies(&copies, &mut commit.superblocks);
         commit::write(&media, &lease, &commit)?;
         // Last, since the old copies may be the only ones until here.
@@ -148,9 +155,10 @@ pub fn rebuild_on(
         lost_samples: found.selection.lost_samples,
         chunks: found.headers_read,
         unused_chunks: found.selection.unused_heads,
-        unreadable_cells: unreadable.len() as u64,
+        unreadable_cells: scan.unreadable.len() as u64,
         mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
         deletions_known: found.deletions_known,
+        base: base.map(|base| base.generation()),
     })
 }
 
@@ -168,11 +176,120 @@ pub fn read_heads(
     let (layout, order) = identify(&given)?;
     let media = given.in_order(&order);
     let copies = superblocks(&media)?;
-    progress.stage(Stage::Indexing, capacities(&media, &layout).iter().sum(), 0);
-    let Scan { heads, .. } = scan(&media, &layout, progress)?;
-    let found = assemble_newest(&media, &layout, &heads, None, &copies)?;
-    let times = heads.iter().map(|head| (head.id, head.time_ns));
+    let (scan, found) = search(&media, &layout, &copies, None, progress)?;
+    let times = scan.heads.iter().map(|head| (head.id, head.time_ns));
     Ok((found.directory, times.collect()))
+}
+
+/// Free cells beside every known chunk, those of older generations included, and the snapshots that superblocks name,
+/// which are current until the commit.
+fn beside_all(
+    media: &Media,
+    scan: &Scan,
+    directory: &Directory,
+    copies: &[SuperblockCopies],
+) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
+    scan.unreadable.iter().for_each(|range| space.reserve(*range));
+    // With a base, the heads of what it alone has were not read.
+    directory.cell_ranges().for_each(|range| space.reserve(range));
+    directory.freed().iter().for_each(|range| space.reserve(*range));
+    valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    space
+}
+
+/// As [`beside_all`] where there is no room: without chunks that neither this generation nor the one before has, and
+/// without this one's snapshot. A power loss while that is overwritten leaves an image to rebuild, as it was.
+fn in_place(
+    media: &Media,
+    scan: &Scan,
+    directory: &Directory,
+    copies: &[SuperblockCopies],
+) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    scan.unreadable.iter().for_each(|range| space.reserve(*range));
+    directory.cell_ranges().for_each(|range| space.reserve(range));
+    directory.freed().iter().for_each(|range| space.reserve(*range));
+    let others = valid(copies).filter(|copy| copy.generation != directory.generation());
+    others.for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    space
+}
+
+fn valid(copies: &[SuperblockCopies]) -> impl Iterator<Item = &Superblock> {
+    copies.iter().flat_map(|copies| copies.copies.iter().flatten())
+}
+
+/// Reads heads and assembles the generation, until only sound chunks have cells that were not read.
+fn search(
+    media: &Media,
+    layout: &ImageLayout,
+    copies: &[SuperblockCopies],
+    base: Option<&Directory>,
+    progress: &mut dyn Progress,
+) -> Result<(Scan, Found)> {
+    let cells = cells_to_search(media, layout, copies, base);
+    progress.stage(Stage::Indexing, cells.iter().map(|range| range.cells).sum(), 0);
+    let mut scan = Scan::of(media, layout, &cells, progress)?;
+    loop {
+        let found = assemble_newest(media, layout, &scan.heads, base, copies);
+        let sound = match &found {
+            Ok(found) if select_generation(copies).is_ok() => sound_chunks(found),
+            _ => HashSet::new(),
+        };
+        if !scan.look_inside(media, layout, &sound)? {
+            return Ok((scan, found?));
+        }
+    }
+}
+
+/// All cells up to the end of what the superblocks commit, without those of the base and of snapshots that superblocks
+/// name: nothing writes there before the second generation after.
+fn cells_to_search(
+    media: &Media,
+    layout: &ImageLayout,
+    copies: &[SuperblockCopies],
+    base: Option<&Directory>,
+) -> Vec<CellRange> {
+    let opened = select_generation(copies).ok();
+    let is_certain = opened.as_ref().is_some_and(|opened| opened.lost_generation().is_none());
+    let used_cells = |copies: &SuperblockCopies| {
+        let ends = copies.copies.iter().flatten().map(|superblock| superblock.used_len_bytes);
+        ends.max().unwrap_or(u64::MAX).div_ceil(layout.cell_bytes())
+    };
+    let all = (0..).zip(capacities(media, layout)).zip(copies).map(|((namespace, end), copies)| {
+        let end = if is_certain { end.min(used_cells(copies)) } else { end };
+        let cell = layout.first_cell();
+        CellRange { namespace, cell, cells: end.saturating_sub(cell) }
+    });
+    let snapshots = valid(copies).filter(|_| opened.is_some()).map(Superblock::snapshot_range);
+    without(all, snapshots.chain(base.into_iter().flat_map(Directory::cell_ranges)))
+}
+
+/// The places of the record, and of the chunks that no purge can have given up: those that the import of their part
+/// wrote, all of whose samples are live.
+fn sound_chunks(found: &Found) -> HashSet<(u16, u64)> {
+    let directory = &found.directory;
+    if !found.deletions_known || found.selection.lost_samples > 0 {
+        return HashSet::new();
+    }
+    let record = found.record.map(|range| (range.namespace, range.cell));
+    let mut sound: HashSet<(u16, u64)> = record.into_iter().collect();
+    let mut chunks = (0..directory.num_chunks()).peekable();
+    for part in directory.parts() {
+        let is_of_part = |c: &u32| directory.chunk(*c).first_slot.0 < part.first + part.count;
+        let of_part: Vec<u32> = std::iter::from_fn(|| chunks.next_if(is_of_part)).collect();
+        let generation = |c: &u32| directory.chunk_id(*c).generation;
+        let of_import = of_part.iter().map(generation).min();
+        for c in of_part {
+            let info = directory.chunk(c);
+            if Some(generation(&c)) == of_import && directory.live_in_chunk(c) == info.num_slots {
+                let cell = info.offset_bytes / directory.layout().cell_bytes();
+                sound.insert((info.namespace, cell));
+            }
+        }
+    }
+    sound
 }
 
 /// Sets the void bit in the superblocks to be written, if one of the other copies is bad; returns namespace
@@ -198,8 +315,8 @@ struct Found {
     directory: Directory,
     selection: ChunkSelection,
     headers_read: u64,
-    /// Whether the generation's own record listed its contents.
-    has_record: bool,
+    /// The cells of the generation's own record, if that listed its contents.
+    record: Option<CellRange>,
     /// Whether a record or snapshot was found: see [`RebuildReport::deletions_known`].
     deletions_known: bool,
 }
@@ -248,12 +365,17 @@ fn superblocks(media: &Media) -> Result<Vec<SuperblockCopies>> {
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let mut found = None;
-    each_block(&mut channel, namespace, BLOCK_BYTES as u64, |at, block| {
+    let block_bytes = BLOCK_BYTES as u64;
+    each_block(&mut channel, namespace, 0..u64::MAX, block_bytes, |at, block| {
         let head = block.ok().and_then(|block| ChunkHead::parse(block).ok());
         found = head
             .filter(|head| at > 0 && head.layout.offset_of(head.cell) == Ok(at))
             .map(|head| (head.layout, head.namespace));
-        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if found.is_some() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(at + block_bytes)
+        }
     })?;
     let address = || media.devices()[usize::from(namespace)].namespace().address;
     found.ok_or_else(|| {
@@ -286,18 +408,23 @@ fn record_of_snapshot(
     prepare::read_directory(media, superblock).ok().map(|directory| directory.record())
 }
 
-/// The directory of an older generation: its snapshot is still where its superblock says.
+/// The newest directory of generation `since` or before that can still be read: its snapshot is where its superblock
+/// says.
 fn base_of(
     media: &Media,
     copies: &[SuperblockCopies],
-    generation: Generation,
-) -> Result<Directory> {
-    let missing = || {
-        let message = format!("the directory of generation {generation} no longer exists");
-        Error::new(ErrorKind::InvalidArgument, message).hint("rebuild without --since")
-    };
-    let superblock = copies[0].of(generation).ok_or_else(missing)?;
-    prepare::read_directory(media, superblock).map_err(|error| missing().source(error))
+    since: Generation,
+) -> Result<Option<Directory>> {
+    let (superblock, lost) = committed(copies);
+    let newest = lost.or(superblock.map(|superblock| superblock.generation));
+    if let Some(newest) = newest.filter(|newest| *newest < since) {
+        let message = format!("there is no generation {since} yet: the newest one is {newest}");
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    let mut older: Vec<&Superblock> =
+        copies[0].copies.iter().flatten().filter(|copy| copy.generation <= since).collect();
+    older.sort_by_key(|copy| std::cmp::Reverse(copy.generation));
+    Ok(older.into_iter().find_map(|superblock| prepare::read_directory(media, superblock).ok()))
 }
 
 /// The generation that a bad superblock copy may have committed, if its record exists and it has lost no
@@ -316,7 +443,7 @@ fn assemble_newest(
     let newer = assemble(media, layout, heads, base, (Some(lost), None));
     match (known, newer) {
         (Ok(known), Ok(newer)) => {
-            let is_there = newer.directory.generation() == lost && newer.has_record;
+            let is_there = newer.directory.generation() == lost && newer.record.is_some();
             let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
             if is_there && !is_whole {
                 tracing::warn!(
@@ -328,7 +455,7 @@ fn assemble_newest(
             }
             Ok(if is_there && is_whole { newer } else { known })
         }
-        (Err(_), Ok(newer)) if newer.has_record => Ok(newer),
+        (Err(_), Ok(newer)) if newer.record.is_some() => Ok(newer),
         (known, _) => known,
     }
 }
@@ -376,10 +503,8 @@ fn assemble(
             let message = format!("the record of generation {committed} no longer exists");
             return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
         }
-        let (usable, selection) =
-            usable_selection(channel, base, &later, record.as_ref(), most_slots)?;
-        let mut builder = DirectoryBuilder::new(*layout);
-        carry_out(channel, &selection, &usable, base, &mut builder)?;
+        let Assembled { usable, selection, mut builder } =
+            add_usable(channel, layout, base, &later, record.as_ref(), most_slots)?;
         let (generation, time_ns) = match (&record, superblock) {
             (Some(record), _) => (record.generation, record.time_ns),
             // Never less than the committed one: the newer superblock would still be opened.
@@ -396,44 +521,56 @@ fn assemble(
             builder.set_freed(record.freed);
         }
         let mut directory = builder.finish(generation, time_ns)?;
-        let has_record = head.is_some();
-        if let Some(head) = head {
-            directory.set_record_range(head.cell_range());
+        let record = head.map(|head| head.cell_range());
+        if let Some(range) = record {
+            directory.set_record_range(range);
         }
         let headers_read =
             selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
         let headers_read = headers_read as u64;
-        return Ok(Found { directory, selection, headers_read, has_record, deletions_known });
+        return Ok(Found { directory, selection, headers_read, record, deletions_known });
     }
 }
 
-/// A selection in which every header is readable: a damaged header is treated as missing. So is a chunk
-/// with damaged samples if another chunk has the same slots: an interrupted edit, followed by another edit
-/// of the same generation, may have left it half written.
-fn usable_selection(
+/// A selection in which every header is readable, and what its chunks add up to.
+struct Assembled {
+    usable: Vec<ChunkHead>,
+    selection: ChunkSelection,
+    builder: DirectoryBuilder,
+}
+
+/// Selects chunks and adds them up: a damaged header is treated as missing. So is a chunk with damaged samples if
+/// another chunk has the same slots: an interrupted edit, followed by another edit of the same generation, may have
+/// left it half written.
+fn add_usable(
     channel: &mut Channel,
+    layout: &ImageLayout,
     base: Option<&Directory>,
     heads: &[ChunkHead],
     record: Option<&GenerationRecord>,
     most_slots: u64,
-) -> Result<(Vec<ChunkHead>, ChunkSelection)> {
+) -> Result<Assembled> {
     let mut usable = heads.to_vec();
     loop {
         let selection = select_chunks(base, &usable, record, most_slots)?;
+        let (mut builder, mut added) = (DirectoryBuilder::new(*layout), Ok(()));
         let mut damaged = Vec::new();
         for step in &selection.steps {
-            let Step::Head(at) = step else { continue };
-            let head = &usable[*at];
-            let is_usable = match read_header(channel, head)? {
-                Some(header) if has_rival(&usable, head) => is_whole(channel, &header)?,
-                header => header.is_some(),
+            let chunk = match *step {
+                Step::Head(at) => match read_usable(channel, &usable, at)? {
+                    Some(header) => Some(header),
+                    None => {
+                        damaged.push(usable[at]);
+                        continue;
+                    }
+                },
+                Step::Base(_) | Step::Lost { .. } => None,
             };
-            if !is_usable {
-                damaged.push(*head);
-            }
+            added = added.and_then(|()| add(&mut builder, step, chunk.as_ref(), base));
         }
         if damaged.is_empty() {
-            return Ok((usable, selection));
+            added?;
+            return Ok(Assembled { usable, selection, builder });
         }
         usable.retain(|head| !damaged.contains(head));
     }
@@ -467,28 +604,32 @@ fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     Ok(true)
 }
 
-fn carry_out(
-    channel: &mut Channel,
-    selection: &ChunkSelection,
-    heads: &[ChunkHead],
-    base: Option<&Directory>,
+fn add(
     builder: &mut DirectoryBuilder,
-) -> Result<()> {
-    for step in &selection.steps {
-        match *step {
-            Step::Base(chunk) => {
-                builder.copy_chunk(base.expect("only a base has base chunks"), chunk)?;
-            }
-            Step::Head(at) => {
-                let header = read_header(channel, &heads[at])?;
-                let changed =
-                    || Error::new(ErrorKind::Corrupt, "a chunk changed while it was read");
-                builder.add_chunk(&header.ok_or_else(changed)?)?;
-            }
-            Step::Lost { part, count } => builder.add_lost(part, count)?,
+    step: &Step,
+    header: Option<&ChunkHeader>,
+    base: Option<&Directory>,
+) -> std::result::Result<(), FormatError> {
+    match (*step, header) {
+        (Step::Lost { part, count }, _) => builder.add_lost(part, count),
+        (Step::Base(chunk), _) => {
+            builder.copy_chunk(base.expect("only a base has base chunks"), chunk)
         }
+        (Step::Head(_), header) => builder.add_chunk(header.expect("a head's header was read")),
     }
-    Ok(())
+}
+
+/// The header of head number `at`, if the chunk can be used.
+fn read_usable(
+    channel: &mut Channel,
+    heads: &[ChunkHead],
+    at: usize,
+) -> Result<Option<ChunkHeader>> {
+    let header = read_header(channel, &heads[at])?;
+    Ok(match header {
+        Some(header) if has_rival(heads, &heads[at]) && !is_whole(channel, &header)? => None,
+        header => header,
+    })
 }
 
 fn read_header(channel: &mut Channel, head: &ChunkHead) -> Result<Option<ChunkHeader>> {

@@ -10,6 +10,7 @@
 
 mod at_fork;
 mod id;
+mod memory;
 mod ours;
 mod waiting;
 
@@ -18,6 +19,7 @@ use std::sync::OnceLock;
 
 pub use at_fork::NotInherited;
 pub use id::process_id;
+pub use memory::memory_bytes;
 pub use ours::{is_ours, mark_ours};
 pub(crate) use waiting::{Condvar, Mutex, MutexGuard};
 

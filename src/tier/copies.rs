@@ -130,6 +130,42 @@ impl CopyTable {
         self.header(SPARE).store(has_spare.into(), Ordering::Release);
     }
 
+    /// Says that a reader waits for pages of the unit that are under way. It says so again while it waits: of many
+    /// units only the last ones are remembered.
+    pub fn await_unit(&self, unit: u32) {
+        let place = AWAITED + unit as usize % NUM_AWAITED;
+        self.header(place).store(u64::from(unit) + 1, Ordering::Release);
+    }
+
+    /// Units that readers wait for, as said since the last call.
+    pub fn take_awaited(&self) -> impl Iterator<Item = u32> {
+        let places = AWAITED..AWAITED + NUM_AWAITED;
+        let taken = places.map(|place| self.header(place).swap(0, Ordering::AcqRel));
+        taken.filter_map(|unit| unit.checked_sub(1).map(|unit| unit as u32)) // none is stored that is longer
+    }
+
+    /// Claims copies of an earlier run until [`CopyTable::end_check`]: nobody reads them before they are checked.
+    pub fn begin_check(&self, unit: u32, pages: PageSet) {
+        self.word(unit, LOCATION).fetch_or(UNCHECKED, Ordering::AcqRel);
+        self.claim(unit, pages);
+    }
+
+    /// Ends the check of a unit, whose pages have been published or released.
+    pub fn end_check(&self, unit: u32) {
+        self.word(unit, LOCATION).fetch_and(!UNCHECKED, Ordering::AcqRel);
+        self.header(CHECKS).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the copies of the unit are to be checked.
+    pub fn is_unchecked(&self, unit: u32) -> bool {
+        self.word(unit, LOCATION).load(Ordering::Acquire) & UNCHECKED != 0
+    }
+
+    /// Number of checks that have ended.
+    pub fn checks(&self) -> u64 {
+        self.header(CHECKS).load(Ordering::Acquire)
+    }
+
     /// Where the unit's copies are or will be, if it has a place.
     #[inline]
     pub fn location(&self, unit: u32) -> Option<CopyLocation> {
@@ -245,6 +281,7 @@ fn zero() -> AtomicU64 {
 /// | bits   | meaning                     |
 /// |--------|-----------------------------|
 /// | 0      | 1: there is a location      |
+/// | 1      | 1: its copies are unchecked |
 /// | 2..8   | tier                        |
 /// | 8..14  | first page with room        |
 /// | 16..64 | its page in the tier        |
@@ -257,13 +294,16 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room, and
-/// whether some of it was used for what other nodes hold.
-const HEADER_WORDS: usize = 8;
+/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room,
+/// whether some of it was used for what other nodes hold, units that readers wait for, and the number of checks.
+const HEADER_WORDS: usize = 12;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
 const CONTIGUOUS: usize = 2;
 const SPARE: usize = 3;
+const AWAITED: usize = 4;
+const NUM_AWAITED: usize = 4;
+const CHECKS: usize = 8;
 
 /// Words of a unit.
 const UNIT_WORDS: usize = 4;
@@ -273,6 +313,7 @@ const UNDER_WAY: usize = 2;
 const THERE: usize = 3;
 
 const NOWHERE: u64 = 0;
+const UNCHECKED: u64 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -303,6 +344,21 @@ mod tests {
     }
 
     #[test]
+    fn copies_of_an_earlier_run_are_under_way_until_they_are_checked_and_keep_their_place() {
+        let (table, pages) = (CopyTable::new(2), PageSet(0b110));
+        let location = CopyLocation { tier: 3, first: 1, page: 70 };
+        assert!(table.place(1, location));
+        table.begin_check(1, pages);
+        assert_eq!((table.location(1), table.under_way(1)), (Some(location), pages));
+        assert!(table.is_unchecked(1) && !table.is_unchecked(0));
+        assert_eq!((table.claim(1, PageSet(0b111)), table.checks()), (PageSet(0b001), 0));
+        table.publish(1, pages);
+        table.end_check(1);
+        assert_eq!((table.copies(1), table.checks()), (Some((location, pages)), 1));
+        assert!(!table.is_unchecked(1));
+    }
+
+    #[test]
     fn evictions_and_free_pages_are_counted_apart_from_units() {
         let table = CopyTable::new(2);
         let room = Room { pages: 9, contiguous: 4 };
@@ -310,6 +366,11 @@ mod tests {
         table.set_spare(true);
         assert!(table.has_spare());
         (0..3).for_each(|_| table.clear(0));
+        [8, 4, 8, 7].into_iter().for_each(|unit| table.await_unit(unit));
+        assert!(
+            table.take_awaited().eq([8, 7]) && table.take_awaited().next().is_none(),
+            "of 4 and 8 the last"
+        );
         assert_eq!((table.evictions(), table.room()), (3, room));
         assert_eq!((table.location(0), table.there(1)), (None, PageSet::NONE));
     }

@@ -2,13 +2,20 @@
 //! directory.
 
 use crate::images::{Image, Sample, folder, sample};
+use crate::import_support::disk::Disks;
+use crate::import_support::{contents, options, paths, tree};
+use dlfs::ErrorKind;
+use dlfs::dataset::OpenOptions;
 use dlfs::directory::commit::{freed_by_next, reserve_current};
 use dlfs::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use dlfs::directory::{Directory, DirectoryBuilder, Rewrite};
 use dlfs::format::chunk::ChunkKind;
 use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::snapshot::SnapshotHead;
-use dlfs::format::{ChunkHead, ChunkSpec, FieldTypes, GenerationRecord, Pack, Part, Space};
+use dlfs::format::{
+    CellRange, ChunkHead, ChunkSpec, FieldTypes, GenerationRecord, Pack, Part, Space,
+};
+use dlfs::import::{self, ImportOptions, Onto, import_onto, rebuild_on};
 use dlfs::units::{Generation, SampleId};
 
 const MOST_SLOTS: u64 = 1 << 20;
@@ -69,10 +76,16 @@ fn lived_in() -> Image {
 
 /// Rewrites all chunks of the first part without deleted samples.
 fn purge(image: &mut Image, source: &[Sample]) -> Directory {
+    purge_beside(image, source, &[])
+}
+
+/// As [`purge`], and writes nothing to these cells.
+fn purge_beside(image: &mut Image, source: &[Sample], beside: &[CellRange]) -> Directory {
     let (directory, superblock) = image.open();
     let part = *directory.parts().next().unwrap();
     let mut space = Space::new(&image.layout, &vec![u64::MAX; image.namespaces.len()]);
     reserve_current(&mut space, &directory, &superblock, &[]);
+    beside.iter().for_each(|range| space.reserve(*range));
     let generation = Generation(directory.generation().0 + 1);
     let spec = ChunkSpec {
         layout: image.layout,
@@ -395,4 +408,136 @@ fn headers_that_contradict_each_other_are_refused() {
     let mut other = image.layout;
     other.uuid = dlfs::format::Uuid([1; 16]);
     assert!(DirectoryBuilder::new(other).add_chunk(&image.header(head)).is_err());
+}
+
+/// An image of 8 MiB in chunks of 1 MiB, at the start of a disk of 32 MiB, of as many generations.
+fn imported(generations: u64) -> (tempfile::TempDir, Disks) {
+    let (dir, disks) = (tempfile::tempdir().unwrap(), Disks::new(1, 32 << 20));
+    for generation in 1..=generations {
+        let part = dir.path().join(generation.to_string());
+        tree(&part, 20, (16 << 20) / 20 / generations as usize, generation);
+        let onto = if generation == 1 { Onto::Empty } else { Onto::Append };
+        let options = ImportOptions { chunk_size_bytes: 1 << 20, ..options(onto) };
+        import_onto(&paths(&part), &disks.devices(), &options, &mut ()).unwrap();
+    }
+    (dir, disks)
+}
+
+fn superblock(disks: &Disks) -> dlfs::format::Superblock {
+    let image = dlfs::dataset::Image::from_devices(disks.devices(), &OpenOptions::default());
+    image.unwrap().superblocks()[0]
+}
+
+/// The same disks with the current snapshot zeroed, cut off at `len` bytes.
+fn without_snapshot(disks: &Disks, len: usize) -> Disks {
+    let (mut bytes, snapshot) = (disks.contents().remove(0), superblock(disks).snapshot);
+    bytes[snapshot.offset_bytes as usize..][..snapshot.len_bytes as usize].fill(0);
+    bytes.truncate(len);
+    Disks::holding(&[bytes])
+}
+
+#[test]
+fn a_rebuild_reads_headers_alone_since_any_generation() {
+    let (_dir, disks) = imported(3);
+    let files = contents(&disks.devices()).unwrap();
+    let used = superblock(&disks).used_len_bytes;
+    assert!(used > 7 << 20, "{used} bytes");
+    // The older generations, and whose directory is at hand then: the newest one's is damaged.
+    let mut all = 0;
+    for (since, base) in [(None, None), (Some(1), None), (Some(2), Some(2)), (Some(3), Some(2))] {
+        let disks = without_snapshot(&disks, 32 << 20);
+        disks.read_bytes();
+        let report = rebuild_on(&disks.devices(), since.map(Generation), &mut ()).unwrap();
+        let read = disks.read_bytes();
+        println!("since {since:?}: {read} of {used} bytes read");
+        assert_eq!((report.generation, report.lost_samples), (Generation(3), 0));
+        assert_eq!((report.live_samples, report.base), (60, base.map(Generation)));
+        assert_eq!(contents(&disks.devices()).unwrap(), files, "since {since:?}");
+        assert!(read < used / 20, "since {since:?}: {read} of {used} bytes");
+        all = all.max(read);
+        assert!(base.is_none() || read < all, "since {since:?}: {read} bytes, {all} without");
+    }
+    let error = rebuild_on(&disks.devices(), Some(Generation(4)), &mut ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+}
+
+/// Without superblocks nothing says which generation there is; after a purge, chunks may have been overwritten.
+#[test]
+fn a_rebuild_reads_all_where_a_chunk_may_hide_in_another() {
+    let (_dir, disks) = imported(1);
+    let used = superblock(&disks).used_len_bytes;
+    let mut files = contents(&disks.devices()).unwrap();
+    let mut bytes = disks.contents().remove(0);
+    bytes[..64 << 10].chunks_mut(32 << 10).for_each(|copy| copy[..4096].fill(0));
+    let bare = Disks::holding(&[bytes]);
+    rebuild_on(&bare.devices(), None, &mut ()).unwrap();
+    assert!(bare.read_bytes() > used, "no superblock says what is current");
+    assert_eq!(contents(&bare.devices()).unwrap(), files);
+    let (doomed, _) = files.pop_last().unwrap();
+    import::delete_on(&disks.devices(), &[doomed]).unwrap();
+    disks.read_bytes();
+    rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+    let read = disks.read_bytes();
+    assert!((1 << 19..4 << 20).contains(&read), "one chunk has deleted samples: {read} bytes");
+    assert_eq!(contents(&disks.devices()).unwrap(), files);
+}
+
+/// A purge wrote within a chunk that an earlier one had given up, and left its head as it was.
+#[test]
+fn a_rebuild_finds_a_chunk_that_was_written_within_another() {
+    let mut image = Image::new(1, Pack::Aligned);
+    let source = folder(3, 50);
+    image.add(&source, 9, 150, &[]);
+    let heads: Vec<ChunkHead> = image.heads();
+    let first: Vec<CellRange> =
+        heads.iter().map(|head| CellRange { cells: 1, ..head.cell_range() }).collect();
+    image.delete(&(0..150).filter(|id| id % 3 != 0).collect::<Vec<_>>());
+    purge(&mut image, &source);
+    let between = image.heads();
+    image.delete(&(0..150).filter(|id| id % 3 == 0 && id % 30 != 0).collect::<Vec<_>>());
+    purge_beside(&mut image, &source, &first);
+    let (purged, superblock) = image.open();
+    let hidden = purged.chunk(0).offset_bytes / image.layout.cell_bytes();
+    let hides = |head: &ChunkHead| {
+        let cells = head.cell_range();
+        (cells.cell + 1..cells.cell + cells.cells).contains(&hidden)
+    };
+    assert_eq!(purged.num_chunks(), 1);
+    assert!(heads.iter().any(hides), "cell {hidden} is within none of {heads:?}");
+    // Nothing of the purge in between is left.
+    for head in between.iter().filter(|head| head.id.generation == Generation(3)) {
+        let at = image.layout.offset_of(head.cell).unwrap();
+        image.write(0, at, &[0; 128]);
+    }
+    for snapshot_is_there in [true, false] {
+        if !snapshot_is_there {
+            let place = superblock.snapshot;
+            image.write(0, place.offset_bytes, &vec![0; place.len_bytes as usize]);
+        }
+        let mut bytes = image.namespaces[0].clone();
+        bytes.resize(bytes.len() + (64 << 10), 0);
+        let disks = Disks::holding(&[bytes]);
+        let report = rebuild_on(&disks.devices(), None, &mut ()).unwrap();
+        assert_eq!((report.live_samples, report.lost_samples), (5, 0));
+        let found = dlfs::dataset::Image::from_devices(disks.devices(), &OpenOptions::default());
+        let found = found.unwrap();
+        found.load_names().unwrap();
+        let found = found.directory().to_snapshot().unwrap();
+        assert!(found == purged.to_snapshot().unwrap(), "snapshot: {snapshot_is_there}");
+    }
+}
+
+#[test]
+fn a_rebuild_of_a_full_namespace_writes_its_directory_where_it_was() {
+    for generations in [1, 2] {
+        let (_dir, disks) = imported(generations);
+        let files = contents(&disks.devices()).unwrap();
+        let used = superblock(&disks).used_len_bytes as usize;
+        let full = without_snapshot(&disks, used);
+        for what in ["the snapshot is damaged", "all is whole"] {
+            let report = rebuild_on(&full.devices(), None, &mut ()).unwrap();
+            assert_eq!(report.generation, Generation(generations), "{what}");
+            assert_eq!(contents(&full.devices()).unwrap(), files, "{what}");
+        }
+    }
 }

@@ -207,6 +207,26 @@ fn pages_that_were_kept_are_there_after_a_restart_and_no_others() {
     );
 }
 
+/// Nobody waits for the last copies, nor for those of the run before to be checked.
+#[test]
+fn all_that_was_read_is_found_again_at_once_by_the_next_run() {
+    let data = Small::new(22);
+    for _ in 0..3 {
+        let folder = tempfile::tempdir().unwrap();
+        let tier = file(folder.path(), "64M");
+        for is_first in [true, false] {
+            let cache = data.open(&tier);
+            data.read(&cache, (0..NUM_PAGES / 64).map(|run| run * 64..(run + 1) * 64));
+            let expected = if is_first { NUM_PAGES * PAGE } else { 0 };
+            assert_eq!(origin_bytes(&cache), expected, "{:?}", cache.stats());
+        }
+        let stats = settle(&data.open(&tier));
+        let tier = &stats.tiers[0];
+        assert_eq!((tier.restored, tier.damaged), (NUM_PAGES / 16, 0), "{stats:?}");
+        assert_eq!(tier.held_bytes, NUM_PAGES * PAGE, "{stats:?}");
+    }
+}
+
 #[test]
 fn a_corrupt_page_is_fetched_again_and_its_neighbours_stay() {
     let data = Small::new(3);

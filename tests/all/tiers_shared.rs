@@ -267,6 +267,20 @@ fn an_attached_process_takes_over_and_uses_the_copies_again() {
 }
 
 #[test]
+fn what_processes_have_read_when_they_end_is_found_again() {
+    let origin = origin(23);
+    let folder = tempfile::tempdir().unwrap();
+    let owner = origin.open(folder.path(), "64M");
+    let attached = origin.open(folder.path(), "64M");
+    origin.read_units(&attached, 0..NUM_UNITS);
+    drop(attached);
+    drop(owner);
+    let next = origin.open(folder.path(), "64M");
+    origin.read_units(&next, (0..NUM_UNITS).rev());
+    assert_eq!(origin_bytes(&next), 0, "{:?}", next.stats());
+}
+
+#[test]
 fn a_tier_in_memory_is_shared_and_its_copies_serve_all() {
     let origin = origin(8);
     let uuid = unique_uuid();

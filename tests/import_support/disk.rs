@@ -49,6 +49,7 @@ struct Shared {
     events: Vec<Event>,
     keep_events: bool,
     operations: u64,
+    read_bytes: u64,
     failure: Option<Failure>,
     /// What each disk would still have after a power loss, recorded while a failure is to lose the rest.
     durable: Vec<Vec<u8>>,
@@ -93,6 +94,11 @@ impl Disks {
     /// Writes and flushes so far, failed ones included.
     pub fn operations(&self) -> u64 {
         self.shared.lock().unwrap().operations
+    }
+
+    /// Bytes read since this was asked last.
+    pub fn read_bytes(&self) -> u64 {
+        std::mem::take(&mut self.shared.lock().unwrap().read_bytes)
     }
 
     pub fn fail(&self, failure: Option<Failure>) {
@@ -198,12 +204,14 @@ impl QueuePair for NotedPair {
                 offset: io.slba.0 * block_len,
                 bytes: io.buf.to_vec(),
             });
+            let read = if io.op == IoOp::Read { io.buf.len() as u64 } else { 0 };
             let mut one = VecDeque::from([io]);
             if self.inner.submit(&mut one) == 0 {
                 shared.operations -= u64::from(one[0].op != IoOp::Read);
                 pending.push_front(one.pop_front().unwrap());
                 break;
             }
+            shared.read_bytes += read;
             shared.events.extend(event);
             taken += 1;
         }

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use std::convert::Infallible;
 
@@ -93,8 +94,15 @@ impl Link {
         self.jobs.is_empty() || !self.is_alive()
     }
 
+    /// Ends the connection once all that waits is sent, or after [`LAST_SENDS`].
+    pub(in crate::cache) fn finish(&self) {
+        let _ = self.jobs.send(Job::Stop); // fails only when the connection has ended
+        let _ = self.ended.recv_timeout(LAST_SENDS); // it never receives: it ends or is late
+        self.close();
+    }
+
     /// Ends the connection; the threads end by themselves.
-    pub(in crate::cache) fn close(&self) {
+    fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
         let _ = self.connection.stream.shutdown(Shutdown::Both); // fails only when it has ended
         let _ = self.jobs.send(Job::Stop);
@@ -155,20 +163,28 @@ impl Sending {
             Job::Expect(unit, pages) => send(Frame::Expect(unit, pages))?,
             Job::Gone(unit, pages) => send(Frame::Gone(unit, pages))?,
             Job::Piece { unit, first, bytes } => {
-                self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
                 let len = (bytes.len() as u64 / PAGE_BYTES) as u32;
                 let pages = PageSet::range(first..first + len);
                 send(Frame::Piece { unit, pages, bytes: &bytes })?;
                 stream.write_all(&bytes)?;
+                self.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
             }
             Job::Merge(plan) => stream.write_all(&plan_message(&plan))?,
             Job::Hold(held) => stream.write_all(&hold_message(&held))?,
             // The owner reserves and fetches.
-            Job::Fill(_) | Job::Behind(_) | Job::Evict(_) | Job::Plan { .. } | Job::Stop => {}
+            Job::Fill(_)
+            | Job::Behind(_)
+            | Job::Evict(_)
+            | Job::Plan { .. }
+            | Job::Flush(_)
+            | Job::Stop => {}
         }
         Ok(())
     }
 }
+
+/// How long an owner may take to receive the last data.
+pub(in crate::cache) const LAST_SENDS: Duration = Duration::from_secs(5);
 
 const SENDER: &str = "dlfs-tiers-send";
 const WATCHER: &str = "dlfs-tiers-watch";

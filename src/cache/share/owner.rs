@@ -105,7 +105,10 @@ impl Server {
             }
             self.shared.num_attached.store(self.attached.len(), Ordering::Relaxed);
         }
-        self.attached.drain(..).for_each(|attached| attached.end(&self.shared));
+        for mut attached in self.attached.drain(..) {
+            attached.read_rest(&self.shared);
+            attached.end(&self.shared);
+        }
     }
 
     /// Waits for a connection or messages; `None`: the owner ends.
@@ -212,6 +215,18 @@ impl Attached {
         self.bytes.drain(..at);
         self.bytes.shrink_to(READ_BYTES + HEAD_BYTES);
         true
+    }
+
+    /// Handles what has been sent by now, unless it is more than the copier takes.
+    fn read_rest(&mut self, shared: &Shared) {
+        let has_sent = |stream: &UnixStream| {
+            let mut fds = [PollFd::new(stream, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        };
+        let mut turns = MAX_QUEUED_BYTES / READ_BYTES;
+        while turns > 0 && has_sent(&self.stream) && self.read(shared) {
+            turns -= 1;
+        }
     }
 
     fn handle(&mut self, frame: Frame<'_>, shared: &Shared) {

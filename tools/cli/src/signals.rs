@@ -104,3 +104,5 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The grace period of commands that write images. They may be killed at any moment and continued.
 pub(crate) const GRACE_FOR_WRITERS: Duration = Duration::from_secs(20);
+/// What tiers are given to write their last copies: see `docs/threads.md`.
+pub(crate) const GRACE_FOR_TIERS: Duration = Duration::from_secs(35);

@@ -34,6 +34,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Files, OrderFile};
+use dlfs::process::memory_bytes;
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
@@ -50,7 +51,8 @@ pub struct Options {
     /// Whether other users may use the mount. Without root it takes `user_allow_other` in
     /// `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// The memory for samples that were read in part, in bytes; one sample is always kept.
+    /// The memory for samples that were read in part, in bytes; one sample is always kept. By default 64 MiB, or an
+    /// eighth of the memory that this process may use.
     pub kept_bytes: usize,
     /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, or from memory that the file is read
     /// into when it is opened, at most so much of it. Takes root and Linux 6.9; else nothing changes.
@@ -59,7 +61,8 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 4, allow_other: false, kept_bytes: 64 << 20, passthrough_bytes: None }
+        let kept_bytes = (memory_bytes() / 8).min(64 << 20) as usize;
+        Options { threads: 4, allow_other: false, kept_bytes, passthrough_bytes: None }
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query, SampleFile};
 use dlfs::posix::File;
+use dlfs::process::memory_bytes;
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 use fuser::{Errno, ReplyData};
@@ -35,6 +36,7 @@ pub(crate) struct Reads {
     files: Arc<Files>,
     most_leaders: usize,
     kept_bytes: usize,
+    most_in_pieces: usize,
     queue: Mutex<Queue>,
     kept: Mutex<Kept>,
     ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
@@ -64,7 +66,9 @@ struct Kept {
 impl Reads {
     pub(crate) fn new(files: Arc<Files>, most_leaders: usize, kept_bytes: usize) -> Reads {
         let (queue, kept, ahead, unanswered) = Default::default();
-        Reads { files, most_leaders, kept_bytes, queue, kept, ahead, unanswered }
+        let most_in_pieces =
+            (memory_bytes() / 4 / OF_PIECES_BYTES).clamp(1, MOST_IN_PIECES) as usize;
+        Reads { files, most_leaders, kept_bytes, most_in_pieces, queue, kept, ahead, unanswered }
     }
 
     /// Reads ahead along `order`, instead of any other.
@@ -244,7 +248,7 @@ impl Reads {
         let opened = self.files.open_in_pieces(file, until)?.map(Arc::new);
         if let Some(opened) = &opened {
             let mut kept = self.kept.lock();
-            if kept.in_pieces.len() == MOST_IN_PIECES {
+            if kept.in_pieces.len() == self.most_in_pieces {
                 kept.in_pieces.pop_front();
             }
             kept.in_pieces.push_back((file, Arc::clone(opened)));
@@ -291,7 +295,8 @@ impl Queue {
     }
 }
 
-/// The most files that are kept to be read in pieces, each with up to 8 MiB.
-const MOST_IN_PIECES: usize = 16;
+/// The most files that are kept to be read in pieces, and what each keeps at most.
+const MOST_IN_PIECES: u64 = 16;
+const OF_PIECES_BYTES: u64 = 8 << 20;
 /// The most samples that one batch reads.
 const MOST_AT_ONCE: usize = 256;

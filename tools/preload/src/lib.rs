@@ -65,6 +65,7 @@ static START: extern "C" fn() = {
 static END: extern "C" fn() = {
     extern "C" fn end() {
         report::write();
+        mounts::flush();
     }
     end
 };

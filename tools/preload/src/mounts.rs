@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use dlfs::cache::TierOptions;
+use dlfs::cache::{Cache, TierOptions};
 use dlfs::dataset::{Ahead, Dataset, Files, OnError, OpenOptions, Options, Query};
 use dlfs::nvme::Address;
 use dlfs::process::Forked;
@@ -74,6 +74,16 @@ pub(crate) fn settings_hash() -> u32 {
 pub(crate) fn set(mounts: Vec<Mount>, hash: u32) {
     SETTINGS.store(hash, Ordering::Relaxed);
     MOUNTS.store(Box::into_raw(Box::new(mounts)), Ordering::Release);
+}
+
+/// Writes what the tiers have not written yet: the data sets are never dropped.
+pub(crate) fn flush() {
+    let tiers = |opened: &'static Opened| opened.files.dataset().image().tiers();
+    let flushed = own::inside(|| {
+        all().iter().filter_map(|mount| tiers(mount.if_opened()?)).for_each(Cache::flush);
+        Ok(())
+    });
+    let _ = flushed; // fails only after a panic, which was printed
 }
 
 impl Mount {

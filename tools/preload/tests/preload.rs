@@ -577,6 +577,27 @@ print("whole")
 }
 
 #[test]
+fn a_program_that_ends_leaves_all_that_it_has_read_in_its_tier() {
+    let source = Source { folder: PlainFolder::new(&[]) };
+    let (folder, report, kept) = (source.path("many"), source.path("report"), source.path("kept"));
+    fs::create_dir(&folder).unwrap();
+    fs::create_dir(&kept).unwrap();
+    for file in 0..24 {
+        fs::write(folder.join(format!("{file:02}")), vec![file as u8 + 1; 1 << 20]).unwrap();
+    }
+    let mounts = format!("{0}={0};tier=file:{1}:64M", folder.display(), kept.display());
+    for expected in [24 << 20, 0] {
+        let _ = fs::remove_file(&report);
+        let mut command = source.command("cat", &mounts);
+        command.args((0..24).map(|file| folder.join(format!("{file:02}"))));
+        command.env("DLFS_REPORT", &report);
+        assert_eq!(command.output().unwrap().stdout.len(), 24 << 20);
+        let report = fs::read_to_string(&report).unwrap();
+        assert_eq!(reported(&report, "from origin", "bytes "), expected, "{report}");
+    }
+}
+
+#[test]
 fn record_files_in_pieces_over_a_tier_of_half_of_them_take_half_the_reads_and_fewer_opens() {
     const FILES: u64 = 20;
     const LEN: u64 = (16 << 20) + 1000;

@@ -14,7 +14,7 @@ use crate::exit::{Failure, Outcome};
 use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
-use crate::signals::{Asked, Stop};
+use crate::signals::{Asked, GRACE_FOR_TIERS, Stop};
 use crate::tier_args::TierArgs;
 use crate::{log, text};
 
@@ -181,8 +181,6 @@ impl Interval {
 
 /// How often to look for the owner's end, for signals and for the copier.
 const WATCH: Duration = Duration::from_millis(200);
-/// What a cache is given to end in: see `docs/threads.md`.
-const GRACE_FOR_TIERS: Duration = Duration::from_secs(25);
 /// Of a command line, the characters that a message has room for.
 const MAX_COMMAND: usize = 120;
 const EXAMPLES: &str = "\

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 
 use dlfs::Error;
+use dlfs::cache::Cache;
 use dlfs::dataset::{Dataset, Files, OrderFile};
 use dlfs::nvme::Address;
 use dlfs_mount::{Mounted, Options, mount};
@@ -19,7 +20,7 @@ use crate::exit::{Failure, Outcome};
 use crate::metrics_args::MetricsArgs;
 use crate::open::ImageArgs;
 use crate::out::Out;
-use crate::signals::{GRACE, Stop};
+use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
 use crate::size::parse_size;
 use crate::tier_args::TierArgs;
 
@@ -73,7 +74,9 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         rustix::process::setsid().map_err(|errno| Error::from(std::io::Error::from(errno)))?;
     }
     let _metrics = args.metrics.serve()?;
-    let image = args.image.open_with_tiers(&args.connection, args.tiers.options()?)?;
+    let tiers = args.tiers.options()?;
+    let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
+    let image = args.image.open_with_tiers(&args.connection, tiers)?;
     let dataset = Dataset::from_image(image, Default::default());
     let files = Arc::new(Files::new(dataset, &mut ())?);
     let options = Options {
@@ -82,9 +85,9 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         passthrough_bytes: args.passthrough,
         ..Options::default()
     };
-    let stop = Stop::on_signals(GRACE, || Outcome::Stopped)?;
+    let stop = Stop::on_signals(grace, || Outcome::Stopped)?;
     let source = Address::list_to_string(&args.image.image.0);
-    let mounted = mount(files, &source, &args.place, &options)?;
+    let mounted = mount(Arc::clone(&files), &source, &args.place, &options)?;
     let mut order = args.order.map(Order::new).transpose()?;
     if let Some(order) = &mut order {
         order.follow(&mounted)?;
@@ -96,7 +99,10 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         // So that the folder where it was started can be unmounted.
         std::env::set_current_dir("/").map_err(Error::from)?;
     }
-    wait(mounted, &stop, order)
+    let ended = wait(mounted, &stop, order);
+    // Files that are still open keep the session, and the tiers with it.
+    files.dataset().image().tiers().into_iter().for_each(Cache::flush);
+    ended
 }
 
 /// Until somebody unmounts it, or a signal says to.

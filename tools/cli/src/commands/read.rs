@@ -36,7 +36,7 @@ use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::report_args::ReportArgs;
 use crate::run_stats::{RunReport, RunStats};
-use crate::signals::{GRACE, Stop};
+use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
 use crate::size::parse_size;
 use crate::store_args::{StoreArgs, store_line};
 use crate::text;
@@ -174,13 +174,14 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let files = args.report.files()?;
     options.trace = files.trace();
     let last_resort = (keeper.clone(), files.clone());
-    let stop = Stop::on_signals(GRACE, move || {
+    let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
+    let grace = if tiers.tiers.is_empty() { GRACE } else { GRACE_FOR_TIERS };
+    let stop = Stop::on_signals(grace, move || {
         let (keeper, files) = last_resort;
         files.write_events();
         keeper.stopped()
     })?;
     let _metrics = args.metrics.serve()?;
-    let tiers = TierOptions { node: args.peers.node(), ..args.tiers.options()? };
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     if args.run.batch.is_none() {
         options.batch_size = default_batch(image.directory());

@@ -25,7 +25,7 @@ pub(crate) struct RebuildArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
-    /// Search only for chunks newer than GENERATION, whose directory must still be readable
+    /// Read only the headers of chunks newer than GENERATION, where its directory can still be read; else of all
     #[arg(long, value_name = "GENERATION")]
     since: Option<u64>,
     /// Only add the checksums of the pieces of samples above 1 MiB that an earlier release has
@@ -60,6 +60,7 @@ struct JsonReport {
     unreadable_cells: u64,
     mended_copies: u64,
     deletions_known: bool,
+    base: Option<u64>,
 }
 
 fn add_pieces(
@@ -115,6 +116,7 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             unreadable_cells: report.unreadable_cells,
             mended_copies: report.mended_copies,
             deletions_known: report.deletions_known,
+            base: report.base.map(|base| base.0),
         })?;
     } else {
         out.line(format!(
@@ -124,6 +126,17 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.bold(&text::counted(report.live_samples, "sample")),
             text::counted(report.chunks, "chunk header"),
         ))?;
+        match (args.since, report.base) {
+            (Some(_), Some(base)) => {
+                out.line(format!("  base       the directory of generation {base}"))?;
+            }
+            (Some(_), None) => {
+                out.line(
+                    "  base       none: no directory that old is left, so all headers were read",
+                )?;
+            }
+            (None, _) => {}
+        }
         if report.mended_copies > 0 {
             let copies = text::counted(report.mended_copies, "superblock copy");
             out.line(format!("  mended     {copies}"))?;

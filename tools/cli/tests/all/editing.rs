@@ -154,6 +154,23 @@ fn a_rebuild_that_cannot_know_what_was_deleted_says_so_and_ends_with_3() {
 }
 
 #[test]
+fn a_rebuild_since_any_generation_says_whose_directory_it_used() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    for name in ["cat/010.bin", "dog/010.bin"] {
+        run(&["delete", &image, name]).code(0);
+    }
+    let since = |generation: &str| run(&["rebuild", &image, "--since", generation]).code(0);
+    assert!(since("1").text().contains("base       none"), "{}", since("1").text());
+    let two = since("2");
+    assert!(two.text().contains("base       the directory of generation 2"), "{}", two.text());
+    run(&["rebuild", &image, "--since", "4"]).code(1).complains_of(&["no generation 4 yet"]);
+    let json = run(&["rebuild", &image, "--since", "3", "--json"]).code(0).json();
+    assert_eq!((&json["base"], &json["live_samples"]), (&3.into(), &298.into()));
+    run(&["verify", &image]).code(0);
+}
+
+#[test]
 fn a_saved_directory_opens_the_image_until_the_image_moves_on() {
     let dir = TestDir::with_image();
     let (image, file) = (dir.arg("train.dlfs"), dir.arg("directory"));

@@ -24,8 +24,12 @@ fn unmount(place: &Path) {
 
 /// `dlfs mount` in the foreground, once it has mounted.
 fn mounted(dir: &TestDir, place: &str) -> Child {
+    mounted_with(&[&dir.arg("train.dlfs"), place])
+}
+
+fn mounted_with(arguments: &[&str]) -> Child {
     let mut command = dlfs();
-    command.args(["mount", "--foreground", &dir.arg("train.dlfs"), place]);
+    command.args(["mount", "--foreground"]).args(arguments);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -105,6 +109,76 @@ fn a_signal_unmounts_and_a_killed_daemon_leaves_errors_and_no_hanging_reads() {
     let error = fs::read(&file).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(107), "ENOTCONN: {error}");
     unmount(Path::new(&place));
+}
+
+/// Samples of `len` bytes, `all` together, and the image of them.
+fn large(len: usize, all: usize) -> TestDir {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("source")).unwrap();
+    fs::create_dir(dir.path("place")).unwrap();
+    for file in 0..all / len {
+        let bytes: Vec<u8> = (0..len).map(|at| (at >> 8 ^ at ^ file) as u8).collect();
+        fs::write(dir.path("source").join(format!("{file:03}")), bytes).unwrap();
+    }
+    run(&["import", &dir.arg("source"), &dir.arg("train.dlfs")]).code(0);
+    dir
+}
+
+/// Anonymous memory of a process, in bytes.
+fn anonymous(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Once the window took 256 MiB for any data set, in the loader and again for what waits.
+#[test]
+fn reading_ahead_takes_no_more_memory_than_the_data_set_or_its_window() {
+    if !has_fuse() {
+        return;
+    }
+    for (len, window, most) in
+        [(64 << 10, "", 150 << 20), (8 << 20, ", \"window\": 32000000", 180 << 20)]
+    {
+        let dir = large(len, 48 << 20);
+        let (image, place, order) =
+            (dir.arg("train.dlfs"), dir.arg("place"), dir.arg("order.json"));
+        let text = format!("{{\"order\": {{\"kind\": \"global\", \"seed\": 7}}{window}}}");
+        fs::write(&order, text).unwrap();
+        let mut child = mounted_with(&[&image, &place, "--order", &order]);
+        let mut took = 0;
+        for entry in fs::read_dir(&place).unwrap() {
+            let read = fs::read(entry.unwrap().path()).unwrap();
+            assert_eq!(read.len(), len);
+            took = took.max(anonymous(child.id()));
+        }
+        println!("samples of {len} bytes: {took} bytes");
+        assert!(took < most, "{took} bytes of memory");
+        unmount(Path::new(&place));
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_mount_that_ends_leaves_all_that_was_read_in_its_tier_also_while_a_file_is_open() {
+    if !has_fuse() {
+        return;
+    }
+    let dir = large(2 << 20, 24 << 20);
+    let (image, place, cache) = (dir.arg("train.dlfs"), dir.arg("place"), dir.arg("cache"));
+    fs::create_dir(&cache).unwrap();
+    let tier = format!("file:{cache}:100M");
+    let mut child = mounted_with(&[&image, &place, "--tier", &tier]);
+    for entry in fs::read_dir(&place).unwrap() {
+        assert_eq!(fs::read(entry.unwrap().path()).unwrap().len(), 2 << 20);
+    }
+    let open = fs::File::open(Path::new(&place).join("000")).unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.wait().unwrap();
+    drop(open);
+    let json = run(&["read", &image, "--tier", &tier, "--json"]).code(0).json();
+    assert_eq!(json["tiers"]["origin"]["bytes"], 0, "{json}");
 }
 
 /// As another user, with a `/dev/fuse` that all may open, in a namespace of mounts of its own; exit code 77 where the

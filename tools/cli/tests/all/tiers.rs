@@ -107,6 +107,29 @@ fn a_kill_of_the_owner_at_any_moment_harms_no_reader() {
 }
 
 #[test]
+fn a_run_that_ends_leaves_all_that_it_has_read_in_its_tier() {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("source")).unwrap();
+    for file in 0..6u8 {
+        let bytes: Vec<u8> =
+            (0..4 << 20).map(|at: u32| (at >> 8) as u8 ^ at as u8 ^ file).collect();
+        fs::write(dir.path("source").join(file.to_string()), bytes).unwrap();
+    }
+    let image = dir.arg("large.dlfs");
+    run(&["import", &dir.arg("source"), &image]).code(0);
+    for round in 0..3 {
+        let cache = dir.arg(&format!("cache{round}"));
+        fs::create_dir(&cache).unwrap();
+        let tier = format!("file:{cache}:64M");
+        let once = || run(&["read", &image, "--tier", &tier, "--json"]).code(0).json();
+        once();
+        let again = once();
+        assert_eq!(again["tiers"]["origin"]["bytes"], 0, "{again}");
+        assert_eq!(again["tiers"]["tiers"][0]["hit_bytes"], 24 << 20, "{again}");
+    }
+}
+
+#[test]
 fn copies_of_a_killed_process_are_whole_or_not_there() {
     let dir = TestDir::with_image();
     let image = dir.arg("train.dlfs");
