@@ -38,6 +38,7 @@ mod ahead;
 mod background;
 pub mod cataloging;
 mod directory;
+mod file_epochs;
 mod files;
 mod folder;
 mod image;
@@ -83,6 +84,7 @@ use latencies::Latencies;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
+pub use file_epochs::{EpochCounts, FileCounts};
 pub use files::{FileBytes, Files, KEPT_IN_TIERS};
 pub use image::Image;
 pub use loader::Loader;
