@@ -23,7 +23,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 use dlfs_mount::{Mounted, mount};
-use plain_folder::{CONFORMANCE, PlainFolder, python};
+use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
 
 /// A plain folder, an image of it, and a place to mount it on.
 struct Source {
@@ -357,6 +357,24 @@ fn files_that_are_read_along_an_order_were_read_ahead() {
     let error = mounted.follow(&OrderFile::parse(other).unwrap()).unwrap_err();
     assert!(error.report().contains("another one"), "{}", error.report());
     mounted.unmount().unwrap();
+}
+
+#[test]
+fn pipelines_of_tensorflow_and_dali_read_what_they_read_of_a_plain_folder() {
+    let Some(pipelines) = Pipelines::new() else { return };
+    let source = Source::new();
+    for image in ["data.dlfs", "data"] {
+        let address = Address::from_path(pipelines.path(image));
+        let Some(mounted) = source.mounted_from(&address, &Options::default()) else { return };
+        std::os::unix::fs::symlink(source.path("shown"), pipelines.path(&format!("shown {image}")))
+            .unwrap();
+        for what in &pipelines.installed {
+            let expected = pipelines.run(Command::new(python()), "data", what);
+            let found = pipelines.run(Command::new(python()), &format!("shown {image}"), what);
+            assert_eq!(found, expected, "{what} of {image}");
+        }
+        mounted.unmount().unwrap();
+    }
 }
 
 /// `DLFS_TEST_UNMOUNTS` says how often.

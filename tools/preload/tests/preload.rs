@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use dlfs::dataset::{Dataset, Options, Sampler};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
-use plain_folder::{CONFORMANCE, PlainFolder, python};
+use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
 
 /// A plain folder, and an image of it.
 struct Source {
@@ -731,6 +731,21 @@ for i in ids:
     assert_eq!((opens.len(), opens.iter().sum::<u64>()), (3, 3 * each), "{report}");
     // A row of files that were not read ahead may hide where an epoch begins.
     assert!(opens.iter().all(|opens| opens.abs_diff(each) <= 8), "{report}");
+}
+
+#[test]
+fn pipelines_of_tensorflow_and_dali_read_what_they_read_of_a_plain_folder() {
+    let Some(pipelines) = Pipelines::new() else { return };
+    for what in &pipelines.installed {
+        let expected = pipelines.run(Command::new(python()), "data", what);
+        for source in ["data.dlfs", "data", "data;tier=ram:128M"] {
+            let (shown, source) = (pipelines.path("shown"), pipelines.path(source));
+            let mounts = format!("{}={}", shown.display(), source.display());
+            let mut command = Command::new(python());
+            command.env("LD_PRELOAD", library()).env("DLFS_MOUNTS", &mounts);
+            assert_eq!(pipelines.run(command, "shown", what), expected, "{what} of {mounts}");
+        }
+    }
 }
 
 #[test]
