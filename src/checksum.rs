@@ -25,6 +25,23 @@ pub fn crc32c_combine(first: u32, second: u32, len: u64) -> u32 {
     crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, len) as u32 // 32 bits
 }
 
+/// [`crc32c_combine`] for second parts of one length, some hundred times as fast.
+pub struct Combination([u32; 32]);
+
+impl Combination {
+    /// For second parts of `len` bytes. Costs a millisecond.
+    pub fn of(len: u64) -> Combination {
+        // What a first part contributes is linear: the sum of what its bits contribute.
+        Combination(std::array::from_fn(|bit| crc32c_combine(1 << bit, 0, len)))
+    }
+
+    /// CRC32C of data whose first part has the CRC32C `first` and whose second part has `second`.
+    pub fn combine(&self, first: u32, second: u32) -> u32 {
+        let bits = self.0.iter().enumerate().filter(|(bit, _)| first >> bit & 1 == 1);
+        bits.fold(second, |crc, (_, of_bit)| crc ^ of_bit)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +67,8 @@ mod tests {
             prop_assert_eq!(crc32c_append(crc32c(head), tail), ::crc32c::crc32c(&bytes));
             let combined = crc32c_combine(crc32c(head), crc32c(tail), tail.len() as u64);
             prop_assert_eq!(combined, ::crc32c::crc32c(&bytes));
+            let combination = Combination::of(tail.len() as u64);
+            prop_assert_eq!(combination.combine(crc32c(head), crc32c(tail)), combined);
         }
     }
 }

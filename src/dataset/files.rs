@@ -9,11 +9,13 @@ use parking_lot::Mutex;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::fields;
 use crate::format::pieces::PIECED_ABOVE_BYTES;
-use crate::posix::{Attributes, File, FileTree, Node, PathError};
+use crate::posix::{Attributes, Epochs, File, FileTree, Node, PathError};
 use crate::process::Forked;
+use crate::qpair::folder::FolderNamespace;
 use crate::reader::{Batch, OnError};
-use crate::units::SampleId;
+use crate::units::{Epoch, SampleId};
 
+use super::file_epochs::{Counted, EpochCounts, FileCounts};
 use super::{Dataset, Query, SampleFile, Watch};
 
 /// A data set as a tree of files. All methods may be called from any thread.
@@ -22,6 +24,8 @@ pub struct Files {
     dataset: Dataset,
     tree: FileTree,
     field_lens: Forked<FieldLens>,
+    /// Of this process: a forked child is another program.
+    epochs: Forked<Mutex<Epochs<Counted>>>,
 }
 
 /// The verified bytes of one file. They share the buffer that they were read into.
@@ -44,7 +48,7 @@ impl Files {
     pub fn new(dataset: Dataset, watch: &mut dyn Watch) -> Result<Files> {
         dataset.load_names(watch)?;
         let tree = FileTree::new(dataset.directory().clone())?;
-        Ok(Files { dataset, tree, field_lens: Forked::empty() })
+        Ok(Files { dataset, tree, field_lens: Forked::empty(), epochs: Forked::empty() })
     }
 
     /// The data set.
@@ -144,6 +148,42 @@ impl Files {
         let extent = image.directory().extent(file.id)?;
         let end = extent.offset_bytes + u64::from(extent.len_bytes);
         image.tiers()?.open_copy(extent.namespace, &(extent.offset_bytes..end), open)
+    }
+
+    /// The plain folder that the data set is, and the number of the file in it.
+    pub fn listed(&self, file: File) -> Option<(&FolderNamespace, usize)> {
+        let folder = self.dataset.image().folder()?;
+        let extent = self.dataset.directory().extent(file.id)?;
+        Some((folder, folder.index_at(extent.offset_bytes)?))
+    }
+
+    /// The program opens `file`. `along` is the file's epoch in the order that is read along, if it was read ahead, and
+    /// `so_far` is what the program did before.
+    pub fn opened(&self, file: File, along: Option<Epoch>, so_far: FileCounts) {
+        let mut epochs = self.epochs().lock();
+        epochs.opened(self.tree.number(file), along, || self.counted(so_far));
+    }
+
+    /// The program begins another order, or the same one again.
+    pub fn order_begins(&self) {
+        self.epochs().lock().order_begins();
+    }
+
+    /// The counters of each epoch, the last 100: the last one up to now, when the program has done `so_far`.
+    pub fn epochs_so_far(&self, so_far: FileCounts) -> Vec<EpochCounts> {
+        let now = self.counted(so_far);
+        let epochs = self.epochs().lock();
+        let ends = epochs.begins().skip(1).map(|(_, begin)| begin).chain([&now]);
+        epochs.begins().zip(ends).map(|((epoch, begin), end)| end.since(begin, epoch)).collect()
+    }
+
+    fn epochs(&self) -> &Mutex<Epochs<Counted>> {
+        self.epochs.get_or_init(|| Mutex::new(Epochs::new(self.tree.num_files())))
+    }
+
+    fn counted(&self, files: FileCounts) -> Counted {
+        let places = self.dataset.places().map_or(Vec::new(), |places| places.places);
+        Counted { files, places }
     }
 
     /// The value of an extended attribute, as text; `None` if the node does not have it. Beside those of the tree,

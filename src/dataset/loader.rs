@@ -20,7 +20,7 @@ use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::report::Cause;
 use crate::store::StoreStats;
-use crate::units::{Epoch, deadline};
+use crate::units::{Epoch, SampleId, deadline};
 
 use super::Dataset;
 use super::background::Background;
@@ -284,6 +284,13 @@ impl Loader {
     /// Counters of this process so far.
     pub fn stats(&self) -> LoaderStats {
         self.running.get_or_init(Mutex::default).lock().stats()
+    }
+
+    /// Whether the verified bytes of the sample are in this process's window now: true exactly while its chunk is
+    /// there. Always `false` of a mixture, and where batches are not made of whole chunks.
+    pub fn is_resident(&self, id: SampleId) -> bool {
+        let running = self.running.get_or_init(Mutex::default).lock();
+        running.loader.as_ref().is_some_and(|loader| loader.is_resident(id))
     }
 
     /// Counters of this rank's store so far; `None` without a store, or once it is closed.

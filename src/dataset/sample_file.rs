@@ -211,6 +211,27 @@ impl SampleFile {
         Ok(len)
     }
 
+    /// Calls `work` with verified bytes of the file at `offset`, as many as one read brings; with none at its end.
+    /// Reads neither what was kept nor ahead: for a reader of all, which needs no copy of the bytes.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::read_range`].
+    pub fn with_bytes_at<T>(
+        &self,
+        offset: u64,
+        watch: &mut dyn Watch,
+        work: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        let head_len = self.head.len() as u64;
+        if offset < head_len {
+            return Ok(work(&self.head[offset as usize..]));
+        }
+        let start = (self.span.start + offset - head_len).min(self.span.end);
+        let end = start - start % STEP_BYTES + STEP_BYTES;
+        let read = self.dataset.read_range(self.id, start..end.min(self.span.end), watch)?;
+        Ok(work(read.bytes(0)))
+    }
+
     /// Drops the bytes that it has kept, where no other thread uses them.
     pub fn release(&self) {
         if let Some(mut window) = self.window.try_lock() {
@@ -242,5 +263,7 @@ impl SampleFile {
     }
 }
 
+/// What a reader of all takes at a time: it stays in a processor's cache until it was copied on.
+const STEP_BYTES: u64 = 1 << 20;
 /// The most that one file keeps, and reads at once.
 const MAX_WINDOW_BYTES: u64 = 8 << 20;

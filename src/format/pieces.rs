@@ -8,7 +8,9 @@
 //! The checksums are not believed: together they give the checksum of the record ([`whole`]), which the
 //! directory holds. So a header that is old, or belongs elsewhere, is noticed before it is used.
 
-use crate::checksum::{crc32c_append, crc32c_combine};
+use std::sync::LazyLock;
+
+use crate::checksum::{Combination, crc32c_append, crc32c_combine};
 
 /// Bytes of a piece.
 pub const PIECE_BYTES: u32 = 256 << 10;
@@ -38,11 +40,16 @@ pub fn whole(sums: &[u32], len: u32) -> Option<u32> {
         return None;
     }
     let each = sums.iter().enumerate();
-    Some(
-        each.fold(0, |crc, (index, &sum)| {
-            crc32c_combine(crc, sum, u64::from(piece_len(len, index)))
-        }),
-    )
+    Some(each.fold(0, |crc, (index, &sum)| with_piece(crc, sum, piece_len(len, index))))
+}
+
+/// The CRC32C of a record so far, whose next piece has `len` bytes and this checksum.
+fn with_piece(crc: u32, sum: u32, len: u32) -> u32 {
+    static COMPLETE: LazyLock<Combination> = LazyLock::new(|| Combination::of(PIECE_BYTES.into()));
+    match len {
+        PIECE_BYTES => COMPLETE.combine(crc, sum),
+        _ => crc32c_combine(crc, sum, len.into()),
+    }
 }
 
 /// The checksums of a record, computed from its bytes in any quantities.
@@ -83,12 +90,12 @@ impl RecordSums {
         }
     }
 
-    /// The CRC32C of the record. Combining two checksums costs microseconds, and a small record has one.
+    /// The CRC32C of the record. Combining two checksums may cost microseconds, and a small record has one.
     pub fn crc32c(&self) -> u32 {
         let complete = self.complete.iter().map(|&sum| (sum, PIECE_BYTES));
         let mut pieces = complete.chain(Some(self.open).filter(|(_, len)| *len > 0));
         let first = pieces.next().map_or(0, |(sum, _)| sum);
-        pieces.fold(first, |crc, (sum, len)| crc32c_combine(crc, sum, len.into()))
+        pieces.fold(first, |crc, (sum, len)| with_piece(crc, sum, len))
     }
 
     /// The checksums of its pieces, also of a record that is not large.

@@ -29,15 +29,18 @@
 //! What a listing shows can be looked up and has the same inode number. A position in a listing (a *cookie*)
 //! stays valid as long as the generation does, and after it come exactly the entries that have not come yet.
 //!
-//! Read this file first, then `listing.rs` and `attributes.rs`.
+//! Read this file first, then `listing.rs` and `attributes.rs`. `epochs.rs` tells epochs apart by the files that are
+//! opened.
 
 mod attributes;
+mod epochs;
 mod listing;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use attributes::{Attributes, XATTRS};
+pub use epochs::Epochs;
 pub use listing::{FIRST, Found};
 
 use crate::directory::Directory;
@@ -119,7 +122,7 @@ impl FileTree {
             Node::Folder(Folder { rank, depth }) => {
                 FOLDERS + (rank << DEPTH_BITS) + u64::from(depth)
             }
-            Node::File(File { id, field }) => FILES + id.0 * self.num_fields() + u64::from(field),
+            Node::File(file) => FILES + self.number(file),
         }
     }
 

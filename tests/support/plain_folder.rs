@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, import};
 use dlfs::nvme::Address;
 use dlfs::qpair::ConnectOptions;
@@ -78,6 +79,54 @@ pub fn python() -> std::ffi::OsString {
 impl Drop for PlainFolder {
     fn drop(&mut self) {
         make_removable(&self.path("plain"));
+    }
+}
+
+/// `data`, a folder of TFRecord shards and of files of classes, and `data.dlfs`, its image: what the input pipelines of
+/// TensorFlow and DALI read.
+pub struct Pipelines {
+    temp: tempfile::TempDir,
+    /// Those that are installed: `tf`, `dali`.
+    pub installed: Vec<&'static str>,
+}
+
+impl Pipelines {
+    /// `None`, loudly, where neither is installed for [`python`].
+    pub fn new() -> Option<Pipelines> {
+        let all = [("tf", "tensorflow"), ("dali", "nvidia.dali")];
+        let installed = all.into_iter().filter(|(_, module)| {
+            let mut command = Command::new(python());
+            let output = command.args(["-c", &format!("import {module}")]).output().unwrap();
+            let is_there = output.status.success();
+            if !is_there {
+                println!("SKIPPED: {module} is not installed: DLFS_TEST_PYTHON names a Python that has it");
+            }
+            is_there
+        });
+        let installed: Vec<_> = installed.map(|(name, _)| name).collect();
+        if installed.is_empty() {
+            return None;
+        }
+        let pipelines = Pipelines { temp: tempfile::tempdir().unwrap(), installed };
+        pipelines.run(Command::new(python()), "data", "--make");
+        let (from, to) =
+            ([pipelines.path("data")], [Address::from_path(pipelines.path("data.dlfs"))]);
+        let options = ImportOptions { from: SourceKind::Folder, ..ImportOptions::default() };
+        import(&from, &to, &options, &ConnectOptions::default(), &mut ()).unwrap();
+        Some(pipelines)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    /// What `python`, a command without arguments, reads of `folder` by `what`.
+    pub fn run(&self, mut python: Command, folder: &str, what: &str) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/posix/pipelines.py");
+        let output = python.arg(script).arg(self.path(folder)).arg(what).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{what} of {folder}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
     }
 }
 

@@ -1383,6 +1383,11 @@ int dlfs_sequence_trace(const dlfs_seq *seq,
 // Stores the counters of a sequence. Any thread.
 int dlfs_sequence_stats(const dlfs_seq *seq, dlfs_stats_t *stats);
 
+// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
+// unless it reads whole chunks. Any thread.
+int dlfs_is_resident(const dlfs_seq *seq,
+                     uint64_t id);
+
 // Stores the counters of the store of a sequence. Any thread.
 //
 // DLFS_E_NOT_FOUND: the sequence has no store.

@@ -151,7 +151,7 @@ impl Files {
 }
 
 /// Opens a file without waiting for a writer if a FIFO has taken its place: its stamp then differs.
-fn open(path: &Path) -> std::io::Result<File> {
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         // Another process has a lease on the file; a blocking open breaks the lease.

@@ -69,10 +69,6 @@ impl Stamp {
     pub(super) fn object_stamp(&self) -> u64 {
         self.inode
     }
-
-    pub(super) fn identity(&self) -> (u64, u64) {
-        (self.device, self.inode)
-    }
 }
 
 /// The files of a folder in order, and values derived from them.

@@ -18,6 +18,7 @@ mod listing;
 mod objects;
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ use crate::process::Forked;
 use crate::units::Lba;
 use files::Files;
 use helpers::{Helpers, MAX_THREADS};
-use listing::Listing;
+use listing::{Listing, Stamp};
 use objects::Store;
 
 /// An open folder. Its listing is that of the time when it was opened.
@@ -168,9 +169,18 @@ impl FolderNamespace {
         (files[at].offset_bytes == offset_bytes).then_some(at)
     }
 
-    /// The device and the inode number of the file with this index.
-    pub fn identity_of(&self, index: usize) -> (u64, u64) {
-        self.folder.listing.files[index].stamp.identity()
+    /// Opens the file with this index, for reading; `None` where that fails, where it is no longer the listed one, and
+    /// of objects.
+    pub fn open_listed(&self, index: usize) -> Option<File> {
+        let is_folder = self.folder.store.is_none();
+        let file = is_folder.then(|| files::open(&self.folder.path_of(index)).ok()).flatten()?;
+        self.is_listed(index, &file).then_some(file)
+    }
+
+    /// Whether `file` is still the listed one with this index: the same, of the same length and time.
+    pub fn is_listed(&self, index: usize, file: &File) -> bool {
+        let listed = &self.folder.listing.files[index];
+        file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp)
     }
 
     /// Lends an open file, so that reads need not open it a second time: an open of a parallel file system is

@@ -6,6 +6,7 @@ use dlfs::buf::Pages;
 use dlfs::cache::CacheStats;
 use dlfs::prefetch::LoaderStats;
 use dlfs::store::StoreStats;
+use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
 use crate::mount::{Fs, mount_of};
@@ -231,6 +232,13 @@ pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats)
         unsafe { give(stats, value(done))? };
         Ok(DLFS_OK)
     })
+}
+
+/// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
+/// unless it reads whole chunks. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
+    guard(|| Ok(sequence_of(seq)?.loader.is_resident(SampleId(id)).into()))
 }
 
 /// Stores the counters of the store of a sequence. Any thread.

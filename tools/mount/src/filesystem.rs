@@ -15,6 +15,7 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
+use crate::counters::Counters;
 use crate::passthrough::Passthrough;
 use crate::reads::{Part, Reads};
 
@@ -22,6 +23,7 @@ use crate::reads::{Part, Reads};
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
+    counters: Arc<Counters>,
     /// If files are opened, for the kernel to read them by itself.
     passthrough: Option<Passthrough>,
     /// Whether a listing may have attributes: those of fields would read every sample.
@@ -35,6 +37,7 @@ impl Filesystem {
     pub(crate) fn new(
         files: Arc<Files>,
         reads: Arc<Reads>,
+        counters: Arc<Counters>,
         passthrough: Option<Passthrough>,
     ) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
@@ -48,6 +51,7 @@ impl Filesystem {
         let passthrough = passthrough.filter(|_| files.dataset().fields().is_empty());
         Filesystem {
             reads,
+            counters,
             passthrough,
             lists_attributes: files.dataset().fields().is_empty(),
             files,
@@ -109,6 +113,9 @@ impl Filesystem {
         if inode.0 == ROOT && name == ORDER {
             return self.reads.order().map(String::into_bytes).ok_or(Errno::ENODATA);
         }
+        if inode.0 == ROOT && name == EPOCHS {
+            return Ok(self.counters.epochs().into_bytes());
+        }
         let value = self.files.xattr(self.node(inode)?, name.as_bytes());
         value.map(String::into_bytes).ok_or(Errno::ENODATA)
     }
@@ -159,7 +166,10 @@ impl fuser::Filesystem for Filesystem {
     fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         match (&self.passthrough, self.node(inode)) {
             (None, _) => reply.error(Errno::ENOSYS),
-            (Some(passthrough), Ok(Node::File(file))) => passthrough.open(inode.0, file, reply),
+            (Some(passthrough), Ok(Node::File(file))) => {
+                self.counters.opened(file, None);
+                passthrough.open(inode.0, file, reply);
+            }
             (Some(_), Ok(Node::Folder(_))) => reply.error(Errno::EISDIR),
             (Some(_), Err(errno)) => reply.error(errno),
         }
@@ -199,7 +209,8 @@ impl fuser::Filesystem for Filesystem {
     ) {
         match self.node(inode) {
             Ok(Node::File(file)) => {
-                self.reads.read(Part { file, offset, size, asked: Instant::now(), reply })
+                let opens = offset == 0 && self.passthrough.is_none();
+                self.reads.read(Part { file, offset, size, asked: Instant::now(), opens, reply })
             }
             Ok(Node::Folder(_)) => reply.error(Errno::EISDIR),
             Err(errno) => reply.error(errno),
@@ -277,9 +288,9 @@ impl fuser::Filesystem for Filesystem {
     fn listxattr(&self, _: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let names = self.node(inode).map(|node| {
             let mut names = self.files.xattr_names(node);
-            if inode.0 == ROOT && self.reads.order().is_some() {
-                names.extend_from_slice(ORDER.as_bytes());
-                names.push(0);
+            if inode.0 == ROOT {
+                let order = self.reads.order().map_or(String::new(), |_| format!("{ORDER}\0"));
+                names.extend_from_slice(format!("{EPOCHS}\0{order}").as_bytes());
             }
             names
         });
@@ -317,6 +328,8 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
     }
 }
 
+/// The attribute of the top folder that says what was read in each epoch.
+const EPOCHS: &str = "user.dlfs.epochs";
 /// The attribute of the top folder that says what was read ahead along an order.
 const ORDER: &str = "user.dlfs.order";
 /// Entries that get attributes before the kernel knows whether anybody wants them: it asks for them at the

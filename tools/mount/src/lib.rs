@@ -18,6 +18,7 @@
 //!
 //! Read this file first, then `place.rs`, `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
+mod counters;
 mod filesystem;
 mod memory;
 mod passthrough;
@@ -38,6 +39,7 @@ use dlfs::process::memory_bytes;
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
+use counters::Counters;
 use filesystem::Filesystem;
 use passthrough::Passthrough;
 use place::Place;
@@ -54,8 +56,9 @@ pub struct Options {
     /// The memory for samples that were read in part, in bytes; one sample is always kept. By default 64 MiB, or an
     /// eighth of the memory that this process may use.
     pub kept_bytes: usize,
-    /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, or from memory that the file is read
-    /// into when it is opened, at most so much of it. Takes root and Linux 6.9; else nothing changes.
+    /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, from that of a plain folder without
+    /// tiers, or from memory that the file is read into when it is opened, at most so much of it. Takes root and Linux
+    /// 6.9; else nothing changes.
     pub passthrough_bytes: Option<u64>,
 }
 
@@ -98,14 +101,16 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     config.n_threads = Some(options.threads.max(2));
     config.clone_fd = true;
     let leaders = config.n_threads.unwrap_or(2) - 1;
-    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, options.kept_bytes));
+    let counters = Arc::new(Counters::new(Arc::clone(&files)));
+    let counts = Arc::clone(&counters);
+    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, options.kept_bytes, counts));
     let passed = Arc::new(AtomicU64::new(0));
     // Half of the threads at most read whole files, which takes long.
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
     let passthrough = passthrough.map(|bytes| {
         Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
     });
-    let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
+    let filesystem = Filesystem::new(files, Arc::clone(&reads), counters, passthrough);
     let (device, at) = Place::mount(place, source, options.allow_other).map_err(wrong)?;
     let spawned = Session::from_fd(filesystem, device, config.acl, config).and_then(|session| {
         std::thread::Builder::new().name("fuser-bg".into()).spawn(|| session.run())
@@ -134,7 +139,7 @@ fn read_far_ahead(place: &Path) {
 
 impl Mounted {
     /// Reads samples ahead along an order, from now on, instead of any other order. The extended attribute
-    /// `user.dlfs.order` of the top folder says how many were there when they were asked for.
+    /// `user.dlfs.order` of the top folder says how many were there when they were asked for. Begins an epoch.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the order is another image's. The order before it is then still followed.

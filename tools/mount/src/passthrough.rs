@@ -1,7 +1,8 @@
 //! Files that the kernel reads by itself (FUSE passthrough): each from a file that has its bytes.
 //!
-//! That is the tier's own file, where a tier keeps the whole file as one, or memory that the file was read into, whole
-//! and verified, when it was opened. The memory stays while there is room, for the next open.
+//! That is the tier's own file, where a tier keeps the whole file as one; that of a plain folder, where no tier is in
+//! front of it; or memory that the file was read into, whole and verified, when it was opened. The memory stays while
+//! there is room, for the next open.
 //!
 //! The kernel reads all open handles of an inode in one way: from the first open until the last is closed, an inode has
 //! one mode.
@@ -121,6 +122,12 @@ impl Passthrough {
     fn source(&self, inode: u64, file: File, len: u64) -> Option<Opened> {
         if let Some((_, Ok(copy))) = self.files.open_copy(file, |path| Opened::open(path)) {
             return Some(copy);
+        }
+        if self.files.dataset().image().tiers().is_none()
+            && let Some((folder, index)) = self.files.listed(file)
+            && let Some(own) = folder.open_listed(index)
+        {
+            return Some(own);
         }
         {
             let mut state = self.state.lock();

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use dlfs::dataset::{Ahead, AheadStats, Files, OnError, OrderFile, Query, SampleFile};
 use dlfs::posix::File;
 use dlfs::process::memory_bytes;
-use dlfs::units::SampleId;
+use dlfs::units::{Epoch, SampleId};
 use dlfs::{Error, ErrorKind};
 use fuser::{Errno, ReplyData};
 use parking_lot::Mutex;
 
+use crate::counters::Counters;
 use crate::filesystem::errno_of;
 use crate::unanswered::{self, Unanswered, Until};
 
@@ -28,6 +29,8 @@ pub(crate) struct Part {
     pub(crate) size: u32,
     /// When the kernel asked.
     pub(crate) asked: Instant,
+    /// Whether it is by this read alone that a program is seen to open the file.
+    pub(crate) opens: bool,
     pub(crate) reply: ReplyData,
 }
 
@@ -41,10 +44,11 @@ pub(crate) struct Reads {
     kept: Mutex<Kept>,
     ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
     unanswered: Unanswered,
+    counters: Arc<Counters>,
 }
 
-/// The files of one sample.
-type Fields = Arc<[Box<[u8]>]>;
+/// The files of one sample, and its epoch in the order.
+type Fields = (Epoch, Arc<[Box<[u8]>]>);
 
 #[derive(Default)]
 struct Queue {
@@ -64,11 +68,26 @@ struct Kept {
 }
 
 impl Reads {
-    pub(crate) fn new(files: Arc<Files>, most_leaders: usize, kept_bytes: usize) -> Reads {
+    pub(crate) fn new(
+        files: Arc<Files>,
+        most_leaders: usize,
+        kept_bytes: usize,
+        counters: Arc<Counters>,
+    ) -> Reads {
         let (queue, kept, ahead, unanswered) = Default::default();
         let most_in_pieces =
             (memory_bytes() / 4 / OF_PIECES_BYTES).clamp(1, MOST_IN_PIECES) as usize;
-        Reads { files, most_leaders, kept_bytes, most_in_pieces, queue, kept, ahead, unanswered }
+        Reads {
+            files,
+            most_leaders,
+            kept_bytes,
+            most_in_pieces,
+            queue,
+            kept,
+            ahead,
+            unanswered,
+            counters,
+        }
     }
 
     /// Reads ahead along `order`, instead of any other.
@@ -77,12 +96,13 @@ impl Reads {
         let ahead = Ahead::start(self.files.dataset(), order, usize::MAX, move |batch, index| {
             let fields = files.tree().directory().fields().len().max(1);
             let all = (0..fields).map(|field| File { id: batch.id(index), field: field as u16 });
-            all.map(|file| {
+            let bytes = all.map(|file| {
                 files.bytes(batch, index, file).ok().map(|bytes| bytes.into_owned().into())
-            })
-            .collect()
+            });
+            Some((batch.epoch(), bytes.collect::<Option<_>>()?))
         })?;
         let before = self.ahead.lock().replace(Arc::new(ahead));
+        self.files.order_begins();
         drop(before); // without the lock: waits for its thread
         Ok(())
     }
@@ -101,11 +121,13 @@ impl Reads {
     /// Answers `part`, now or by the thread that reads it.
     pub(crate) fn read(&self, part: Part) {
         if let Some(bytes) = self.kept(part.file) {
+            self.count(&part, None);
             return self.answer(part, &bytes);
         }
         let ahead = self.ahead.lock().clone();
-        if let Some(ahead) = ahead
-            && let Some(fields) = ahead.take(part.file.id)
+        let fields = ahead.and_then(|ahead| ahead.take(part.file.id));
+        self.count(&part, fields.as_ref().map(|(epoch, _)| *epoch));
+        if let Some((_, fields)) = fields
             && let Some(bytes) = fields.get(usize::from(part.file.field))
         {
             if part.offset > 0 || bytes.len() > part.size as usize {
@@ -135,6 +157,12 @@ impl Reads {
             if batch.is_empty() {
                 queue.leaders -= 1;
             }
+        }
+    }
+
+    fn count(&self, part: &Part, along: Option<Epoch>) {
+        if part.opens {
+            self.counters.opened(part.file, along);
         }
     }
 
@@ -210,7 +238,10 @@ impl Reads {
             buffer.resize(part.size as usize, 0);
             let (began, mut until) = (Instant::now(), Until::after(self.limit(&part)));
             match opened.read_at(part.offset, &mut buffer, &mut until) {
-                Ok(len) => part.reply.data(&buffer[..len]),
+                Ok(len) => {
+                    self.counters.answered(len);
+                    part.reply.data(&buffer[..len]);
+                }
                 Err(error) => {
                     // A target that did not answer will not answer those that waited meanwhile.
                     let behind = unanswered::is(&error).then(|| pieces.by_ref());
@@ -259,6 +290,7 @@ impl Reads {
     fn answer(&self, part: Part, bytes: &[u8]) {
         let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(bytes.len());
         let end = from.saturating_add(part.size as usize).min(bytes.len());
+        self.counters.answered(end - from);
         part.reply.data(&bytes[from..end]);
     }
 

@@ -23,7 +23,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::units::{Nsid, SampleId};
 use dlfs_mount::{Mounted, mount};
-use plain_folder::{CONFORMANCE, PlainFolder, python};
+use plain_folder::{CONFORMANCE, Pipelines, PlainFolder, python};
 
 /// A plain folder, an image of it, and a place to mount it on.
 struct Source {
@@ -226,6 +226,76 @@ fn a_file_that_a_tier_has_whole_is_read_by_the_kernel_from_the_tier() {
 }
 
 #[test]
+fn a_file_of_a_plain_folder_without_tiers_is_read_by_the_kernel_from_the_folder() {
+    let folder = PlainFolder::new(&[]);
+    for name in ["shown", "own"] {
+        fs::create_dir(folder.path(name)).unwrap();
+    }
+    let source = Source { folder };
+    let bytes: Vec<u8> = (0..9_000_001).map(|i: usize| (i * 7 + i / 251) as u8).collect();
+    for name in ["kept", "changed"] {
+        fs::write(source.path("own").join(name), &bytes).unwrap();
+    }
+    let own = Address::from_path(source.path("own"));
+    let mounting = dlfs_mount::Options { passthrough_bytes: Some(0), ..Default::default() };
+    let Some(mounted) = source.mounted_with(&own, &Options::default(), &mounting) else { return };
+    let (mut file, mut found) = (open_passed(&mounted, &source.path("shown/kept")), Vec::new());
+    std::io::Read::read_to_end(&mut file, &mut found).unwrap();
+    assert!(found == bytes);
+    fs::write(source.path("other"), &bytes).unwrap();
+    fs::rename(source.path("other"), source.path("own/changed")).unwrap();
+    let before = mounted.passed_through();
+    let error = fs::read(source.path("shown/changed")).unwrap_err();
+    assert_eq!((error.raw_os_error(), mounted.passed_through()), (Some(116), before), "{error}");
+    drop(file);
+    mounted.unmount().unwrap();
+}
+
+#[test]
+fn epochs_are_told_apart_by_files_that_are_read_again_or_by_an_order_that_begins_again() {
+    let source = Source::new();
+    let Some(mounted) = source.mounted() else { return };
+    let shown = source.path("shown");
+    let read_all = || {
+        for i in 1..300 {
+            let file = fs::File::open(shown.join(format!("a/b/{i:03}"))).unwrap();
+            // What the kernel has still is not asked for again.
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            assert_eq!(file.read_at(&mut [0; 1000], 0).unwrap(), i);
+        }
+    };
+    let epochs = || {
+        let mut value = [0; 4000];
+        let len = rustix::fs::getxattr(&shown, "user.dlfs.epochs", &mut value).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&value[..len]).unwrap()
+    };
+    let bytes: u64 = (1..300).sum();
+    let counted = |epochs: &serde_json::Value, epoch: usize| {
+        let found = &epochs[epoch];
+        assert_eq!(found["epoch"], epoch, "{epochs}");
+        ["opens", "reads", "bytes"].map(|name| found[name].as_u64().unwrap())
+    };
+    assert_eq!(epochs(), serde_json::json!([]));
+    read_all();
+    read_all();
+    let two = epochs();
+    assert_eq!(two.as_array().unwrap().len(), 2, "{two}");
+    (0..2).for_each(|epoch| assert_eq!(counted(&two, epoch), [299, 299, bytes], "{two}"));
+    // An order that is not followed, but that begins.
+    let order = OrderFile::parse(r#"{"order": {"kind": "global", "seed": 7}}"#).unwrap();
+    mounted.follow(&order).unwrap();
+    let one = fs::File::open(shown.join("a/one.bin")).unwrap();
+    assert_eq!(one.read_at(&mut [0; 8000], 0).unwrap(), 5000);
+    let three = epochs();
+    assert_eq!(three.as_array().unwrap().len(), 3, "{three}");
+    assert_eq!(counted(&three, 2), [1, 1, 5000], "{three}");
+    let mut names = [0; 200];
+    let len = rustix::fs::listxattr(&shown, &mut names).unwrap();
+    assert!(names[..len].split(|byte| *byte == 0).any(|name| name == b"user.dlfs.epochs"));
+    mounted.unmount().unwrap();
+}
+
+#[test]
 fn attributes_beside_those_of_posix_say_what_the_directory_knows() {
     let source = Source::new();
     let Some(mounted) = source.mounted() else { return };
@@ -287,6 +357,24 @@ fn files_that_are_read_along_an_order_were_read_ahead() {
     let error = mounted.follow(&OrderFile::parse(other).unwrap()).unwrap_err();
     assert!(error.report().contains("another one"), "{}", error.report());
     mounted.unmount().unwrap();
+}
+
+#[test]
+fn pipelines_of_tensorflow_and_dali_read_what_they_read_of_a_plain_folder() {
+    let Some(pipelines) = Pipelines::new() else { return };
+    let source = Source::new();
+    for image in ["data.dlfs", "data"] {
+        let address = Address::from_path(pipelines.path(image));
+        let Some(mounted) = source.mounted_from(&address, &Options::default()) else { return };
+        std::os::unix::fs::symlink(source.path("shown"), pipelines.path(&format!("shown {image}")))
+            .unwrap();
+        for what in &pipelines.installed {
+            let expected = pipelines.run(Command::new(python()), "data", what);
+            let found = pipelines.run(Command::new(python()), &format!("shown {image}"), what);
+            assert_eq!(found, expected, "{what} of {image}");
+        }
+        mounted.unmount().unwrap();
+    }
 }
 
 /// `DLFS_TEST_UNMOUNTS` says how often.

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_long};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use dlfs::dataset::{Ahead, Files, OrderFile};
 use dlfs::posix::{File, Node};
 use dlfs::process::mark_ours;
+use dlfs::units::Epoch;
 
 use crate::files::{self, Memory};
 use crate::known;
@@ -21,16 +21,18 @@ pub(crate) struct Waiting {
     fd: c_int,
     inode: u64,
     len: u64,
+    /// That of the order.
+    epoch: Epoch,
 }
 
 impl Mount {
-    /// A descriptor of a file that was read ahead.
+    /// A descriptor of a file that was read ahead, and its epoch in the order.
     pub(crate) fn read_ahead(
         &'static self,
         opened: &'static Opened,
         file: File,
         flags: c_int,
-    ) -> Option<c_int> {
+    ) -> Option<(c_int, Epoch)> {
         let order = self.setting().order.as_ref()?;
         let ahead = opened.ahead.get_or_init(|| {
             let order = OrderFile::load(order);
@@ -51,11 +53,11 @@ impl Mount {
                 .ok()
         });
         let held = ahead.as_ref()?.take(file.id)?;
-        let (fd, stat, len) = held.get(usize::from(file.field))?.open(flags)?;
+        let waiting = held.get(usize::from(file.field))?;
+        let (fd, stat) = waiting.open(flags)?;
         known::note(fd, &stat, self, Node::File(file));
-        self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(len, Ordering::Relaxed);
-        Some(fd)
+        self.counters.count_read(waiting.len);
+        Some((fd, waiting.epoch))
     }
 
     fn hold(
@@ -78,13 +80,13 @@ impl Mount {
         let fd = fd.ok()? as c_int;
         mark_ours(&fd);
         let inode = files::inode_of(fd).unwrap_or(0);
-        Some(Waiting { fd, inode, len: bytes.len() as u64 })
+        Some(Waiting { fd, inode, len: bytes.len() as u64, epoch: batch.epoch() })
     }
 }
 
 impl Waiting {
     /// A descriptor of its own for the program, with a position of its own.
-    fn open(&self, flags: c_int) -> Option<(c_int, libc::stat, u64)> {
+    fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
         let path = files::path_of(self.fd);
         let flags = libc::O_RDONLY | flags & libc::O_CLOEXEC;
         // SAFETY: the path ends with NUL.
@@ -96,7 +98,7 @@ impl Waiting {
         if stat.is_none() {
             files::close(fd); // the program has closed ours, and something else has its number
         }
-        Some((fd, stat?, self.len))
+        Some((fd, stat?))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Descriptors: a file is a sealed memfd with its bytes; what a descriptor stands for is its memfd's name.
 
 use std::ffi::{CStr, CString, c_int, c_long};
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -81,24 +83,24 @@ impl Mount {
         flags: c_int,
         whole: bool,
     ) -> Result<c_int, c_int> {
+        let so_far = self.counters.of_files();
         self.counters.opens.fetch_add(1, Ordering::Relaxed);
-        if let Some(fd) = self.read_ahead(opened, file, flags) {
+        if let Some((fd, epoch)) = self.read_ahead(opened, file, flags) {
+            opened.files.opened(file, Some(epoch), so_far);
             return Ok(fd);
         }
+        opened.files.opened(file, None, so_far);
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
-        if len > IN_MEMORY_BYTES
-            && let Some(fd) = self.open_copy(opened, file, flags)
-        {
+        let is_long = len > IN_MEMORY_BYTES;
+        if is_long && let Some(fd) = self.open_copy(opened, file, flags) {
             return Ok(fd);
         }
-        if len > IN_MEMORY_BYTES
+        if (is_long || opened.is_bare())
             && !self.is_copied(opened, file, len, whole)
-            && let Some(fd) = self.elsewhere(opened, node, flags)?
+            && let Some(fd) = self.elsewhere(opened, file, flags)?
         {
-            if opened.has_tiers() {
-                self.remember(opened, fd, file, flags);
-            }
+            self.remember(opened, fd, file, flags);
             return Ok(fd);
         }
         let most = self.setting().copy_bytes;
@@ -120,43 +122,48 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Whether a long file of a plain folder is copied into memory rather than opened where it lies: a tier has all
-    /// of it, or the C library will read it.
+    /// Whether a long file of a plain folder with tiers is copied into memory rather than opened where it lies: a tier
+    /// has all of it, or the C library will read it.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_there = || opened.files.kept_bytes(file) == len;
         opened.has_tiers() && len <= self.setting().copy_bytes && (whole || is_there())
     }
 
     fn fill(&self, memory: &Memory, opened: &Opened, file: File) -> Result<(), c_int> {
-        let bytes = opened.files.read(file, &mut ()).map_err(|error| {
+        let copied = match opened.files.dataset().image().folder() {
+            // Whole, since a folder has no checksums of pieces.
+            Some(_) => opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes)),
+            None => copy(memory, opened, file),
+        };
+        let len = copied.map_err(|error| {
             if SAYS.swap(false, Ordering::Relaxed) {
                 own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
             }
             errno_of(&error)
-        })?;
-        memory.fill(&bytes)?;
-        self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(())
+        })??;
+        self.counters.count_read(len);
+        memory.seal()
     }
 
-    /// A descriptor of the same file in another place: in the plain folder that the data set is, or where
-    /// FUSE shows it.
-    fn elsewhere(&self, opened: &Opened, node: Node, flags: c_int) -> Result<Option<c_int>, c_int> {
+    /// A descriptor of the same file in another place: in the plain folder that the data set is, unless another file
+    /// is there by now, or where FUSE shows it.
+    fn elsewhere(&self, opened: &Opened, file: File, flags: c_int) -> Result<Option<c_int>, c_int> {
         let Some(place) = opened.folder.as_ref().or(self.setting().fuse.as_ref()) else {
             return Ok(None);
         };
-        if opened.folder.is_some() {
-            opened.origin_opens.fetch_add(1, Ordering::Relaxed);
-        }
-        let path = opened.files.tree().path(node).map_err(|_| libc::EIO)?;
+        let path = opened.files.tree().path(Node::File(file)).map_err(|_| libc::EIO)?;
         let path = [place.as_os_str().as_bytes(), b"/", &path].concat();
-        let path = CString::new(path).map_err(|_| libc::EIO)?;
-        // SAFETY: the path ends with NUL.
-        let fd = called(unsafe {
-            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)
-        })?;
-        Ok(Some(fd as c_int))
+        let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
+        if opened.folder.is_some() {
+            opened.origin.opens.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: `found` is open, and does not end before the `File`, which closes nothing.
+            let there = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(found.fd()) });
+            let listed = opened.files.listed(file);
+            if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &there)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(found.into_fd()))
     }
 
     /// The name of the memfd that stands for `node`.
@@ -165,6 +172,28 @@ impl Mount {
         let name = format!("{NAME}{:08x}:{:x}:{inode:x}", mounts::settings_hash(), self.index());
         CString::new(name).unwrap_or_default() // digits and colons
     }
+}
+
+/// Reads a file into `memory` in pieces that stay in a processor's cache; its length.
+fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64, c_int>> {
+    let Some(reads) = opened.files.open_in_pieces(file, &mut ())? else {
+        return opened.files.read(file, &mut ()).map(|bytes| copy_whole(memory, &bytes));
+    };
+    let mut at = 0;
+    loop {
+        let written = reads.with_bytes_at(at, &mut (), |bytes| {
+            write_at(memory.fd(), bytes, at).map(|()| bytes.len() as u64)
+        })?;
+        match written {
+            Ok(0) => return Ok(Ok(at)),
+            Ok(len) => at += len,
+            Err(errno) => return Ok(Err(errno)),
+        }
+    }
+}
+
+fn copy_whole(memory: &Memory, bytes: &[u8]) -> Result<u64, c_int> {
+    write_at(memory.fd(), bytes, 0).map(|()| bytes.len() as u64)
 }
 
 /// What the descriptor stands for, if it is one of ours, of this program or of one that has started it.

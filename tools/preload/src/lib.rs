@@ -4,9 +4,9 @@
 //! Functions of the C library that take paths, in front of the C library's own. A path below one of the
 //! prefixes in `DLFS_MOUNTS` is answered from a data set; every other path goes on to the C library.
 //! Opening a file gives a *real descriptor*: a sealed memfd with the verified bytes of the whole file. So
-//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` are the kernel's own and right. A long file of a
-//! plain folder with tiers is its own descriptor, of which `read`, `pread` and `mmap` go through the tiers
-//! (`long.rs`); what is not interposed reads the file itself.
+//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` are the kernel's own and right. A file of a plain
+//! folder without tiers, and a long one with tiers, is its own descriptor, of which `read` and `pread` go through the
+//! tiers (`long.rs`); what is not interposed reads the file itself.
 //!
 //! # What it is not
 //! It sees the calls of programs and libraries to the C library. It does not see the C library's own calls

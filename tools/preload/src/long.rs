@@ -1,7 +1,8 @@
-//! Long files of a plain folder with tiers: the descriptor is the file's own, so that whatever is not interposed is
-//! right; `read`, `pread` and `mmap` of it go through the tiers, in pieces, and the tiers fetch the rest behind. Once a
-//! tier in a folder has all of it as a file of its own, the descriptor is that file's: then all is the kernel's, and
-//! reads are only counted.
+//! Files of a plain folder whose descriptor is the file's own, so that whatever is not interposed is right: without
+//! tiers all of them, of which reads are only counted, and with tiers the long ones. `read` and `pread` of those go
+//! through the tiers, in pieces, and the tiers fetch the rest behind. A mapping is of the file itself, since nobody
+//! sees which of its pages are read; it only makes the tiers fetch all behind. Once a tier in a folder has all of it
+//! as a file of its own, the descriptor is that file's, and the kernel reads it.
 //!
 //! No state says what a descriptor is, only what it may be: a bit for each number that was given out. Where it is
 //! set, the kernel says whether the file behind the number is still that one. So `close`, `dup` and `fork` need not
@@ -45,8 +46,9 @@ pub(crate) struct Long {
 enum Bytes {
     /// Through the tiers. The descriptor is that of the folder's file with this number.
     Tiers { index: usize, reads: SampleFile },
-    /// By the kernel: the descriptor is that of the copy in this tier.
-    Copy { tier: u8 },
+    /// By the kernel: the descriptor is that of the copy in this tier; without one, of the folder's own file, or of the
+    /// file that FUSE shows.
+    Kernel { tier: Option<u8> },
 }
 
 /// By descriptor.
@@ -57,7 +59,7 @@ static TABLE: Forked<Table> = Forked::empty();
 static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
 impl Mount {
-    /// Remembers that `fd` is the folder's own file, if its reads can go through the tiers. The caller is
+    /// Remembers that `fd` is the file in another place: the folder's own, mostly. The caller is
     /// [inside](own::inside).
     pub(crate) fn remember(
         &'static self,
@@ -66,28 +68,10 @@ impl Mount {
         file: posix::File,
         flags: c_int,
     ) {
-        if flags & (libc::O_DIRECT | libc::O_PATH) != 0 || !may_hold(fd) {
-            return;
-        }
-        let dataset = opened.files.dataset();
-        let Some(stat) = files::stat_of(fd) else { return };
-        let identity = (stat.st_dev, stat.st_ino);
-        let folder = dataset.image().folder();
-        let offset = dataset.directory().extent(file.id).map(|extent| extent.offset_bytes);
-        let index = folder.zip(offset).and_then(|(folder, at)| folder.index_at(at));
-        let (Some(folder), Some(index)) = (folder, index) else { return };
-        // Another file, if the name leads elsewhere by now.
-        if folder.identity_of(index) != identity {
-            return;
-        }
-        let Ok(reads) = dataset.open_sample(file.id, None, &mut ()) else { return };
-        if reads.len_bytes() != stat.st_size as u64 {
-            return;
-        }
-        if let Some(lent) = Lent::new(fd, identity) {
-            folder.lend(index, Arc::new(lent));
-        }
-        self.note(fd, file, &stat, Bytes::Tiers { index, reads });
+        let Some(stat) = files::stat_of(fd).filter(|_| may_hold(fd)) else { return };
+        let by_tiers = opened.has_tiers() && flags & (libc::O_DIRECT | libc::O_PATH) == 0;
+        let bytes = by_tiers.then(|| through_tiers(opened, fd, file, &stat)).flatten();
+        self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
 
     /// A descriptor of the file that a tier keeps as its copy, if it has all of it. The caller is
@@ -109,7 +93,7 @@ impl Mount {
         let copy = copy.ok()?;
         let stat = files::stat_of(copy.fd());
         if let Some(stat) = stat.filter(|_| flags & libc::O_PATH == 0 && may_hold(copy.fd())) {
-            self.note(copy.fd(), file, &stat, Bytes::Copy { tier });
+            self.note(copy.fd(), file, &stat, Bytes::Kernel { tier: Some(tier) });
         }
         Some(copy.into_fd())
     }
@@ -121,6 +105,21 @@ impl Mount {
         lock(table()).insert(fd, Arc::new(long));
         MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
     }
+}
+
+/// How the folder's own file `fd` is read through the tiers, which get a duplicate of it.
+fn through_tiers(
+    opened: &Opened,
+    fd: c_int,
+    file: posix::File,
+    stat: &libc::stat,
+) -> Option<Bytes> {
+    let (folder, index) = opened.files.listed(file)?;
+    let reads = opened.files.dataset().open_sample(file.id, None, &mut ()).ok()?;
+    if let Some(lent) = Lent::new(fd, (stat.st_dev, stat.st_ino)) {
+        folder.lend(index, Arc::new(lent));
+    }
+    Some(Bytes::Tiers { index, reads })
 }
 
 /// Says that `new` is what `old` is.
@@ -209,7 +208,7 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
         let reads = match &long.bytes {
             Bytes::Tiers { reads, .. } => reads,
             // SAFETY: the caller's promise.
-            Bytes::Copy { tier } => return unsafe { long.read_copy(*tier, fd, parts, at) },
+            Bytes::Kernel { tier } => return unsafe { long.read_by_kernel(*tier, fd, parts, at) },
         };
         if let Some(at) = at {
             // The kernel refuses a negative one.
@@ -258,7 +257,7 @@ impl Long {
                 break;
             }
         }
-        self.count(done as u64);
+        self.mount.counters.count_read(done as u64);
         Ok(done as isize)
     }
 
@@ -266,9 +265,9 @@ impl Long {
     ///
     /// # Safety
     /// Each part has its length.
-    unsafe fn read_copy(
+    unsafe fn read_by_kernel(
         &self,
-        tier: u8,
+        tier: Option<u8>,
         fd: c_int,
         parts: &[libc::iovec],
         at: Option<i64>,
@@ -281,76 +280,40 @@ impl Long {
                 None => libc::syscall(libc::SYS_readv, fd, first, count),
             }
         })?;
-        self.count(read as u64);
-        let dataset = self.mount.if_opened().map(|opened| opened.files.dataset());
-        if let Some(tiers) = dataset.and_then(|dataset| dataset.image().tiers()) {
-            tiers.count_read(tier, read as usize, began.elapsed());
+        self.mount.counters.count_read(read as u64);
+        let Some(opened) = self.mount.if_opened() else { return Ok(read as isize) };
+        match tier.zip(opened.files.dataset().image().tiers()) {
+            Some((tier, tiers)) => tiers.count_read(tier, read as usize, began.elapsed()),
+            None if opened.folder.is_some() => opened.origin.count_read(read as u64),
+            None => {}
         }
         Ok(read as isize)
     }
-
-    fn count(&self, bytes: u64) {
-        let counters = &self.mount.counters;
-        counters.reads.fetch_add(1, Ordering::Relaxed);
-        counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Memory with the `len` bytes of the file at `at`, or fewer where it ends.
-    fn copy(&self, reads: &SampleFile, at: u64, len: u64) -> Result<Memory, c_int> {
-        let len = len.min(reads.len_bytes().saturating_sub(at));
-        let memory = Memory::new(c"dlfs-map", libc::O_CLOEXEC)?;
-        let mut piece = vec![0; len.min(PIECE_BYTES) as usize];
-        let mut done = 0;
-        while done < len {
-            let part = &mut piece[..(len - done).min(PIECE_BYTES) as usize];
-            let read = reads.read_at(at + done, part, &mut ());
-            match read.map_err(|error| crate::mounts::errno_of(&error))? {
-                0 => return Err(libc::EIO),
-                read => files::write_at(memory.fd(), &part[..read], done)?,
-            }
-            done += part.len() as u64;
-        }
-        reads.release();
-        self.count(len);
-        memory.seal()?;
-        Ok(memory)
-    }
 }
 
-/// A descriptor to map in place of `fd`, at its first byte, for a mapping that cannot change the file. `None`: not
-/// ours, or better mapped by the kernel.
+/// Makes the tiers copy the file behind, if `fd` is one that they know: it is being mapped, from its byte `at` on.
 #[inline]
-pub(crate) fn mapped(
-    fd: c_int,
-    at: i64,
-    len: usize,
-    access: c_int,
-    flags: c_int,
-) -> Option<Memory> {
-    if !may_be(fd) {
-        return None;
+pub(crate) fn mapped(fd: c_int, at: i64) {
+    if may_be(fd) {
+        read_one(fd, at);
     }
-    copy_to_map(fd, at, len, access, flags)
 }
 
+/// The first byte that is read brings the whole file.
 #[cold]
-fn copy_to_map(fd: c_int, at: i64, len: usize, access: c_int, flags: c_int) -> Option<Memory> {
-    let changes = access & libc::PROT_WRITE != 0 && flags & libc::MAP_PRIVATE == 0;
-    let is_odd = flags & (libc::MAP_ANONYMOUS | libc::MAP_SYNC) != 0 || at % PAGE_BYTES != 0;
-    if changes || is_odd || access & libc::PROT_EXEC != 0 || own::is_inside() {
-        return None;
+fn read_one(fd: c_int, at: i64) {
+    if own::is_inside() {
+        return;
     }
-    own::inside(|| {
+    let read = own::inside(|| {
         let long = find(fd).ok_or(libc::EBADF)?;
+        let Bytes::Tiers { reads, .. } = &long.bytes else { return Ok(()) };
         let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
-        let len = len as u64;
-        let Bytes::Tiers { reads, .. } = &long.bytes else { return Err(libc::EINVAL) };
-        if len == 0 || at >= reads.len_bytes() || len > long.mount.setting().copy_bytes {
-            return Err(libc::EINVAL);
-        }
-        long.copy(reads, at, len)
-    })
-    .ok()
+        let read = reads.read_at(at, &mut [0], &mut ());
+        reads.release();
+        read.map(|_| ()).map_err(|error| crate::mounts::errno_of(&error))
+    });
+    let _ = read; // the mapping is as right without a copy
 }
 
 /// What was opened as `fd`, if that is still the same file and nobody has changed it.
@@ -438,7 +401,3 @@ impl Drop for Lent {
 const MOST: usize = 1 << 16;
 /// The most that one read returns, as the kernel has it.
 const MOST_BYTES: usize = 0x7fff_f000;
-/// What is copied at a time for a mapping.
-const PIECE_BYTES: u64 = 8 << 20;
-/// Mappings begin at multiples of this.
-const PAGE_BYTES: i64 = 4096;

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use dlfs::cache::{Cache, TierOptions};
-use dlfs::dataset::{Ahead, Dataset, Files, OnError, OpenOptions, Options, Query};
+use dlfs::dataset::{Ahead, Dataset, FileCounts, Files, OnError, OpenOptions, Options, Query};
 use dlfs::nvme::Address;
 use dlfs::process::Forked;
 use dlfs::{Error, ErrorKind};
@@ -32,8 +32,8 @@ pub(crate) struct Opened {
     pub(crate) files: Files,
     /// Where its files are, if it is a plain folder.
     pub(crate) folder: Option<PathBuf>,
-    /// Files that were opened there for the program.
-    pub(crate) origin_opens: AtomicU64,
+    /// What the kernel opened and read there for the program.
+    pub(crate) origin: Counters,
     /// Files that are read ahead, from the first open file on; `None` if that failed.
     pub(crate) ahead: Forked<Option<Ahead<Held>>>,
     /// Bytes and files, for `statfs`.
@@ -45,7 +45,7 @@ pub(crate) struct Opened {
 pub(crate) struct Counters {
     /// Files opened.
     pub(crate) opens: AtomicU64,
-    /// Files read into memory.
+    /// Files read into memory, and reads of others.
     pub(crate) reads: AtomicU64,
     /// Bytes of those.
     pub(crate) bytes: AtomicU64,
@@ -168,8 +168,22 @@ impl Mount {
         };
         // Makes the first reader with its descriptors.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
-        let origin_opens = AtomicU64::new(0);
-        Ok(Opened { files, folder, origin_opens, ahead: Forked::empty(), len_bytes })
+        let origin = Counters::default();
+        Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })
+    }
+}
+
+impl Counters {
+    /// Counts a read of so many bytes.
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What was done with files.
+    pub(crate) fn of_files(&self) -> FileCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
     }
 }
 
@@ -177,6 +191,11 @@ impl Opened {
     /// Whether it is a plain folder whose files come through tiers.
     pub(crate) fn has_tiers(&self) -> bool {
         self.folder.is_some() && self.files.dataset().image().tiers().is_some()
+    }
+
+    /// Whether it is a plain folder alone, of whose files the kernel knows all that this library does.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.folder.is_some() && !self.has_tiers()
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dlfs::dataset::AheadStats;
+use dlfs::dataset::{AheadStats, EpochCounts, FileCounts, Place};
 use dlfs::qpair::folder::FolderStats;
 
 use crate::mounts::{self, Mount};
@@ -43,8 +43,7 @@ pub(crate) fn write() {
 fn lines(mount: &Mount) -> String {
     let counters = &mount.counters;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (opens, reads, bytes) =
-        (load(&counters.opens), load(&counters.reads), load(&counters.bytes));
+    let FileCounts { opens, reads, bytes } = counters.of_files();
     let (stats, folders) = (load(&counters.stats), load(&counters.folders));
     let mut text = String::new();
     if opens + stats + folders == 0 {
@@ -66,12 +65,12 @@ fn lines(mount: &Mount) -> String {
              misses {misses}, unused {unused}{ended}"
         );
     }
+    text += &epochs(mount, &prefix.to_string());
     let dataset = mount.if_opened().map(|opened| opened.files.dataset());
     let tiers = dataset.and_then(|dataset| Some(dataset.image().tiers()?.stats().tiers));
     let places = dataset.and_then(|dataset| dataset.places());
     for (number, place) in places.into_iter().flat_map(|places| places.places).enumerate() {
-        let name = if place.name.is_empty() { "origin" } else { &place.name };
-        let (reads, bytes) = (place.reads, place.bytes);
+        let (name, reads, bytes) = (name_of(&place), place.reads, place.bytes);
         // The tiers come first.
         let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
         let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
@@ -83,12 +82,35 @@ fn lines(mount: &Mount) -> String {
     let opened = mount.if_opened();
     let folder = opened.and_then(|opened| opened.files.dataset().image().folder());
     if let Some((opened, folder)) = opened.zip(folder) {
-        let FolderStats { opens, reads, bytes } = folder.stats();
-        let opens = opens + load(&opened.origin_opens);
+        let (FolderStats { opens, reads, bytes }, ours) =
+            (folder.stats(), opened.origin.of_files());
+        let (opens, reads, bytes) = (opens + ours.opens, reads + ours.reads, bytes + ours.bytes);
         let _ = writeln!(
             text,
             "dlfs {process} {prefix}: at the origin: opens {opens}, reads {reads}, bytes {bytes}"
         );
     }
     text
+}
+
+/// A line for each epoch.
+fn epochs(mount: &Mount, prefix: &str) -> String {
+    let process = std::process::id();
+    let so_far = mount.counters.of_files();
+    let epochs = mount.if_opened().map(|opened| opened.files.epochs_so_far(so_far));
+    let line = |counts: EpochCounts| {
+        let EpochCounts { epoch, files: FileCounts { opens, reads, bytes }, places } = counts;
+        let from = places.iter().map(|place| {
+            format!("; from {}: reads {}, bytes {}", name_of(place), place.reads, place.bytes)
+        });
+        let from: String = from.collect();
+        format!(
+            "dlfs {process} {prefix}: epoch {epoch}: opens {opens}, reads {reads}, bytes {bytes}{from}\n"
+        )
+    };
+    epochs.unwrap_or_default().into_iter().map(line).collect()
+}
+
+fn name_of(place: &Place) -> &str {
+    if place.name.is_empty() { "origin" } else { &place.name }
 }

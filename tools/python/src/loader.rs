@@ -9,6 +9,7 @@ use dlfs::metrics::{Measured, Snapshot};
 use dlfs::order::State;
 use dlfs::prefetch::LoaderStats;
 use dlfs::reader;
+use dlfs::units::SampleId;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -19,6 +20,7 @@ use crate::batch::Batch;
 use crate::dataset::Dataset;
 use crate::error::{raise, raise_invalid};
 use crate::held::{Absent, Fields};
+use crate::index;
 use crate::log;
 use crate::metrics;
 use crate::mixture::{Mixture, key_of};
@@ -235,6 +237,13 @@ impl Loader {
     /// the window's memory now. The same keys are under "loader" in what `dlfs read --json` prints.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         shapes::dict(py, &self.runs().stats())
+    }
+
+    /// Whether the verified bytes of sample `id` are in memory now, in this process: of the newest iterator's run,
+    /// exactly while its chunk is there. Always False of a mixture, and where batches are not made of whole chunks.
+    fn is_resident(&self, id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (py, id, run) = (id.py(), SampleId(index::id(id)?), self.newest());
+        Ok(py.detach(|| run.loader.is_resident(id)))
     }
 
     /// What the run has delivered and waited for so far: over time, by cause and by place, epochs side by side, and

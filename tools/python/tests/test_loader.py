@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import dlfs
-from conftest import command
+from conftest import command, wait_until
 
 ORDERS = {
     "grouped": {"lanes": 3, "group": 2},
@@ -277,6 +277,29 @@ def test_stats_count_what_was_done(ds, source):
     assert stats["copied_bytes"] == 0
     assert stats["pages"] in ("huge", "transparent", "base") and stats["resident"] >= 0
     assert dlfs.Loader(ds, batch_size=7).stats()["pages"] is None, "nothing was read"
+
+
+def test_a_sample_is_resident_exactly_while_its_chunk_is(equal):
+    with dlfs.open(equal[1]) as ds:
+        loader = dlfs.Loader(ds, 8, lanes=2, group=1, prefetch_bytes=256 << 10)
+        ids, most = range(len(ds)), 0
+        for _ in loader:
+            found = -1
+
+            def is_settled():  # the thread that reads may be changing it
+                nonlocal found
+                found = sum(map(loader.is_resident, ids))
+                return found == loader.stats()["resident"]
+
+            wait_until(is_settled, "a count of the bits that the counter has, too,")
+            most = max(most, found)
+        assert 0 < most < len(ds), "some came and went"
+        assert not loader.is_resident(len(ds))
+        for wrong, error in (("1", TypeError), (True, TypeError), (-1, dlfs.IndexOutOfRange)):
+            with pytest.raises(error):
+                loader.is_resident(wrong)
+        single = dlfs.Loader(ds, 8, "global")
+        assert next(iter(single)) and not any(map(single.is_resident, ids)), "no whole chunks"
 
 
 def test_a_rank_without_a_share_has_empty_epochs(tmp_path):

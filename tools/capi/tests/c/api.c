@@ -224,6 +224,9 @@ static void of_sequences(dlfs_fs *fs) {
             dlfs_stats_t stats = {.size = sizeof stats};
             CHECK(dlfs_sequence_stats(seq, &stats) == 0);
             CHECK(stats.pages >= DLFS_PAGES_BASE && stats.pages <= DLFS_PAGES_HUGE && stats.resident <= NUM);
+            uint64_t resident = 0; // the run is over: nothing comes or goes
+            for (uint64_t id = 0; id < NUM; id++) resident += dlfs_is_resident(seq, id) == 1;
+            CHECK(resident == stats.resident && dlfs_is_resident(seq, NUM) == 0);
             CHECK(stats.samples > 2 * NUM && stats.batches == 52 + 27 && stats.sample_bytes > 0);
             static char metrics[1 << 16];
             size_t needed = 0;

@@ -88,6 +88,7 @@ static void with(void *handle, int kinds, const char *folder) {
         NONE(dlfs_state_get(handle, text, sizeof text, NULL));
         NONE(dlfs_state_set(handle, "{}"));
         NONE(dlfs_sequence_stats(handle, &stats));
+        NONE(dlfs_is_resident(handle, 0));
         NONE(dlfs_sequence_report(handle, NULL, 0, NULL));
         NONE(dlfs_sequence_trace(handle, NULL, 0, NULL));
         NONE(dlfs_sequence_close(handle));

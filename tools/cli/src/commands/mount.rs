@@ -51,9 +51,9 @@ pub(crate) struct MountArgs {
     /// {"order": {"kind": "global", "seed": 7}}; read again whenever it changes
     #[arg(long, value_name = "FILE")]
     order: Option<PathBuf>,
-    /// Let the kernel read files above 1 MiB by itself: the file that a tier in a folder keeps of it, or memory that
-    /// the file is read into when it is opened, at most SIZE in all. Each open then costs a request. Takes root and
-    /// Linux 6.9; else nothing changes
+    /// Let the kernel read files above 1 MiB by itself: the file that a tier in a folder keeps of it, that of a plain
+    /// folder without tiers, or memory that the file is read into when it is opened, at most SIZE in all. Each open
+    /// then costs a request. Takes root and Linux 6.9; else nothing changes
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     passthrough: Option<u64>,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use crate::{long, own, real};
+use crate::{long, real};
 
 macro_rules! reads {
     ($($name:ident($($argument:ident: $kind:ty),*), $number:ident, $at:expr, $most:expr;)*) => {$(
@@ -82,7 +82,7 @@ parts! {
     preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
 }
 
-/// As the C library's. A long file's bytes come through the tiers, all of the mapping now.
+/// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
@@ -92,14 +92,9 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let copy = long::mapped(fd, offset, len, access, flags);
-    let (fd, offset) = copy.as_ref().map_or((fd, offset), |copy| (copy.fd(), 0));
+    long::mapped(fd, offset);
     // SAFETY: the caller keeps to the kernel's rules.
-    let mapped = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) };
-    let errno = own::errno();
-    drop(copy); // the mapping keeps its memory
-    own::set_errno(errno);
-    mapped as *mut c_void
+    unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void }
 }
 
 /// As [`mmap`].

@@ -1,0 +1,60 @@
+//! Counters of each epoch of a program that knows only files, by the place that its bytes came from.
+
+use serde::Serialize;
+
+use super::Place;
+
+/// What a program has done with files, as far as a door sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct FileCounts {
+    /// Files opened.
+    pub opens: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+}
+
+/// The counters of one epoch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EpochCounts {
+    /// Its number, from 0: epochs of this process since the data set was opened.
+    pub epoch: u64,
+    /// What the program did.
+    #[serde(flatten)]
+    pub files: FileCounts,
+    /// What came from each place; none without tiers.
+    pub places: Vec<Place>,
+}
+
+impl EpochCounts {
+    /// The counters of epochs as one line of JSON.
+    pub fn to_json(epochs: &[EpochCounts]) -> String {
+        serde_json::to_string(epochs).expect("numbers and names always become JSON")
+    }
+}
+
+/// Counters at one moment.
+#[derive(Debug)]
+pub(super) struct Counted {
+    pub(super) files: FileCounts,
+    pub(super) places: Vec<Place>,
+}
+
+impl Counted {
+    /// What was counted since the begin of the epoch of this number.
+    pub(super) fn since(&self, begin: &Counted, epoch: u64) -> EpochCounts {
+        let files = FileCounts {
+            opens: self.files.opens.saturating_sub(begin.files.opens),
+            reads: self.files.reads.saturating_sub(begin.files.reads),
+            bytes: self.files.bytes.saturating_sub(begin.files.bytes),
+        };
+        let places = self.places.iter().zip(&begin.places).map(|(now, then)| Place {
+            reads: now.reads.saturating_sub(then.reads),
+            bytes: now.bytes.saturating_sub(then.bytes),
+            read_s: (now.read_s - then.read_s).max(0.0),
+            ..now.clone()
+        });
+        EpochCounts { epoch, files, places: places.collect() }
+    }
+}
