@@ -438,7 +438,7 @@ impl Shared {
         let plan = plans.merged(&self.units, &rooms);
         let by_unit = plan.by_unit(&self.units, rooms.keep_parts);
         let mut ledger = self.ledger.lock();
-        let evicted = self.evicted(&plan, &by_unit, &ledger);
+        let evicted = self.evicted(&plan, (&by_unit, rooms.keep_parts), &ledger);
         ledger.set_plan(by_unit);
         self.copies.set_room(ledger.room());
         drop(ledger);
@@ -459,49 +459,58 @@ impl Shared {
         }
     }
 
-    /// The units with pages whose copies a plan evicts.
+    /// The units with pages whose copies a plan evicts: parts of units where tiers keep parts.
     fn evicted(
         &self,
         plan: &TierPlan,
-        by_unit: &[(u8, PageSet)],
+        planned: (&[(u8, PageSet)], bool),
         ledger: &Ledger,
     ) -> Vec<(u32, PageSet)> {
+        let (units, (_, keep_parts)) = (&self.units, planned);
+        let reads = |portion: u32| plan.reads[portion as usize];
+        let candidate = |portion: u32, pages: u32| {
+            let all = units.portions_of(units.portion(portion).0);
+            let most = || all.map(reads).max().unwrap_or(0);
+            let reads = if keep_parts { reads(portion) } else { most() };
+            (pages > 0).then_some(Candidate { portion, pages: pages.into(), reads })
+        };
         let mut present = vec![Vec::new(); self.media.len()];
-        for unit in 0..self.units.len() {
-            let is_first = unit == self.units.together_with(unit).start;
+        for unit in 0..units.len() {
+            let is_first = unit == units.together_with(unit).start;
             let Some(location) = self.copies.location(unit).filter(|_| is_first) else { continue };
-            for portion in self.units.portions_of(unit) {
-                let pages = self.outside(portion, by_unit).map(|(_, pages)| pages.len()).sum();
-                present[usize::from(location.tier)].extend(candidate(plan, portion, pages));
-            }
+            let portions = units.portions_of(unit).take(if keep_parts { usize::MAX } else { 1 });
+            present[usize::from(location.tier)].extend(portions.filter_map(|portion| {
+                let pages = self.outside(portion, planned).map(|(_, pages)| pages.len()).sum();
+                candidate(portion, pages)
+            }));
         }
         let mut wanted = vec![Vec::new(); self.media.len()];
         for &(portion, tier) in &plan.copies {
-            let kept = pages_of(&self.units, portion, true);
+            let kept = pages_of(units, portion, keep_parts);
             let missing = kept.map(|(unit, pages)| pages.without(self.copies.reserved(unit)).len());
-            wanted[usize::from(tier)].extend(candidate(plan, portion, missing.sum()));
+            wanted[usize::from(tier)].extend(candidate(portion, missing.sum()));
         }
         let tiers = (0..).zip(present.into_iter().zip(wanted));
         let free = |tier| ledger.capacity(tier) - ledger.used(tier);
         let portions = tiers
             .flat_map(|(tier, (present, wanted))| copies_to_evict(present, wanted, free(tier)));
         let mut evicted = BTreeMap::<u32, PageSet>::new();
-        for (unit, pages) in portions.filter_map(|portion| self.outside(portion, by_unit).next()) {
+        for (unit, pages) in portions.filter_map(|portion| self.outside(portion, planned).next()) {
             let evicted = evicted.entry(unit).or_default();
             *evicted = evicted.with(pages);
         }
         evicted.into_iter().collect()
     }
 
-    /// The pages of a portion that are reserved and that a plan does not keep.
+    /// The pages of a portion, or of its unit where that is kept whole, that are reserved and not in a plan.
     fn outside<'a>(
         &'a self,
         portion: u32,
-        by_unit: &'a [(u8, PageSet)],
+        (by_unit, keep_parts): (&'a [(u8, PageSet)], bool),
     ) -> impl Iterator<Item = (u32, PageSet)> + 'a {
         let first_is_kept =
             |unit: u32| by_unit.get(unit as usize).is_some_and(|(_, kept)| kept.0 & 1 == 1);
-        pages_of(&self.units, portion, true).map(move |(unit, pages)| {
+        pages_of(&self.units, portion, keep_parts).map(move |(unit, pages)| {
             let reserved = self.copies.reserved(unit).and(pages);
             let outside = reserved.without(by_unit[unit as usize].1);
             // Its last page also belongs to the next unit's first sample.
@@ -623,11 +632,6 @@ impl Shared {
             tracing::warn!(%tier, "the tier takes no more copies: {why}");
         }
     }
-}
-
-fn candidate(plan: &TierPlan, portion: u32, pages: u32) -> Option<Candidate> {
-    let reads = plan.reads[portion as usize];
-    (pages > 0).then_some(Candidate { portion, pages: pages.into(), reads })
 }
 
 impl Tiers {

@@ -19,6 +19,7 @@ use dlfs::tier::{Index, Policy};
 use dlfs::units::SampleId;
 
 use crate::images::{self, Sample, sample};
+use crate::support::disk::LoopDevice;
 
 /// An image of equal samples in memory, of which each of four ranks reads a quarter an epoch.
 struct Equal {
@@ -155,6 +156,25 @@ fn copies_give_way_page_by_page_to_what_a_later_run_reads_more_often() {
         let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata());
         let on_disk: u64 = files.map(|file| file.unwrap().blocks() * 512).sum();
         assert!(on_disk <= quota + quota / 50, "{on_disk} bytes on disk, the quota is {quota}");
+    }
+}
+
+#[test]
+fn on_a_block_device_a_plan_keeps_whole_units() {
+    let data = Equal::new(2_000, 4_096, Pack::Aligned);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("disk");
+    fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    let Some(device) = LoopDevice::new(&file) else {
+        println!("SKIPPED: no block device without root");
+        return;
+    };
+    let tier = [format!("file:{}:{}", device.path().display(), data.quarter() * PAGE + (64 << 10))];
+    for rank in [1, 2] {
+        let image = data.open(Policy::Clairvoyant, &tier);
+        let (saved, stats) = (data.saved(&image, rank), settled(&image));
+        println!("rank {rank}: {saved} pages saved, {:?}", stats.tiers[0]);
+        assert!(stats.tiers[0].held_bytes * 10 > stats.tiers[0].capacity_bytes * 9, "{stats:?}");
     }
 }
 
