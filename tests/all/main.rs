@@ -105,7 +105,6 @@ mod tiers;
 mod tiers_lent;
 mod tiers_pages;
 mod tiers_plan;
-mod tiers_rows;
 mod tiers_runs;
 mod tiers_shared;
 mod tiers_sources;
