@@ -2,6 +2,7 @@
 """Trains a small network on scikit-learn's digits in the orders of dlfs, and records the accuracy by epoch.
 
     train.py DLFS [FOLDER]       needs numpy, scikit-learn and matplotlib; DLFS is the command
+    train.py --by-ranks DLFS     prints what an exchange of Q is worth to M ranks with 1/M of the images each
 
 The training images are imported sorted by class and without shuffling, so that the share of a rank under `local`
 holds one or two of ten classes: the hardest case for shuffling less. Every order comes from `dlfs read --ids`, so
@@ -35,11 +36,15 @@ ORDERS = {
     "partial, Q = 0.1": ["--order", "partial", "--exchange", "0.1"],
     "partial, Q = 0": ["--order", "partial", "--exchange", "0"],
 }
+# Of `--by-ranks`: ranks that have some hundred images each.
+BY_RANKS, BY_EXCHANGE = (2, 4, 8, 16), (0, 0.1, 0.3, 1)
 
 
 def main():
     if sys.argv[1:] == ["--check"]:
         return check()
+    if sys.argv[1:2] == ["--by-ranks"]:
+        return by_ranks(sys.argv[2])
     dlfs, folder = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else HERE
     train, test = digits()
     results = {}
@@ -54,6 +59,22 @@ def main():
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(results, folder)
     print("\n".join(table(results)))
+
+
+def by_ranks(dlfs):
+    """Prints the accuracy at the end for each number of ranks and each exchange, with the same global batch."""
+    train, test = digits()
+    columns = " | ".join(f"Q = {exchange}" for exchange in BY_EXCHANGE)
+    print(f"| M | images a rank | {columns} | global |\n|---|---|{'---|' * (len(BY_EXCHANGE) + 1)}")
+    with tempfile.TemporaryDirectory() as temp:
+        image, train = imported(dlfs, Path(temp), train)
+        orders = [["--order", "partial", "--exchange", exchange] for exchange in BY_EXCHANGE]
+        for ranks in BY_RANKS:
+            cells = []
+            for order in [*orders, ORDERS["global"]]:
+                runs = [accuracies(dlfs, Path(temp), image, order, seed, train, test, ranks)[-1] for seed in SEEDS]
+                cells.append(f"{100 * np.mean(runs):.1f} ({100 * min(runs):.1f} to {100 * max(runs):.1f})")
+            print(f"| {ranks} | {len(train[1]) // ranks} | {' | '.join(cells)} |", flush=True)
 
 
 def table(results):
@@ -140,18 +161,18 @@ def report(dlfs, image, order, epoch):
     return {"verdict": said["verdict"], "ranks": said["ranks"]}
 
 
-def accuracies(dlfs, temp, image, order, seed, train, test):
-    shares = []
-    for rank in range(RANKS):
+def accuracies(dlfs, temp, image, order, seed, train, test, ranks=RANKS):
+    shares, size = [], RANKS * BATCH // ranks
+    for rank in range(ranks):
         ids = temp / "ids"
-        run(dlfs, "read", image, *order, "--seed", seed, "--rank", rank, "--world-size", RANKS, "--batch", BATCH,
+        run(dlfs, "read", image, *order, "--seed", seed, "--rank", rank, "--world-size", ranks, "--batch", size,
             "--epochs", EPOCHS, "--drop-last", "--ids", ids, "--quiet")
         shares.append(np.array(ids.read_text().split(), int).reshape(EPOCHS, -1))
     network = Network(np.random.default_rng(seed))
     found = []
     for epoch in range(EPOCHS):
-        for first in range(0, shares[0].shape[1] - BATCH + 1, BATCH):
-            batches = [share[epoch][first:first + BATCH] for share in shares]
+        for first in range(0, shares[0].shape[1] - size + 1, size):
+            batches = [share[epoch][first:first + size] for share in shares]
             network.step([(train[0][batch], train[1][batch]) for batch in batches])
         found.append(float(np.mean(network.classify(test[0]) == test[1])))
     return found

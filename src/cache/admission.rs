@@ -1,8 +1,8 @@
 //! Which pages are kept: reserves room for what is read, and claims it.
 //!
 //! First-touch keeps the pages that are read. It keeps a sample of 64 KiB or more whole or not at all, so the
-//! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves whole
-//! units and, if the first sample of one begins in the last page of the unit before, that page.
+//! first read of a part of it reserves the rest, which the copier fetches. A clairvoyant plan reserves all that it
+//! keeps of a unit and, if the first sample of one begins in the last page of the unit before, that page.
 //!
 //! Where nodes serve their tiers to each other, first-touch keeps room for the chunks that this node holds for
 //! all. When the first page of a chunk is kept, the copier fetches the rest of it behind the readers.
@@ -81,14 +81,12 @@ impl Shared {
                 self.reserve_together(&mut ledger, unit)
             }
             Policy::FirstTouch => self.reserve_pages(&mut ledger, unit, pages),
-            Policy::Clairvoyant => match ledger.planned(together.start) {
-                Some(_) => self.reserve_together(&mut ledger, unit),
-                None if is_border => match ledger.planned(unit + 1) {
-                    Some(tier) => self.reserve_border(&mut ledger, unit, tier),
-                    None => false,
-                },
-                None => false,
-            },
+            Policy::Clairvoyant => {
+                let is_planned = ledger.planned(unit).is_some();
+                let is_more = is_planned && self.reserve_together(&mut ledger, unit);
+                let next = is_border.then(|| self.planned_from_start(&ledger, unit + 1)).flatten();
+                next.is_some_and(|tier| self.reserve_border(&mut ledger, unit, tier)) | is_more
+            }
         };
         if is_more && !self.copies.has_spare() && !ledger.is_held(unit) {
             self.copies.set_spare(true);
@@ -105,29 +103,42 @@ impl Shared {
         }
     }
 
-    /// Reserves all pages of the units kept together with `unit`; returns whether those are more than before.
+    /// The tier that a plan assigns to a unit of which it keeps the first page.
+    fn planned_from_start(&self, ledger: &Ledger, unit: u32) -> Option<u8> {
+        let first = ledger.kept(unit, PageSet::range(0..1));
+        ledger.planned(unit).filter(|_| !first.is_empty())
+    }
+
+    /// The pages of a unit that are kept with any of them.
+    pub(super) fn kept(&self, ledger: &Ledger, unit: u32) -> PageSet {
+        ledger.kept(unit, self.units.get(unit).all())
+    }
+
+    /// Reserves all that is kept of the units kept together with `unit`; returns whether that is more than before.
     fn reserve_together(&self, ledger: &mut Ledger, unit: u32) -> bool {
         let together = self.units.together_with(unit);
         let len = |unit: u32| u64::from(self.units.get(unit).pages());
+        let kept = |ledger: &Ledger, unit: u32| u64::from(self.kept(ledger, unit).len());
         // One of them may have been dropped while the others have a place.
         let (placed, unplaced): (Vec<u32>, Vec<u32>) =
             together.clone().partition(|&unit| self.copies.location(unit).is_some());
         let space = unplaced.iter().map(|&unit| len(unit)).sum();
         let mut is_more = false;
         if space > 0 {
-            let Some(place) = ledger.place(together.start, self.want(unit, space, space)) else {
+            let pages = unplaced.iter().map(|&unit| kept(ledger, unit)).sum();
+            let Some(place) = ledger.place(together.start, self.want(unit, space, pages)) else {
                 return false;
             };
             for &unit in &unplaced {
-                self.copies.reserve(unit, self.units.get(unit).all());
+                self.copies.reserve(unit, self.kept(ledger, unit));
             }
             self.place_at(place, unplaced);
             is_more = true;
         }
         for unit in placed {
-            is_more |= self.reserve_pages(ledger, unit, self.units.get(unit).all());
+            is_more |= self.reserve_pages(ledger, unit, self.kept(ledger, unit));
         }
-        if let Some(tier) = ledger.planned(together.start)
+        if let Some(tier) = self.planned_from_start(ledger, together.start)
             && let Some(before) = self.units.border_of(together.start)
         {
             is_more |= self.reserve_border(ledger, before, tier);

@@ -8,6 +8,7 @@
 //! a number of threads, at most that many fetches, and as many writes of up to 1 MiB, are in flight.
 
 mod checks;
+mod evicting;
 mod lent;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -46,8 +47,8 @@ pub(super) enum Job {
     Behind(Vec<u32>),
     /// Units whose copies to evict.
     Evict(Vec<u32>),
-    /// Planned units in the order of their first read, and units whose copies to evict.
-    Plan { wanted: Vec<u32>, evicted: Vec<u32> },
+    /// Planned units in the order of their first read, and units with the pages whose copies to evict.
+    Plan { wanted: Vec<u32>, evicted: Vec<(u32, PageSet)> },
     /// Dropped when all that came before is written, and the indices list it.
     Flush(Sender<Infallible>),
     /// What this process plans to keep. Only for a [`Link`](super::share::Link).
@@ -77,6 +78,8 @@ pub(super) struct Copier {
     /// The same units, in the order in which they are checked.
     incomplete: VecDeque<u32>,
     checks: Checks,
+    /// Pages to evict as soon as the copies of their units are verified.
+    leaving: HashMap<u32, PageSet>,
     /// What nobody may write to yet.
     lent: Lent,
     /// Units to fetch while no reader waits for the origin: those of a plan, and the rest of begun chunks.
@@ -200,6 +203,7 @@ impl Copier {
             filling: HashMap::new(),
             incomplete: VecDeque::new(),
             checks: Checks::new(to_check, &shared.copies),
+            leaving: HashMap::new(),
             lent: Lent::default(),
             planned: VecDeque::new(),
             active: Vec::new(),
@@ -266,29 +270,13 @@ impl Copier {
             Job::Behind(units) => self.planned.extend(units),
             Job::Evict(units) => units.into_iter().for_each(|unit| self.evict(unit)),
             Job::Plan { wanted, evicted } => {
-                evicted.into_iter().for_each(|unit| self.evict(unit));
+                self.leaving.clear();
+                evicted.into_iter().for_each(|(unit, pages)| self.evict_pages(unit, pages, now));
                 self.planned = wanted.into();
             }
             Job::Flush(written) => self.flushing.push(written),
             // Claims are in the table, and plans in `Shared`.
             Job::Expect(..) | Job::Gone(..) | Job::Merge(_) | Job::Hold(_) | Job::Stop => {}
-        }
-    }
-
-    /// Evicts the copies of a unit and of units kept together with it. Copies that are being written or
-    /// verified stay for now.
-    fn evict(&mut self, unit: u32) {
-        let together = self.shared.units.together_with(unit);
-        if together.clone().any(|unit| self.is_moving(unit)) {
-            return;
-        }
-        for unit in together {
-            let Some(location) = self.shared.copies.location(unit) else { continue };
-            if self.checks.forget(unit, &self.shared.copies) {
-                self.shared.counters.unsettle(-1);
-            }
-            self.drop_copies(unit);
-            self.shared.counters.left(location.tier);
         }
     }
 
@@ -686,12 +674,12 @@ impl Copier {
     /// Fetches a unit ahead of its readers.
     fn fetch_planned(&mut self, unit: u32, now: Instant) {
         let shared = Arc::clone(&self.shared);
-        let all = shared.units.get(unit).all();
         if shared.copies.location(unit).is_some_and(|location| location.first > 0) {
             self.evict(unit); // its place is too small
         }
-        if !all.without(shared.copies.reserved(unit)).is_empty() {
-            shared.reserve(unit, all);
+        let kept = shared.kept(&shared.ledger.lock(), unit);
+        if !kept.without(shared.copies.reserved(unit)).is_empty() {
+            shared.reserve(unit, kept);
         }
         let together = shared.units.together_with(unit);
         for unit in shared.units.border_of(unit).into_iter().chain(together) {
@@ -713,6 +701,7 @@ impl Copier {
 
     fn may_fetch_ahead(&self) -> bool {
         self.lent.has_no_room()
+            && self.leaving.is_empty()
             && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
             && self.shared.demand.load(Ordering::Acquire) == 0
     }

@@ -170,8 +170,8 @@ impl Media {
         origins: &[Arc<dyn Device>],
     ) -> Result<(Media, Vec<Kept>)> {
         // What a tier has a place and no room for finds none in the next tier either, so the others are not
-        // sparse.
-        let space = |capacity| match is_last {
+        // sparse. A plan knows which tier has room for what.
+        let space = |capacity| match is_last || policy == Policy::Clairvoyant {
             true => Ledger::sparse_space(capacity, units),
             false => capacity,
         };
@@ -269,7 +269,7 @@ pub(super) fn attached(
 
 /// A tier in memory, no larger than the data set.
 ///
-/// Sparse memory has no huge pages, so it is used only where that makes room: a plan keeps whole units.
+/// Sparse memory has no huge pages, so it is used only where that makes room.
 fn in_memory(
     spec: &TierSpec,
     units: &Units,
@@ -278,8 +278,8 @@ fn in_memory(
 ) -> Result<Media> {
     let capacity_pages = (spec.quota_bytes / PAGE_BYTES).min(units.num_pages());
     let space_pages = match policy {
-        Policy::FirstTouch => space(capacity_pages),
-        Policy::Clairvoyant | Policy::None => capacity_pages,
+        Policy::FirstTouch | Policy::Clairvoyant => space(capacity_pages),
+        Policy::None => capacity_pages,
     };
     Media::of_memory(spec.to_string(), capacity_pages, space_pages).map_err(|error| {
         error.hint(format!("the tier {spec} must fit into memory beside everything else"))

@@ -59,6 +59,7 @@ mod stats;
 mod takeover;
 mod vacated;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -86,7 +87,7 @@ use crate::units::Generation;
 
 pub use config::{Environment, Point, TierTable};
 pub use options::{TierKind, TierOptions, TierSpec};
-pub use plan::TierPlan;
+pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
@@ -94,7 +95,7 @@ use copier::{Job, LAST_WRITES};
 use holdings::{Held, Holdings};
 use media::Media;
 use opening::Opening;
-use plan::Plans;
+use plan::{Plans, pages_of};
 use running::Tiers;
 use share::Link;
 use sources::Sources;
@@ -257,6 +258,11 @@ impl Cache {
         self.tiers.latest().media.iter().map(|media| media.capacity_pages).collect()
     }
 
+    /// What the tiers can keep for which a plan is made.
+    pub fn rooms(&self) -> TierRooms {
+        self.tiers.latest().rooms()
+    }
+
     /// Says how many processes of the job read from the origin at once, 1 if nobody says. Where rates are known,
     /// their number decides whether a tier's copies are faster to read than the origin; those that are not
     /// are not read, and no more are made. Warns of each such tier.
@@ -280,8 +286,8 @@ impl Cache {
     }
 
     /// Sets this process's plan of the next run. Processes that share the tiers keep by all of their plans
-    /// together: units by the number of reads of all processes, then by the earliest first read of any.
-    /// Existing copies stay, unless they are evicted for units that are read more often.
+    /// together: portions by the number of reads of all processes, then by the earliest first read of any.
+    /// Existing copies stay, unless they are evicted for portions that are read more often.
     ///
     /// # Errors
     /// `InvalidArgument`: the plan belongs to another data set, or to other tiers; nothing has
@@ -423,7 +429,8 @@ impl Shared {
 
     /// Adds the plan of an attached process, if the owner keeps by plans at all: its policy holds.
     fn add_plan(&self, connection: u64, plan: TierPlan) {
-        if self.ledger.lock().policy() == Policy::Clairvoyant {
+        let has_portions = plan.reads.len() == self.units.num_portions() as usize;
+        if self.ledger.lock().policy() == Policy::Clairvoyant && has_portions {
             self.plans.lock().attached.insert(connection, Arc::new(plan));
             self.apply_plans();
         }
@@ -433,55 +440,91 @@ impl Shared {
     fn apply_plans(&self) {
         // Held until the copier has the plan, so that an older one does not overtake it.
         let plans = self.plans.lock();
-        let capacities: Vec<u64> = self.media.iter().map(|media| media.capacity_pages).collect();
-        let plan = plans.merged(&self.units, &capacities);
-        let mut by_unit = vec![Ledger::NOT_PLANNED; self.units.len() as usize];
-        plan.copies.iter().for_each(|&(unit, tier)| by_unit[unit as usize] = tier);
+        let rooms = self.rooms();
+        let plan = plans.merged(&self.units, &rooms);
+        let by_unit = plan.by_unit(&self.units, rooms.keep_parts);
         let mut ledger = self.ledger.lock();
-        let evicted = self.evicted(&plan, &by_unit, &ledger);
+        let evicted = self.evicted(&plan, (&by_unit, rooms.keep_parts), &ledger);
         ledger.set_plan(by_unit);
         self.copies.set_room(ledger.room());
         drop(ledger);
-        let wanted = plan.copies.iter().map(|&(unit, _)| unit).collect();
+        let mut wanted: Vec<u32> =
+            plan.copies.iter().map(|&(portion, _)| self.units.portion(portion).0).collect();
+        let mut is_new = vec![true; self.units.len() as usize];
+        wanted.retain(|&unit| std::mem::take(&mut is_new[unit as usize]));
         self.send(Job::Plan { wanted, evicted });
     }
 
-    /// The units whose copies a plan evicts.
-    fn evicted(&self, plan: &TierPlan, by_unit: &[u8], ledger: &Ledger) -> Vec<u32> {
-        let candidate = |unit: u32, pages: u32| Candidate {
-            unit,
-            pages: pages.into(),
-            reads: plan.reads[unit as usize],
+    fn rooms(&self) -> TierRooms {
+        let all = self.units.num_pages();
+        let keeps = |media: &Media| media.is_sparse() || media.capacity_pages >= all;
+        TierRooms {
+            pages: self.media.iter().map(|media| media.capacity_pages).collect(),
+            // What the owner's tiers keep the owner knows.
+            keep_parts: self.link().is_some() || self.media.iter().all(keeps),
+        }
+    }
+
+    /// The units with pages whose copies a plan evicts: parts of units where tiers keep parts.
+    fn evicted(
+        &self,
+        plan: &TierPlan,
+        planned: (&[(u8, PageSet)], bool),
+        ledger: &Ledger,
+    ) -> Vec<(u32, PageSet)> {
+        let (units, (_, keep_parts)) = (&self.units, planned);
+        let reads = |portion: u32| plan.reads[portion as usize];
+        let candidate = |portion: u32, pages: u32| {
+            let all = units.portions_of(units.portion(portion).0);
+            let most = || all.map(reads).max().unwrap_or(0);
+            let reads = if keep_parts { reads(portion) } else { most() };
+            (pages > 0).then_some(Candidate { portion, pages: pages.into(), reads })
         };
-        let is_planned = |unit: u32| by_unit[unit as usize] != Ledger::NOT_PLANNED;
-        let mut there = vec![Vec::new(); self.media.len()];
-        for unit in 0..self.units.len() {
-            let together = self.units.together_with(unit);
-            let Some(location) = self.copies.location(unit).filter(|_| unit == together.start)
-            else {
-                continue;
-            };
-            // Its last page also belongs to the next unit's first sample.
-            let serves_next = location.first > 0 && unit + 1 < self.units.len();
-            if !(is_planned(unit) || serves_next && is_planned(unit + 1)) {
-                let reserved = together.map(|unit| self.copies.reserved(unit).len());
-                there[usize::from(location.tier)].push(candidate(unit, reserved.sum()));
-            }
+        let mut present = vec![Vec::new(); self.media.len()];
+        for unit in 0..units.len() {
+            let is_first = unit == units.together_with(unit).start;
+            let Some(location) = self.copies.location(unit).filter(|_| is_first) else { continue };
+            let portions = units.portions_of(unit).take(if keep_parts { usize::MAX } else { 1 });
+            present[usize::from(location.tier)].extend(portions.filter_map(|portion| {
+                let pages = self.outside(portion, planned).map(|(_, pages)| pages.len()).sum();
+                candidate(portion, pages)
+            }));
         }
         let mut wanted = vec![Vec::new(); self.media.len()];
-        for &(unit, tier) in &plan.copies {
-            let missing =
-                |unit: u32| self.units.get(unit).all().without(self.copies.reserved(unit)).len();
-            let missing: u32 = self.units.together_with(unit).map(missing).sum();
-            if missing > 0 {
-                wanted[usize::from(tier)].push(candidate(unit, missing));
-            }
+        for &(portion, tier) in &plan.copies {
+            let kept = pages_of(units, portion, keep_parts);
+            let missing = kept.map(|(unit, pages)| pages.without(self.copies.reserved(unit)).len());
+            wanted[usize::from(tier)].extend(candidate(portion, missing.sum()));
         }
-        let tiers = (0..).zip(there.into_iter().zip(wanted));
+        let tiers = (0..).zip(present.into_iter().zip(wanted));
         let free = |tier| ledger.capacity(tier) - ledger.used(tier);
-        tiers
-            .flat_map(|(tier, (there, wanted))| copies_to_evict(there, wanted, free(tier)))
-            .collect()
+        let portions = tiers
+            .flat_map(|(tier, (present, wanted))| copies_to_evict(present, wanted, free(tier)));
+        let mut evicted = BTreeMap::<u32, PageSet>::new();
+        for (unit, pages) in portions.filter_map(|portion| self.outside(portion, planned).next()) {
+            let evicted = evicted.entry(unit).or_default();
+            *evicted = evicted.with(pages);
+        }
+        evicted.into_iter().collect()
+    }
+
+    /// The pages of a portion, or of its unit where that is kept whole, that are reserved and not in a plan.
+    fn outside<'a>(
+        &'a self,
+        portion: u32,
+        (by_unit, keep_parts): (&'a [(u8, PageSet)], bool),
+    ) -> impl Iterator<Item = (u32, PageSet)> + 'a {
+        let first_is_kept =
+            |unit: u32| by_unit.get(unit as usize).is_some_and(|(_, kept)| kept.0 & 1 == 1);
+        pages_of(&self.units, portion, keep_parts).map(move |(unit, pages)| {
+            let reserved = self.copies.reserved(unit).and(pages);
+            let outside = reserved.without(by_unit[unit as usize].1);
+            // Its last page also belongs to the next unit's first sample.
+            let serves_next =
+                first_is_kept(unit + 1) && self.units.border_of(unit + 1) == Some(unit);
+            let last = PageSet(u64::from(serves_next) << (self.units.get(unit).pages() - 1));
+            (unit, outside.without(last))
+        })
     }
 
     /// The current state of the tiers, after all takeovers.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shared;
-use crate::tier::OWN_FILES_PAGE;
+use crate::tier::{OWN_FILES_PAGE, PageSet};
 
 /// Room in a tier whose copies were removed.
 pub(super) struct Vacated {
@@ -24,6 +24,30 @@ impl Shared {
         let space = u64::from(self.units.get(unit).pages() - u32::from(location.first));
         let pages = location.page..location.page + space;
         Some(Vacated { unit, tier: location.tier, pages, reserved })
+    }
+
+    /// Removes the copies of some pages of a unit that keeps others, and frees their storage, unless somebody has
+    /// borrowed any of them.
+    pub(super) fn vacate_pages(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let Some(location) = self.copies.location(unit) else { return };
+        let media = &self.media[usize::from(location.tier)];
+        let withdrawn = self.copies.unpublish(unit, pages);
+        if location.ranges(withdrawn).filter(|range| !media.thaw(range)).count() > 0 {
+            location.ranges(withdrawn).for_each(|range| media.freeze(&range));
+            return self.copies.publish(unit, withdrawn);
+        }
+        let reserved = self.copies.reserved(unit).and(pages);
+        self.copies.clear_pages(unit, pages);
+        // After the last reader has notice, and before they are reserved again.
+        let mut ranges = location.ranges(withdrawn);
+        let freed = ranges.try_for_each(|range| media.deallocate(range));
+        ledger.unreserve(unit, location.tier, reserved.len().into());
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        if let Err(error) = freed {
+            self.switch_off(location.tier, &error.report());
+        }
     }
 
     /// Frees the room of a unit, unless somebody has borrowed some of its copies.

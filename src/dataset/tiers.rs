@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::cache::{Cache, Identity, TierOptions, TierPlan};
+use crate::cache::{Cache, Identity, TierOptions, TierPlan, TierRooms};
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::{Peers, PlanMap, Serving};
-use crate::plan::{ByUnit, HolderMap, Planner, Source, Tier, TrainingRun};
+use crate::plan::{Accesses, ByPortion, HolderMap, Source, TrainingRun};
 use crate::prefetch::LoaderOptions;
 use crate::tier::{Policy, Units};
 use crate::units::SampleId;
@@ -22,7 +22,10 @@ impl Image {
         if options.is_active() {
             let identity =
                 Identity { uuid: self.whole.uuid(), generation: self.whole.generation() };
-            let units = Units::of(&self.whole);
+            let units = match options.policy {
+                Policy::Clairvoyant => Units::of(&self.whole).with_portions(&self.whole),
+                Policy::FirstTouch | Policy::None => Units::of(&self.whole),
+            };
             let cache = Cache::new(&self.devices, units, identity, options)?;
             self.devices = cache.devices().to_vec();
             self.cache = Some(Arc::new(cache));
@@ -67,14 +70,13 @@ impl Image {
         }
         let run = run_of(&self.directory, options)?;
         let units = cache.units();
-        let unit_of = units.by_sample(&self.directory);
-        let by_unit = ByUnit::new(&run, &unit_of);
-        let mut planner = Planner::new(&by_unit, &**units, crate::tier::PAGE_BYTES as u32)?;
-        cache.set_plan(&planned(units, &mut planner, &[options.rank], &cache.capacities())?)?;
-        match self.peers().filter(|peers| peers.serving() == Serving::Planned) {
-            Some(peers) => plan_peers(cache, peers, &mut planner),
-            None => Ok(()),
+        let portion_of = units.by_sample(&self.directory);
+        let by_portion = ByPortion::new(&run, &portion_of);
+        cache.set_plan(&TierPlan::of(&by_portion, options.rank, units, &cache.rooms()))?;
+        if let Some(peers) = self.peers().filter(|peers| peers.serving() == Serving::Planned) {
+            plan_peers(cache, peers, &by_portion);
         }
+        Ok(())
     }
 }
 
@@ -82,38 +84,36 @@ impl Image {
 ///
 /// Loaders of worker processes divide a rank further: their rank modulo the ranks of the round is that of the
 /// process that has joined. A run of other ranks, such as one that every rank reads alone, leaves the plan as it is.
-fn plan_peers(cache: &Cache, peers: &Peers, planner: &mut UnitPlanner<'_>) -> Result<()> {
+fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
     let (round, (_, ranks)) = (peers.round(), peers.place());
-    let run_ranks = planner.num_ranks();
+    let run_ranks = by_portion.num_ranks();
     if !run_ranks.is_multiple_of(ranks) {
-        return Ok(());
+        return;
     }
     let units = cache.units();
-    let (mut others, mut own) = (HolderMap::empty(units.len().into()), Vec::new());
+    let (mut others, mut own) = (HolderMap::empty(units.num_portions().into()), Vec::new());
     for (index, node) in (0_u16..).zip(round.nodes()) {
         let of_node = (0..run_ranks).filter(|rank| round.node_of(rank % ranks) == index);
-        let of_node: Vec<u32> = of_node.collect();
-        let plan = planned(units, planner, &of_node, &node.room_pages)?;
+        let rooms = TierRooms { pages: node.room_pages.clone(), keep_parts: true };
+        let plans: Vec<TierPlan> =
+            of_node.map(|rank| TierPlan::of(by_portion, rank, units, &rooms)).collect();
+        let plan = TierPlan::merge(&plans.iter().collect::<Vec<_>>(), units, &rooms);
         if index == peers.own_node() {
-            own = plan.tier_of_units(units);
+            own = plan.tier_of_portions();
         } else {
             plan.copies_in_order(units, |copy| others.add(index.into(), &copy));
         }
     }
-    let node = |unit: u32| {
-        let Some(other) = others.holder(SampleId(unit.into())) else { return PlanMap::NOBODY };
-        match cache.source(own[unit as usize], Some(other.tier), run_ranks) {
+    let node = |portion: u32| {
+        let Some(other) = others.holder(SampleId(portion.into())) else { return PlanMap::NOBODY };
+        match cache.source(own[portion as usize], Some(other.tier), run_ranks) {
             Source::Remote(_) => other.rank as u16,
             Source::Local(_) | Source::Origin => PlanMap::NOBODY,
         }
     };
-    let nodes = (0..units.len()).map(node).collect();
+    let nodes = (0..units.num_portions()).map(node).collect();
     peers.set_plan(PlanMap::new(Arc::clone(units), nodes));
-    Ok(())
 }
-
-/// Plans units instead of samples.
-type UnitPlanner<'a> = Planner<'a, ByUnit<'a, TrainingRun<'a, Directory>>, Units>;
 
 /// What the ranks read in the run of `options`.
 fn run_of<'a>(
@@ -135,32 +135,6 @@ fn run_of<'a>(
         .map_err(crate::plan::PlanError::from)?
         .after(consumed)
         .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
-}
-
-/// The units that `ranks`, which share tiers of these capacities in pages, keep, each with its tier, in the order
-/// in which the first of them reads them.
-fn planned(
-    units: &Units,
-    planner: &mut UnitPlanner<'_>,
-    ranks: &[u32],
-    capacities: &[u64],
-) -> Result<TierPlan> {
-    let tiers: Vec<Tier> = capacities.iter().map(|&num_blocks| Tier { num_blocks }).collect();
-    let mut plans = Vec::with_capacity(ranks.len());
-    for &rank in ranks {
-        let mut copies = Vec::new();
-        planner.plan(rank, &tiers, &mut |copy| {
-            copies.push((copy.sample.0 as u32, copy.tier));
-        })?;
-        let frequencies = planner.frequencies();
-        let reads = (0..units.len()).map(|unit| frequencies.of(SampleId(unit.into())));
-        let fingerprint = units.fingerprint();
-        plans.push(TierPlan { copies, reads: reads.collect(), fingerprint });
-    }
-    Ok(match plans.len() {
-        1 => plans.remove(0),
-        _ => TierPlan::merge(&plans.iter().collect::<Vec<_>>(), units, capacities),
-    })
 }
 
 /// Epochs that a plan covers: the most for which the time of planning is measured.

@@ -1,4 +1,4 @@
-//! Which node keeps each unit of an image, by the plan of a run.
+//! Which node keeps each portion of an image, by the plan of a run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::tier::{PAGE_BYTES, Units};
 
-/// For each unit, the node whose copy this node reads: 2 bytes a unit.
+/// For each portion, the node whose copy this node reads: 2 bytes a portion.
 #[derive(Debug)]
 pub struct PlanMap {
     units: Arc<Units>,
@@ -20,9 +20,9 @@ impl PlanMap {
     /// origin.
     ///
     /// # Panics
-    /// If there is not one for each unit.
+    /// If there is not one for each portion.
     pub fn new(units: Arc<Units>, nodes: Vec<u16>) -> PlanMap {
-        assert_eq!(nodes.len(), units.len() as usize, "one for each unit");
+        assert_eq!(nodes.len(), units.num_portions() as usize, "one for each portion");
         PlanMap { units, nodes }
     }
 
@@ -55,9 +55,19 @@ impl PlanMap {
         for unit in self.units.within(namespace, &range) {
             let bounds = self.units.get(unit);
             add(at..bounds.start_bytes().clamp(at, range.end), PlanMap::NOBODY);
-            let start = bounds.start_bytes().max(at);
-            at = bounds.end_bytes().min(range.end);
-            add(start..at, self.nodes[unit as usize]);
+            let of = self.units.together_with(unit).start;
+            let mut before = PlanMap::NOBODY;
+            for page in bounds.pages_in(&range).runs().flatten() {
+                let own = self.nodes[self.units.portion_at(of, page) as usize];
+                // A page of two portions is also at the node that keeps the first.
+                let is_others = own == PlanMap::NOBODY && self.units.is_continued(of, page);
+                let node = if is_others { before } else { own };
+                before = own;
+                let end = bounds.start_bytes() + u64::from(page + 1) * PAGE_BYTES;
+                let start = (end - PAGE_BYTES).max(at);
+                at = end.min(range.end);
+                add(start..at, node);
+            }
         }
         debug_assert!(at.is_multiple_of(PAGE_BYTES), "units and reads are whole pages");
         add(at..range.end, PlanMap::NOBODY);

@@ -18,6 +18,9 @@
 //! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest;
 //!   [`SourceRates`] chooses in the same way by what a run knows of its machine.
 //!
+//! A run plans its tiers by the same rule, of the portions of units that tiers keep instead of samples
+//! (`cache::TierPlan`, of the access string that [`ByPortion`] gives).
+//!
 //! Plans use integers only: if two machines rounded differently, they would look for a sample at
 //! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
 //! them, and `tools/sim` runs this very code to simulate the result.
@@ -30,7 +33,7 @@
 //! with `sources.rs`, stand alone.
 
 mod access;
-mod by_unit;
+mod by_portion;
 mod chunk_holders;
 mod error;
 mod frequency;
@@ -42,7 +45,7 @@ mod planner;
 mod sources;
 
 pub use access::{Accesses, Lengths, TrainingRun};
-pub use by_unit::ByUnit;
+pub use by_portion::ByPortion;
 pub use chunk_holders::{ChunkHolders, Member};
 pub use error::{MAX_MEMBERS, PlanError};
 pub use frequency::Frequencies;

@@ -249,6 +249,13 @@ impl CopyTable {
         pages.and(PageSet(before))
     }
 
+    /// Removes copies and reservations of `pages`; the unit keeps its place. Counts as an eviction.
+    pub fn clear_pages(&self, unit: u32, pages: PageSet) {
+        self.unpublish(unit, pages);
+        self.unreserve(unit, pages);
+        self.header(EVICTIONS).fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Removes copies, reservations and place, as if the unit had never been read; claims stay. Counts as
     /// an eviction: a reader of a copy sees the new number, or has the data before the room is reused.
     pub fn clear(&self, unit: u32) {

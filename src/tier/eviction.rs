@@ -7,23 +7,23 @@
 /// A copy that exists or is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its unit, or the first of units that are kept together.
-    pub unit: u32,
-    /// Pages of all those units.
+    /// Its portion.
+    pub portion: u32,
+    /// Its pages, those of all units that are kept together.
     pub pages: u64,
     /// How often the run reads it.
     pub reads: u16,
 }
 
-/// The units whose copies to evict from one tier. `present` are existing copies outside the plan,
+/// The portions whose copies to evict from one tier. `present` are existing copies outside the plan,
 /// `wanted` are planned copies that do not exist, `free` is the number of free pages.
 pub fn copies_to_evict(
     mut present: Vec<Candidate>,
     mut wanted: Vec<Candidate>,
     mut free: u64,
 ) -> Vec<u32> {
-    present.sort_by_key(|copy| (copy.reads, copy.unit));
-    wanted.sort_by_key(|copy| (std::cmp::Reverse(copy.reads), copy.unit));
+    present.sort_by_key(|copy| (copy.reads, copy.portion));
+    wanted.sort_by_key(|copy| (std::cmp::Reverse(copy.reads), copy.portion));
     let mut present = present.into_iter().peekable();
     let mut evicted = Vec::new();
     for copy in wanted {
@@ -32,7 +32,7 @@ pub fn copies_to_evict(
                 return evicted; // the remaining wanted copies are read even less
             };
             free += least.pages;
-            evicted.push(least.unit);
+            evicted.push(least.portion);
         }
         free -= copy.pages;
     }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     fn copies(list: &[(u32, u64, u16)]) -> Vec<Candidate> {
-        list.iter().map(|&(unit, pages, reads)| Candidate { unit, pages, reads }).collect()
+        list.iter().map(|&(portion, pages, reads)| Candidate { portion, pages, reads }).collect()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::holding::{Holding, Lacking};
 use super::page_allocator::PageAllocator;
 use super::units::MAX_UNIT_PAGES;
-use super::{OWN_FILES_PAGE, Room, Units};
+use super::{OWN_FILES_PAGE, PageSet, Room, Units};
 
 /// Which units are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,8 +59,8 @@ pub struct Ledger {
     policy: Policy,
     stop: Stop,
     is_stable: bool,
-    /// For each unit, the tier that the plan assigns.
-    planned: Vec<u8>,
+    /// For each unit, the tier that the plan assigns, and the pages.
+    planned: Vec<(u8, PageSet)>,
     /// The chunks that this node holds for all nodes of its job, and what they still lack.
     holding: Option<(Holding, Lacking)>,
 }
@@ -135,18 +135,27 @@ impl Ledger {
         self.tiers[usize::from(tier)].has_own_files = true;
     }
 
-    /// Sets the plan: a tier for each unit, or [`Ledger::NOT_PLANNED`].
-    pub fn set_plan(&mut self, planned: Vec<u8>) {
+    /// Sets the plan: for each unit a tier and the pages that it keeps, or [`Ledger::NOT_PLANNED`].
+    pub fn set_plan(&mut self, planned: Vec<(u8, PageSet)>) {
         self.planned = planned;
     }
 
     /// A unit without a planned copy.
-    pub const NOT_PLANNED: u8 = u8::MAX;
+    pub const NOT_PLANNED: (u8, PageSet) = (u8::MAX, PageSet::NONE);
 
     /// The tier that the plan assigns to `unit`.
     pub fn planned(&self, unit: u32) -> Option<u8> {
-        let tier = *self.planned.get(unit as usize)?;
+        let (tier, _) = *self.planned.get(unit as usize)?;
         (usize::from(tier) < self.tiers.len()).then_some(tier)
+    }
+
+    /// Of `all` pages of a unit, those that are kept if it is: the planned ones, or all without a plan.
+    pub fn kept(&self, unit: u32, all: PageSet) -> PageSet {
+        let planned = self.planned.get(unit as usize).map(|(_, pages)| *pages);
+        match self.policy {
+            Policy::Clairvoyant => planned.unwrap_or_default().and(all),
+            Policy::FirstTouch | Policy::None => all,
+        }
     }
 
     /// Keeps room for the chunks that this node holds: first-touch gives other units only what those leave.
@@ -369,10 +378,13 @@ mod tests {
     fn clairvoyant_keeps_what_is_planned_where_it_is_planned_and_nothing_else() {
         let mut ledger = Ledger::new(Policy::Clairvoyant, Stop::Never, &[10, 5]);
         assert_eq!(ledger.place(0, want(1, 1)), None, "there is no plan yet");
-        ledger.set_plan(vec![1, Ledger::NOT_PLANNED, 0, 1]);
+        let all = PageSet::range(0..4);
+        ledger.set_plan(vec![(1, all), Ledger::NOT_PLANNED, (0, PageSet(0b101)), (1, all)]);
         let found = [0, 1, 2, 3, 4].map(|unit| ledger.place(unit, want(4, 4)));
         assert_eq!(found, [Some((1, 0)), None, Some((0, 0)), None, None]);
         assert_eq!(ledger.place_in(0, want(1, 1)), Some((0, 4)), "beside the plan");
+        let kept = [0, 1, 2, 4].map(|unit| ledger.kept(unit, all));
+        assert_eq!(kept, [all, PageSet::NONE, PageSet(0b101), PageSet::NONE]);
     }
 
     #[test]

@@ -18,9 +18,10 @@
 //! - *first-touch* (Monarch): the first read of a page reserves room in the fastest tier that has
 //!   some; the read itself is served from where the data are now. A sample of 64 KiB or more that is
 //!   read in part is kept whole.
-//! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects the units of each tier, ranked
-//!   by how often this rank reads them. Copies of an earlier run are evicted for copies that this
-//!   run reads more often ([`copies_to_evict`]).
+//! - *clairvoyant* (NoPFS): a plan of the whole run (`plan`) selects what each tier keeps, ranked by how often this
+//!   rank reads it: samples of 64 KiB or more, and of units that smaller ones share the *portions* (`portions.rs`),
+//!   which take 20 bytes more a unit. Copies of an earlier run are evicted for copies that this run reads more often
+//!   ([`copies_to_evict`]).
 //!
 //! In a job whose nodes serve their tiers to each other, a node keeps room for the chunks that it holds for
 //! all ([`Holding`]); first-touch keeps other pages only in the room that those leave.
@@ -40,6 +41,7 @@ mod index;
 mod ledger;
 mod page_allocator;
 mod page_set;
+mod portions;
 mod units;
 
 pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room, Words};

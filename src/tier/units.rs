@@ -6,6 +6,7 @@ use crate::directory::Directory;
 use crate::format::Extent;
 use crate::units::SampleId;
 
+use super::portions::Portions;
 use super::{PAGE_BYTES, PageSet};
 
 /// At most 64 pages of a namespace, whose copies are in one place: one word has a bit for each page.
@@ -77,6 +78,8 @@ pub struct Units {
     sections: Vec<Sections>,
     /// The long samples of a plain folder, sorted.
     long: Vec<LongSample>,
+    /// What plans choose, where plans are made.
+    portions: Option<Portions>,
 }
 
 /// A sample that a tier in a folder keeps as a file of its own: a file of a plain folder above 16 MiB.
@@ -139,6 +142,26 @@ impl Units {
             }
         }
         Units::from_runs(by_namespace).with_long(&long)
+    }
+
+    /// Learns the portions that plans choose. Visits every sample once.
+    #[must_use]
+    pub fn with_portions(mut self, directory: &Directory) -> Units {
+        if !self.has_small_samples() {
+            return self;
+        }
+        let chunks =
+            (0..directory.num_chunks()).flat_map(|chunk| directory.samples_in_chunk(chunk));
+        let samples = chunks.filter_map(|(_, extent)| {
+            let (unit, pages) = self.place_of(&extent)?;
+            let is_short = u64::from(extent.len_bytes) <= PAGE_BYTES;
+            let is_small = !self.get(unit).is_one_sample && !pages.is_empty();
+            is_small.then_some((unit, pages, is_short))
+        });
+        let large = (0..self.len()).filter(|&unit| self.get(unit).is_one_sample);
+        let large = large.map(|unit| (unit, self.get(unit).all(), false));
+        self.portions = Portions::new(self.len(), large.chain(samples));
+        self
     }
 
     /// Notes which samples are long. Those that share a page with another sample are not.
@@ -294,18 +317,63 @@ impl Units {
         self.get(unit).begins_before.then(|| unit.checked_sub(1)).flatten()
     }
 
-    /// For each sample, by id, the unit in which it begins; `NO_UNIT` if it has no bytes, or if
+    /// Number of portions.
+    pub fn num_portions(&self) -> u32 {
+        self.portions.as_ref().map_or(self.len(), Portions::len)
+    }
+
+    /// The portion of a page of `unit`: the last one that begins there or before.
+    pub fn portion_at(&self, unit: u32, page: u32) -> u32 {
+        self.portions.as_ref().map_or(unit, |portions| portions.at(unit, page))
+    }
+
+    /// The portions of a unit.
+    pub fn portions_of(&self, unit: u32) -> Range<u32> {
+        self.portion_at(unit, 0)..self.portion_at(unit, MAX_UNIT_PAGES as u32 - 1) + 1
+    }
+
+    /// The unit of a portion, and its pages there: all pages of a large sample's first unit, which has more units.
+    ///
+    /// # Panics
+    /// If the portion is out of range.
+    pub fn portion(&self, portion: u32) -> (u32, PageSet) {
+        match &self.portions {
+            Some(portions) => {
+                let (unit, pages) = portions.get(portion);
+                (unit, pages.and(self.get(unit).all()))
+            }
+            None => (portion, self.get(portion).all()),
+        }
+    }
+
+    /// Whether the portion of the page before goes on to this page of `unit`, also where another one begins there.
+    pub fn is_continued(&self, unit: u32, page: u32) -> bool {
+        self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
+    }
+
+    /// For each sample, by id, its portion: the one that begins in its first page. `NO_UNIT` if it has no bytes, or if
     /// overlapping chunks leave none.
     pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
             for (SampleId(id), extent) in directory.samples_in_chunk(chunk) {
-                if extent.len_bytes > 0 {
-                    by_sample[id as usize] = self.of_sample(&extent);
+                if let Some((unit, pages)) = self.place_of(&extent) {
+                    let first = pages.0.trailing_zeros().min(self.get(unit).pages() - 1);
+                    by_sample[id as usize] = self.portion_at(unit, first);
                 }
             }
         }
         by_sample
+    }
+
+    /// The unit of a sample, and its pages there.
+    fn place_of(&self, extent: &Extent) -> Option<(u32, PageSet)> {
+        if extent.len_bytes == 0 {
+            return None;
+        }
+        let unit = self.of_sample(extent);
+        let range = extent.offset_bytes..extent.offset_bytes + u64::from(extent.len_bytes);
+        (unit != Units::NO_UNIT).then(|| (unit, self.get(unit).pages_in(&range)))
     }
 
     /// A sample that begins in the last page of one unit and continues in the next belongs to the next.
@@ -364,12 +432,13 @@ fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut 
     end(&mut small, runs);
 }
 
-/// Divides a range of pages into units that are kept together.
+/// Divides a range of pages into units, which are kept together if they are of one sample.
 fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
-    let first_together = units.len() as u32;
+    let first = units.len() as u32;
     let mut page = pages.start;
     while page < pages.end {
         let len = (pages.end - page).min(MAX_UNIT_PAGES);
+        let first_together = if is_one_sample { first } else { units.len() as u32 };
         units.push(Unit {
             page,
             first_together,

@@ -194,8 +194,8 @@ fn without_a_copier_readers_go_on_and_the_tiers_say_why_they_take_nothing() {
         let tiers = image.tiers().unwrap();
         let units = tiers.units();
         let plan = TierPlan {
-            copies: (0..units.len()).map(|unit| (unit, 0)).collect(),
-            reads: vec![1; units.len() as usize],
+            copies: (0..units.num_portions()).map(|portion| (portion, 0)).collect(),
+            reads: vec![1; units.num_portions() as usize],
             fingerprint: units.fingerprint(),
         };
         tiers.set_plan(&plan).unwrap();

@@ -109,7 +109,7 @@ mod tcp_hostile;
 mod tiers;
 mod tiers_lent;
 mod tiers_pages;
-mod tiers_rows;
+mod tiers_plan;
 mod tiers_runs;
 mod tiers_shared;
 mod tiers_sources;

@@ -3,6 +3,7 @@
 mod flips;
 mod idle;
 mod keys;
+mod refill;
 mod reports;
 mod slow;
 mod spare;

@@ -1,5 +1,5 @@
 //! Tiers in front of an origin: the same data in the same order whatever is kept, never more than
-//! the quota, and a fault of a tier is only a miss. The table of features is in `tiers_rows.rs`.
+//! the quota, and a fault of a tier is only a miss. `tests/rows.md` has the table of features.
 
 use std::collections::VecDeque;
 use std::fs;

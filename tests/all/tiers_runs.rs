@@ -176,7 +176,7 @@ fn a_plan_of_another_data_set_or_of_other_tiers_is_refused() {
     let refused = [
         (TierPlan { fingerprint: other, ..good.clone() }, "another data set"),
         (TierPlan { reads: vec![1; 3], ..good.clone() }, "another data set"),
-        (TierPlan { copies: vec![(NUM_UNITS as u32, 0)], ..good.clone() }, "a unit"),
+        (TierPlan { copies: vec![(NUM_UNITS as u32, 0)], ..good.clone() }, "a portion"),
         (TierPlan { copies: vec![(0, 1)], ..good.clone() }, "a tier"),
     ];
     for (plan, why) in refused {

@@ -116,6 +116,9 @@ impl Copier {
                 self.drop_copies(kept.unit);
             }
         }
+        if let Some(pages) = self.leaving.remove(&kept.unit) {
+            self.evict_pages(kept.unit, pages, now);
+        }
         self.shared.counters.unsettle(-1); // last: a thread that sees everything settled also sees the result
     }
 }

@@ -6,8 +6,8 @@
 //! | 4..8   | `unit`  | index of the unit; the number of a plan's copies, of held chunks |
 //! | 8..16  | `pages` | bit i: the unit's page i; of a piece contiguous, its bytes follow |
 //!
-//! A plan has no pages. The units of its copies follow, 4 bytes each in the order of the first read, then for
-//! each unit of the data set how often it is read, 2 bytes each.
+//! The `pages` of a plan are the number of portions of the data set. The portions of its copies follow, 4 bytes each in
+//! the order of the first read, then for each portion of the data set how often it is read, 2 bytes each.
 //!
 //! What a process holds for other nodes has bit 0 of `pages` set if all of it is to be fetched. The chunks of the data
 //! set follow, 12 bytes each: first unit, unit behind the last, 1 if it is held or 0. All numbers are little-endian.
@@ -62,7 +62,7 @@ fn head(kind: u32, unit: u32, pages: PageSet) -> [u8; HEAD_BYTES] {
 }
 
 fn plan_head(plan: &TierPlan) -> [u8; HEAD_BYTES] {
-    head(PLAN, plan.copies.len() as u32, PageSet::NONE)
+    head(PLAN, plan.copies.len() as u32, PageSet(plan.reads.len() as u64))
 }
 
 fn hold_head(held: &Held) -> [u8; HEAD_BYTES] {
@@ -79,7 +79,7 @@ pub(super) fn parse<'a>(
     let (kind, unit) = (word(0), word(4));
     let pages = PageSet(u64::from(word(12)) << 32 | u64::from(word(8)));
     if kind == PLAN {
-        return parse_plan(unit, rest, units);
+        return parse_plan(unit, pages.0, rest, units);
     }
     if kind == HOLD {
         return parse_hold(unit, pages.0 & 1 == 1, rest, units);
@@ -114,19 +114,22 @@ pub(super) fn plan_message(plan: &TierPlan) -> Vec<u8> {
 
 fn parse_plan<'a>(
     num_copies: u32,
+    num_portions: u64,
     rest: &'a [u8],
     units: &Units,
 ) -> Result<Option<(Frame<'a>, usize)>, Malformed> {
-    if num_copies > units.len() {
+    // Without portions of their own, units are portions.
+    if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
     }
-    let (copies_len, reads_len) = (num_copies as usize * 4, units.len() as usize * 2);
+    let (copies_len, reads_len) = (num_copies as usize * 4, num_portions as usize * 2);
     let Some(bytes) = rest.get(..copies_len + reads_len) else { return Ok(None) };
     let (copies, reads) = bytes.split_at(copies_len);
     let (copies, _) = copies.as_chunks::<4>();
     let (reads, _) = reads.as_chunks::<2>();
-    let copies: Vec<(u32, u8)> = copies.iter().map(|&unit| (u32::from_le_bytes(unit), 0)).collect();
-    if copies.iter().any(|&(unit, _)| unit >= units.len()) {
+    let copies: Vec<(u32, u8)> =
+        copies.iter().map(|&portion| (u32::from_le_bytes(portion), 0)).collect();
+    if copies.iter().any(|&(portion, _)| u64::from(portion) >= num_portions) {
         return Err(Malformed);
     }
     let reads = reads.iter().map(|&reads| u16::from_le_bytes(reads)).collect();
@@ -222,9 +225,11 @@ mod tests {
         bytes.push(1);
         assert_eq!(parse(&bytes, &units()), Ok(Some((Frame::Plan(plan), len))));
         bytes[HEAD_BYTES] = 2;
-        assert_eq!(parse(&bytes, &units()), Err(Malformed), "there are two units");
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "there are two portions");
         bytes[4] = 3;
-        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more copies than units");
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more copies than portions");
+        (bytes[4], bytes[8]) = (0, 19);
+        assert_eq!(parse(&bytes, &units()), Err(Malformed), "more portions than pages");
     }
 
     #[test]
