@@ -2,8 +2,9 @@
 //!
 //! Samples that share a unit are not read equally often, so a plan chooses among them: the samples that begin in
 //! one page are a portion, with the pages up to their end. Its last page may also be the first of the next portion; a
-//! sample of at most a page that begins in a page with others is not worth that page. Where portions are not known,
-//! and for units of one sample, a portion is a unit, or the first of those that are kept together.
+//! sample of at most a page that begins in a page with others is not worth the next page, if others begin there. Where
+//! portions are not known, and for units of one sample, a portion is a unit, or the first of those that are kept
+//! together.
 
 use super::PageSet;
 
@@ -26,8 +27,9 @@ impl Portions {
         samples: impl Iterator<Item = (u32, PageSet, bool)>,
     ) -> Option<Portions> {
         let mut starts = vec![PageSet::NONE; len as usize];
-        let mut continued = starts.clone();
+        let (mut continued, mut all) = (starts.clone(), starts.clone());
         for (unit, pages, is_short) in samples {
+            all[unit as usize] = all[unit as usize].with(pages);
             let starts = &mut starts[unit as usize];
             let first = PageSet(pages.0 & pages.0.wrapping_neg());
             let has_others = !starts.and(first).is_empty();
@@ -38,8 +40,10 @@ impl Portions {
             }
         }
         let mut first = vec![0_u32];
-        for starts in &mut starts {
+        for ((starts, continued), all) in starts.iter_mut().zip(&mut continued).zip(all) {
             *starts = starts.with(PageSet(1));
+            // A page in which none begins would be kept by no plan.
+            *continued = continued.with(all.without(*starts));
             first.push(first.last()?.checked_add(starts.len())?);
         }
         Some(Portions { first, starts, continued })
@@ -107,5 +111,7 @@ mod tests {
         assert_eq!(portions(&tiny), [PageSet(1), PageSet(0b10), PageSet(0b100)]);
         let longer = [(0, 1_000), (1_000, 9_000), (10_000, 100)];
         assert_eq!(portions(&longer), [PageSet(0b111), PageSet(0b100)]);
+        let last = [(0, 1_000), (1_000, 4_000), (8_192, 100)];
+        assert_eq!(portions(&last), [PageSet(0b11), PageSet(0b100)], "no page is left out by all");
     }
 }
