@@ -35,15 +35,6 @@ fn files() -> BTreeMap<String, Vec<u8>> {
 }
 
 fn import(server: &WebServer, how: &str, name: &str) -> Result<(ImportReport, Samples)> {
-    import_as(server, how, name, SourceKind::Auto)
-}
-
-fn import_as(
-    server: &WebServer,
-    how: &str,
-    name: &str,
-    kind: SourceKind,
-) -> Result<(ImportReport, Samples)> {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())];
     let places = PlaceOptions {
         range_bytes: 50_000,
@@ -51,7 +42,7 @@ fn import_as(
         patience: Duration::from_millis(300),
         ..PlaceOptions::default()
     };
-    let options = ImportOptions { places, from: kind, ..options(Onto::Empty) };
+    let options = ImportOptions { places, ..options(Onto::Empty) };
     let source = PathBuf::from(server.url(how, name));
     let report = import_onto(&[source], &devices, &options, &mut ())?;
     Ok((report, contents(&devices)?))
@@ -122,15 +113,17 @@ fn pages_that_list_nothing_are_refused_by_name_and_the_hint_leads_further() {
     let report = error.report();
     assert!(report.contains("/odd/set/") && report.contains("lists no files"), "{report}");
     assert!(report.contains("--from list"), "{report}");
-    let mut listed = files.clone();
     let urls: Vec<String> = files
         .keys()
         .filter(|name| name.starts_with("set/"))
         .map(|name| server.url("odd", &name.replace(' ', "%20").replace('&', "%26")))
         .collect();
-    listed.insert("list.txt".to_owned(), urls.join("\n").into_bytes());
-    let lists = WebServer::new(listed);
-    let (report, _) = import_as(&lists, "odd", "list.txt", SourceKind::List).unwrap();
+    let list = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(list.path(), urls.join("\n")).unwrap();
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())];
+    let given = ImportOptions { from: SourceKind::List, ..options(Onto::Empty) };
+    let list = list.path().to_path_buf();
+    let report = import_onto(std::slice::from_ref(&list), &devices, &given, &mut ()).unwrap();
     assert_eq!(report.samples, 4);
     for (how, name) in [("html404", "gone.tar"), ("html404", "gone")] {
         let error = import(&server, how, name).unwrap_err();

@@ -22,6 +22,8 @@ struct Shared {
     files: BTreeMap<String, Vec<u8>>,
     answers: AtomicUsize,
     asked: Mutex<Vec<String>>,
+    /// Requests that have been refused once.
+    refused: Mutex<BTreeSet<String>>,
 }
 
 impl WebServer {
@@ -94,6 +96,10 @@ impl Shared {
         }
     }
 
+    fn is_new(&self, Request { method, name, range, .. }: &Request) -> bool {
+        self.refused.lock().unwrap().insert(format!("{method} {name} {range:?}"))
+    }
+
     /// Whether the connection stays open.
     fn answer(&self, request: &Request, to: &TcpStream) -> io::Result<bool> {
         let Request { method, name, how, range } = request;
@@ -101,7 +107,7 @@ impl Shared {
         let is_head = method == "HEAD";
         let refused = match (&**how, &**method) {
             ("away", _) => Some(503),
-            ("once", _) if turn.is_multiple_of(2) => Some(503),
+            ("once", _) if self.is_new(request) => Some(503),
             ("final501", _) => Some(501),
             (_, "HEAD") => how.strip_prefix("nohead").map(|status| status.parse().unwrap()),
             ("dav", _) | (_, "GET") => None,
