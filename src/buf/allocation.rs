@@ -65,8 +65,8 @@ impl Allocation {
         Some((Backing::Mapped { mapping, home: None }, start))
     }
 
-    /// The first handle on memory for `len` bytes with arbitrary contents, which goes back to `home`. `None`: the system
-    /// has none.
+    /// The first handle on memory for `len` bytes with arbitrary contents, which goes back to `home`. `None`: there is
+    /// none.
     pub(super) fn of_spares(home: &Arc<Spares>, len: usize) -> Option<(Allocation, NonNull<u8>)> {
         let mapping = home.take(len)?;
         let start = mapping.start();
@@ -170,8 +170,8 @@ impl Drop for Allocation {
                 drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             }
             Backing::Mapped { .. } | Backing::Lent { .. } => {
-                // SAFETY: leaked from a `Box` in `allocate_zeroed`, `of_spares` or `lending`, freed once, here, with what
-                // it maps or keeps alive; no reference into either is alive, this was the last handle.
+                // SAFETY: leaked from a `Box` in `allocate_zeroed`, `of_spares` or `lending`, freed once, here, with
+                // what it maps or keeps alive; no reference into either is alive, this was the last handle.
                 let header = unsafe { Box::from_raw(self.0.as_ptr()) };
                 if let Backing::Mapped { mapping, home: Some(home) } = header.backing {
                     home.give_back(mapping);

@@ -117,8 +117,8 @@ impl Pool {
     pub(crate) fn outside(&self, len: usize) -> IoBuf {
         let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
         match spare {
-            // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
-            // earlier buffer wrote.
+            // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or
+            // an earlier buffer wrote.
             Some((allocation, start)) => unsafe { IoBuf::of_allocation(allocation, start, len) },
             None => IoBuf::temporary(len),
         }

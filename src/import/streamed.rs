@@ -31,6 +31,7 @@ use crate::import::sources::shuffled::Shuffled;
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    SourceOptions,
 };
 use crate::places::{Client, Object};
 use crate::units::SampleId;
@@ -134,7 +135,9 @@ impl Judged {
         options: &ImportOptions,
     ) -> Result<StreamSource> {
         let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
-        Ok(source.decided(options, self.is_open()))
+        let &ImportOptions { prefix, nested, folders, .. } = options;
+        let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
+        Ok(source.decided(&members, self.is_open()))
     }
 }
 

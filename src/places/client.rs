@@ -598,8 +598,8 @@ const THREAD: &str = "dlfs-cloud";
 const LOOKS: usize = 32;
 /// How deep the folders of a web server nest: a link may lead back to one above.
 const MOST_DEPTH: usize = 32;
-/// Pages of a listing without an object, one after the other, and objects of a listing: more come from a store that lists
-/// for ever.
+/// Pages of a listing without an object, one after the other, and objects of a listing: more come from a store that
+/// lists for ever.
 const MOST_EMPTY_PAGES: u32 = 100;
 const MOST_OBJECTS: usize = 1 << 28;
 /// How often a thread that waits asks whether to give up.

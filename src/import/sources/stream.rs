@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::SourceOptions;
 use super::file_counts::{FileCount, FileCounts, NESTED, REPLACED, Role};
 use super::found::FoundFile;
 use super::index::{
@@ -22,7 +23,6 @@ use super::spool::is_stream;
 use super::tar::{Pairs, is_archive, key_and_field, parse_label, set_aside, undecided};
 use super::tar_members::{Member, MemberKind, Members, clean_name};
 use crate::folders::FolderOptions;
-use crate::import::options::ImportOptions;
 use crate::{Error, ErrorKind, Result};
 
 /// Reads the samples of streams, one after the other.
@@ -118,8 +118,8 @@ impl StreamSource {
     }
 
     /// The same, with the members and names that `options` ask for, and looking for groups if the kind was not given.
-    pub(in crate::import) fn decided(self, options: &ImportOptions, is_open: bool) -> StreamSource {
-        let &ImportOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
+    pub(in crate::import) fn decided(self, options: &SourceOptions, is_open: bool) -> StreamSource {
+        let &SourceOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
         StreamSource { hidden, prefix, nested, pairs: is_open.then(Pairs::default), ..self }
     }
 

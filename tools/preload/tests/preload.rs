@@ -5,6 +5,8 @@
 mod plain_folder;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -155,6 +157,44 @@ fn settings_that_are_wrong_are_said_in_one_line_and_the_program_runs() {
     let output = source.command("cat", &mounts).arg(source.path("x/1")).output().unwrap();
     let errors = text(&output.stderr);
     assert!(!output.status.success() && errors.contains("no.dlfs"), "{errors}");
+}
+
+/// It installs the library where set-uid programs find it, which only root can.
+#[test]
+fn a_program_with_more_rights_than_its_caller_has_no_setting() {
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return eprintln!("SKIPPED: only root can make a set-uid program");
+    }
+    let (source, name) = (Source::new(), format!("libdlfs_test_{}.so", std::process::id()));
+    let [(mounts, folder), _] = source.mounts();
+    let system = Path::new("/usr/lib/x86_64-linux-gnu");
+    let (installed, program) =
+        (Installed(system.join(&name)), Installed(system.join(format!("{name}.cat"))));
+    let copies = fs::copy(library(), &installed.0).and_then(|_| fs::copy("/bin/cat", &program.0));
+    if let Err(error) = copies {
+        return eprintln!("SKIPPED: the library cannot be installed: {error}");
+    }
+    let report = source.path("report");
+    for (mode, is_shown) in [(0o755, true), (0o4755, false)] {
+        for path in [&installed.0, &program.0] {
+            fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let mut cat = Command::new(&program.0);
+        cat.env("LD_PRELOAD", &name).env("DLFS_MOUNTS", &mounts).env("DLFS_REPORT", &report);
+        cat.arg(folder.join("a/b/007")).uid(if is_shown { 0 } else { 65534 });
+        let output = cat.output().unwrap();
+        assert_eq!(output.status.success(), is_shown, "{}", text(&output.stderr));
+        assert_eq!(fs::remove_file(&report).is_ok(), is_shown);
+    }
+}
+
+/// A file that is removed in the end.
+struct Installed(PathBuf);
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 #[test]

@@ -111,8 +111,8 @@ pub(super) struct ListText {
 /// The objects that lists name. A line is a key beneath the list's folder or an address, and perhaps a label.
 ///
 /// # Errors
-/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`: also those of a list in a store
-/// that name another, unless it is one of `hosts`.
+/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`: also those of a list in a
+/// store that name another, unless it is one of `hosts`.
 pub(super) fn lists(
     lists: &[ListText],
     hosts: &[Place],

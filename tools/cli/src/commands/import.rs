@@ -140,8 +140,8 @@ pub(crate) struct WhatArgs {
     /// one has, and such names of folders are refused
     #[arg(long)]
     prefix: bool,
-    /// Take the files of archives within archives as samples, below a folder called as the archive: a class each in that
-    /// of ImageNet
+    /// Take the files of archives within archives as samples, below a folder called as the archive: a class each in
+    /// that of ImageNet
     #[arg(long)]
     nested: bool,
     /// Of lists that a store serves: what they may name beside their own store, such as s3://BUCKET or https://HOST
