@@ -10,7 +10,7 @@ use crate::units::Epoch;
 
 use super::File;
 
-/// The epochs of one program, each with what `M` was when it began. The last [`MOST_KEPT`] are kept.
+/// The epochs of one program, each with what `M` was when it began. The last 100 are kept.
 #[derive(Debug)]
 pub struct Epochs<M> {
     begins: VecDeque<M>,
