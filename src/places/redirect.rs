@@ -42,9 +42,9 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
             && (told.contains(secret) || decoded.iter().any(|value| value.contains(secret)))
     };
     let signs = from.query_pairs().filter(|(name, _)| is_credential(name));
-    let gone = headers.iter().filter(|(name, _)| !GOES_ALONG.contains(name));
-    let gone = gone.filter_map(|(_, value)| value.to_str().ok()?.rsplit(' ').next());
-    if signs.into_iter().any(|(_, value)| is_told(&value)) || gone.into_iter().any(is_told) {
+    let held = headers.iter().filter(|(name, _)| is_credential(name.as_str()));
+    let held = held.filter_map(|(_, value)| value.to_str().ok()?.rsplit(' ').next());
+    if signs.into_iter().any(|(_, value)| is_told(&value)) || held.into_iter().any(is_told) {
         return Err(Refused::Credential);
     }
     let kept = headers.iter().filter(|(name, _)| GOES_ALONG.contains(name));
@@ -52,16 +52,29 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
     Ok(to)
 }
 
-/// Whether a parameter of a URL signs it, by its name: of Amazon, Google, Microsoft and others.
+/// Whether a parameter of a URL or a header says who asks, by its name: of Amazon, Google, Microsoft and others. The
+/// key of an object is no secret, nor its author.
 fn is_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    CREDENTIALS.iter().any(|part| name.contains(part))
+    name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))
 }
 
 /// What says which bytes are asked for.
 const GOES_ALONG: [HeaderName; 6] =
     [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];
-const CREDENTIALS: [&str; 7] = ["sig", "token", "key", "credential", "secret", "password", "auth"];
+const CREDENTIALS: [&str; 11] = [
+    "signature",
+    "token",
+    "credential",
+    "secret",
+    "password",
+    "authorization",
+    "cookie",
+    "apikey",
+    "api_key",
+    "api-key",
+    "accesskey",
+];
 /// Shorter values are numbers and flags.
 const SHORTEST_SECRET: usize = 8;
 /// As many redirects as browsers follow are many more; those of stores are one or two.
@@ -81,6 +94,7 @@ mod tests {
             (COOKIE, "session=SECRETSECRET"),
             (REFERER, "http://a/x?sig=SECRETSECRET"),
             (HeaderName::from_static("x-amz-security-token"), "SECRETSECRET"),
+            (HeaderName::from_static("x-amz-content-sha256"), "UNSIGNED-PAYLOAD"),
             (RANGE, "bytes=0-9"),
         ] {
             headers.insert(name, HeaderValue::from_static(value));
@@ -105,7 +119,11 @@ mod tests {
             assert_eq!(left, ["range"], "{other}");
         }
         let (to, left) = followed(from, "../y");
-        assert_eq!((to, left.len()), (Ok("https://a.example/y".to_owned()), 5));
+        assert_eq!((to, left.len()), (Ok("https://a.example/y".to_owned()), 6));
+        // What names an object, and what a signature covers, may go on.
+        let named = "https://a.example/get?key=train/shard-0001.tar&author=somebody";
+        let signed = "https://b.example/train/shard-0001.tar?X-Amz-Content-Sha256=UNSIGNED-PAYLOAD";
+        assert!(followed(named, &format!("{signed}&by=somebody")).0.is_ok());
         for told in ["sig=SECRETSECRET", "x=hf%5FSECRETSECRET", "x=session%3DSECRETSECRET"] {
             let to = followed(from, &format!("https://b.example/x?{told}")).0;
             assert_eq!(to, Err(Refused::Credential), "{told}");
