@@ -189,13 +189,18 @@ fn beside_all(
     directory: &Directory,
     copies: &[SuperblockCopies],
 ) -> Space {
-    let mut space = Space::new(directory.layout(), &media.capacities());
-    scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
-    scan.unreadable.iter().for_each(|range| space.reserve(*range));
     // With a base, the heads of what it alone has were not read.
-    directory.cell_ranges().for_each(|range| space.reserve(range));
-    directory.freed().iter().for_each(|range| space.reserve(*range));
+    let mut space = beside_own(media, scan, directory);
+    scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
     valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    space
+}
+
+/// Free cells beside the chunks of this generation and the one before, and beside what cannot be read.
+fn beside_own(media: &Media, scan: &Scan, directory: &Directory) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    let own = directory.cell_ranges().chain(directory.freed().iter().copied());
+    own.chain(scan.unreadable.iter().copied()).for_each(|range| space.reserve(range));
     space
 }
 
@@ -207,10 +212,7 @@ fn in_place(
     directory: &Directory,
     copies: &[SuperblockCopies],
 ) -> Space {
-    let mut space = Space::new(directory.layout(), &media.capacities());
-    scan.unreadable.iter().for_each(|range| space.reserve(*range));
-    directory.cell_ranges().for_each(|range| space.reserve(range));
-    directory.freed().iter().for_each(|range| space.reserve(*range));
+    let mut space = beside_own(media, scan, directory);
     let others = valid(copies).filter(|copy| copy.generation != directory.generation());
     others.for_each(|superblock| space.reserve(superblock.snapshot_range()));
     space
