@@ -42,10 +42,18 @@ fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes));
-    read.map_err(|error| Error::from(error).path(path))?;
-    Ok((!bytes.contains(&0)).then_some(bytes))
+    let failed = |error| Error::from(error).path(path);
+    let (mut file, mut bytes) = (File::open(path).map_err(failed)?, Vec::new());
+    Read::by_ref(&mut file).take(HEAD_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.contains(&0) {
+        return Ok(None);
+    }
+    file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        let text = "it has more than 64 MiB, and an image has room for fewer names of classes";
+        return Err(Error::new(ErrorKind::BadSource, text).path(path));
+    }
+    Ok(Some(bytes))
 }
 
 fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -64,5 +72,7 @@ fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
+/// An image has a superblock there, with zeroes.
+const HEAD_BYTES: u64 = 4096;
 /// More than an image has names of classes.
 const MAX_TEXT_BYTES: u64 = 64 << 20;

@@ -12,7 +12,7 @@ use crate::support::object_store::ObjectStore;
 use crate::support::warnings::warnings_of;
 use dlfs::folders::{FolderOptions, Links};
 use dlfs::import::sources::{BadReason, Decided, Role, Source, SourceKind, SourceOptions};
-use dlfs::import::{ImportOptions, Onto, import_onto};
+use dlfs::import::{ImportOptions, OnError, Onto, import_onto};
 use dlfs::qpair::Device;
 use dlfs::qpair::folder::FolderNamespace;
 use dlfs::qpair::mem::MemNamespace;
@@ -300,7 +300,14 @@ fn archives_within_an_archive_are_samples_and_counted_or_are_taken_apart_as_the_
     store.put("train.tar", fs::read(&outer).unwrap());
     let of_store = ImportOptions { places: store.options(), ..nested };
     let train = PathBuf::from("s3://bucket/train.tar");
-    let other: Vec<Arc<dyn Device>> = vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())];
-    let error = import_onto(&[train], &other, &of_store, &mut ()).unwrap_err();
+    let empty =
+        || -> Vec<Arc<dyn Device>> { vec![Arc::new(MemNamespace::new(16 << 20, 4096).unwrap())] };
+    let error = import_onto(&[train], &empty(), &of_store, &mut ()).unwrap_err();
     assert!(error.report().contains("--spool DIR") && error.report().contains("n02.tar"));
+    assert!(error.report().contains("--on-error skip"));
+    store.put("more.tar", [&file("own.jpg")[..], &fs::read(&odd).unwrap()].concat());
+    let skip = ImportOptions { on_error: OnError::Skip, ..of_store };
+    let more = PathBuf::from("s3://bucket/more.tar");
+    let report = import_onto(&[more], &empty(), &skip, &mut ()).unwrap();
+    assert_eq!((report.samples, report.bad.len()), (1, 2));
 }

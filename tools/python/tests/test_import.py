@@ -45,6 +45,11 @@ def test_files_are_imported_as_by_the_command(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "more.tar", "w") as tar:
         tar.add(tmp_path / "files" / "cat" / "00", "new")
     assert dlfs.import_([tmp_path / "more.tar"], tmp_path / "image", append=True).live_samples == 41
+    for outer, inside, name in (("dog.tar", "files/dog/07", "7"), ("outer.tar", "dog.tar", "dog.tar")):
+        with tarfile.open(tmp_path / outer, "w") as tar:
+            tar.add(tmp_path / inside, name)
+    dlfs.import_(tmp_path / "outer.tar", tmp_path / "nested", nested=True)
+    assert dlfs.open(tmp_path / "nested")["dog/7"] == content(7)
     with pytest.raises(dlfs.Refused):
         dlfs.import_(tmp_path / "files", tmp_path / "image")
     with pytest.raises(dlfs.NotFound, match="no such source"):

@@ -254,6 +254,24 @@ fn a_folder_of_shards_and_other_files_is_counted_and_taken_as_the_user_says() {
 }
 
 #[test]
+fn archives_within_an_archive_are_said_and_taken_apart_by_the_option_that_is_named() {
+    let dir = TestDir::with_source();
+    let (classes, outer, image) = (dir.arg("classes"), dir.arg("outer.tar"), dir.arg("train.dlfs"));
+    fs::create_dir(&classes).unwrap();
+    for class in ["cat", "dog", "newt"] {
+        let tar = format!("{classes}/{class}.tar");
+        tar_of(&["-cf", &tar, "-C", &dir.arg(&format!("source/{class}")), "."]);
+    }
+    tar_of(&["-cf", &outer, "-C", &classes, "cat.tar", "dog.tar", "newt.tar"]);
+    let whole = run(&["import", &outer, &image]).code(0);
+    assert!(whole.text().contains("3 archives within an archive"), "{}", whole.text());
+    assert!(whole.text().contains("; --nested takes their files"), "{}", whole.text());
+    run(&["import", &outer, &image, "--force", "--nested"]).code(0);
+    run(&["export", &image, &dir.arg("out")]).code(0);
+    assert_eq!(dir.files("out"), dir.files("source"));
+}
+
+#[test]
 fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
     let dir = TestDir::with_source();
     let (tar, image) = (dir.arg("a.tar"), dir.arg("train.dlfs"));
