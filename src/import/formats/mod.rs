@@ -84,8 +84,7 @@ pub fn open<'a>(
     options: &'a ImportOptions,
     origins: &SharedOrigins,
 ) -> Result<RowSource<'a>> {
-    let (given, links) = (options, options.folders.links);
-    let options = &given.rows;
+    let links = options.folders.links;
     #[cfg(not(feature = "formats"))]
     if let Some(file) = files.first().filter(|_| kind != SourceKind::JsonLines) {
         return Err(without_formats(kind, &file.path));
@@ -111,9 +110,11 @@ pub fn open<'a>(
         let file = Given { input: Input { path, object, links }, name };
         match kind {
             #[cfg(feature = "formats")]
-            SourceKind::Mds => rows.extend(noted(mds::shards(&file, options)?, origins)),
+            SourceKind::Mds => rows.extend(noted(mds::shards(&file, &options.rows)?, origins)),
             #[cfg(feature = "formats")]
-            SourceKind::LitData => rows.extend(noted(litdata::shards(&file, options)?, origins)),
+            SourceKind::LitData => {
+                rows.extend(noted(litdata::shards(&file, &options.rows)?, origins))
+            }
             #[cfg(feature = "formats")]
             SourceKind::Parquet => rows.push(RowFile::new(file, How::Parquet)),
             #[cfg(feature = "formats")]
@@ -121,7 +122,7 @@ pub fn open<'a>(
             _ => rows.push(RowFile::new(file, How::JsonLines)),
         }
     }
-    RowSource::new(rows, indexes, kind, image, given)
+    RowSource::new(rows, indexes, kind, image, options)
 }
 
 #[cfg(feature = "formats")]
