@@ -1,14 +1,17 @@
 //! The cost of a directory, compared with a `BTreeMap`: bytes per sample, lookup time, opening
-//! time.
+//! time; and its metadata operations by several workers, beside those of ext4.
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::hint::black_box;
 use std::io::Read;
+use std::process::Command;
+use std::time::Instant;
 
 use dlfs::buf::IoBuf;
-use dlfs::directory::Directory;
+use dlfs::directory::{Directory, Entry, EntryKind};
 use dlfs::format::Extent;
 use dlfs::format::checksum::crc32c;
 use dlfs::permutation::{Key, Permutation};
@@ -20,7 +23,8 @@ const USAGE: &str = "cargo bench --bench directory -- [--samples N,N] [--open N]
 
 Makes directories of N samples in 1,000 class folders, 64 samples a chunk, shuffled placement; looks
 up a million ids and names at random in each and in a BTreeMap<String, Extent> of the same; then
-opens the snapshot of --open samples from a file in DIR, beside reading and checksumming its bytes.
+opens the snapshot of --open samples from a file in DIR, beside reading and checksumming its bytes; then
+looks up and lists --files samples by 1, 2, ... workers, beside stat and ls -lR of as many files in DIR.
 20 million samples take about 5 GiB of memory.";
 
 fn main() {
@@ -30,6 +34,7 @@ fn main() {
         &[
             ("samples", "1000000,20000000"),
             ("open", "10000000"),
+            ("files", "130000"),
             ("dir", "target"),
             ("rounds", "5"),
         ],
@@ -39,6 +44,7 @@ fn main() {
         lookups(samples.parse().expect("a number of samples"));
     }
     opening(options.number("open"), options.text("dir"), options.number("rounds"));
+    metadata(options.number("files"), options.text("dir"), options.number("rounds"));
 }
 
 fn lookups(samples: u64) {
@@ -128,12 +134,12 @@ fn opening(samples: u64, dir: &str, rounds: u64) {
     println!("\nopening the snapshot of {samples} samples, from the page cache, best of {rounds}");
     let snapshot = directory_of(samples).to_snapshot().expect("it has its names");
     let file = tempfile::NamedTempFile::new_in(dir).expect("a file in --dir");
-    std::fs::write(file.path(), &snapshot).expect("room for the snapshot");
+    fs::write(file.path(), &snapshot).expect("room for the snapshot");
     let len = snapshot.len();
     drop(snapshot);
     let read = || {
         let mut bytes = IoBuf::zeroed(len);
-        let mut file = std::fs::File::open(file.path()).expect("the file that was written");
+        let mut file = fs::File::open(file.path()).expect("the file that was written");
         file.read_exact(&mut bytes).expect("as long as it was written");
         bytes
     };
@@ -158,8 +164,81 @@ fn opening(samples: u64, dir: &str, rounds: u64) {
     );
 }
 
+/// Look-ups of names and listings with lengths, by as many workers as there are processors at most.
+fn metadata(samples: u64, dir: &str, rounds: u64) {
+    let directory = opened(&directory_of(samples));
+    let folder = tempfile::tempdir_in(dir).expect("a folder in --dir");
+    let text = |id| String::from_utf8(name_of(id)).expect("names are ASCII");
+    let names: Vec<String> = (0..samples).map(text).collect();
+    let class = |name: &String| name.split('/').next().unwrap_or_default().to_owned();
+    let classes: Vec<String> =
+        names.iter().map(class).collect::<BTreeSet<_>>().into_iter().collect();
+    classes.iter().for_each(|class| fs::create_dir(folder.path().join(class)).expect("room"));
+    names.iter().for_each(|name| drop(fs::File::create(folder.path().join(name)).expect("room")));
+    let extent = |name: &String| {
+        let id = directory.lookup(name.as_bytes()).expect("it has its names");
+        directory.extent(id.expect("every name is there")).expect("it is live").len_bytes
+    };
+    let look_up = |names: &[String]| names.iter().map(extent).fold(0, u32::wrapping_add);
+    let stat = |names: &[String]| {
+        let len =
+            |name: &String| fs::symlink_metadata(folder.path().join(name)).expect("a file").len();
+        names.iter().map(len).sum::<u64>()
+    };
+    let list = |classes: &[String]| {
+        let entries =
+            classes.iter().flat_map(|class| directory.list(class.as_bytes()).expect("names"));
+        let len = |entry: Entry| match entry.kind {
+            EntryKind::Sample(id) => directory.extent(id).map_or(0, |extent| extent.len_bytes),
+            EntryKind::Folder => 0,
+        };
+        entries.map(len).fold(0, u32::wrapping_add)
+    };
+    let ls = |classes: &[String]| {
+        let mut command = Command::new("ls");
+        command.arg("-lR").args(classes).current_dir(folder.path());
+        command.output().expect("ls is there").stdout.len()
+    };
+    println!(
+        "\n{samples} samples, and as many files in {dir}: million a second of time, best of {rounds}"
+    );
+    println!(
+        "| workers | name to extent | stat | list all with lengths | `ls -lR` |\n|---|---|---|---|---|"
+    );
+    for workers in 1..=std::thread::available_parallelism().map_or(1, usize::from) {
+        let rate = |seconds: f64| format!("{:.3}", samples as f64 / 1e6 / seconds);
+        let [look_up, stat, list, ls] = [
+            together(workers, rounds, &names, &look_up),
+            together(workers, rounds, &names, &stat),
+            together(workers, rounds, &classes, &list),
+            together(workers, rounds, &classes, &ls),
+        ]
+        .map(rate);
+        println!("| {workers} | {look_up} | {stat} | {list} | {ls} |");
+    }
+}
+
+/// The shortest time in which so many workers do the work on all items, each on its share.
+fn together<R>(
+    workers: usize,
+    rounds: u64,
+    items: &[String],
+    work: &(impl Fn(&[String]) -> R + Sync),
+) -> f64 {
+    let once = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for items in items.chunks(items.len().div_ceil(workers)) {
+                scope.spawn(move || drop(black_box(work(items))));
+            }
+        });
+        start.elapsed().as_secs_f64()
+    };
+    (0..rounds).map(|_| once()).fold(f64::INFINITY, f64::min)
+}
+
 fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }

@@ -7,8 +7,6 @@
 
 #[path = "../support/mod.rs"]
 mod support;
-#[path = "../support/throttle.rs"]
-mod throttle;
 
 mod guest;
 mod names;
@@ -17,6 +15,7 @@ mod programs;
 mod reads;
 mod records;
 mod report;
+mod shaped;
 
 use support::Options;
 
@@ -44,7 +43,7 @@ fn main() {
             ("pictures", "4000"),
             ("records", "20"),
             ("record-mib", "128"),
-            ("link-mb", "300"),
+            ("link-mb", "100"),
             ("python", "python3"),
             ("guest-files", "8192"),
             ("guest-pictures", "1024"),

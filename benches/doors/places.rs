@@ -71,7 +71,8 @@ impl Mount {
         Some((Mount::by(command, places.folder(name)), program.to_owned()))
     }
 
-    fn by(mut command: Command, folder: PathBuf) -> Mount {
+    /// What `command` mounts on the folder, which it takes as its last argument.
+    pub(crate) fn by(mut command: Command, folder: PathBuf) -> Mount {
         let began = Instant::now();
         let output = command.arg(&folder).output().expect("it runs");
         let took = began.elapsed();

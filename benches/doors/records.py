@@ -8,7 +8,7 @@ import sys
 import time
 
 folder, piece = sys.argv[1], int(sys.argv[2])
-paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+paths = sorted(entry.path for entry in os.scandir(folder) if entry.is_file())
 for line in sys.stdin:
     began = time.perf_counter()
     for at in range(len(paths)):

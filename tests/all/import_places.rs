@@ -13,7 +13,9 @@ use crate::support::archives::{member, record};
 use crate::support::object_store::{self, Fault, ObjectStore, mix};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
-use dlfs::import::{ImportOptions, ImportReport, OnError, Onto, PlacementOrder, import_onto};
+use dlfs::import::{
+    ImportOptions, ImportReport, OnError, Onto, PlacementOrder, RowOptions, import_onto,
+};
 use dlfs::places::{Place, PlaceOptions};
 use dlfs::qpair::Device;
 use dlfs::qpair::mem::MemNamespace;
@@ -451,6 +453,40 @@ fn shards_of_rows_are_found_among_what_describes_them_and_refused_among_other_ob
     store.put("pictures/z.parquet", "PAR1");
     let told = refusal("s3://bucket/pictures").report();
     assert!(told.contains("s3://bucket/pictures/a.jpg"), "{told}");
+}
+
+#[test]
+fn columns_of_all_objects_are_unified_as_those_of_local_files_are() {
+    let (dir, store) = (tempfile::tempdir().unwrap(), ObjectStore::good());
+    let put = |name: &str, line: &str| {
+        store.put(&format!("{name}.jsonl"), line);
+        fs::create_dir_all(dir.path().join(name).parent().unwrap()).unwrap();
+        fs::write(dir.path().join(format!("{name}.jsonl")), line).unwrap();
+    };
+    put("numbers/0", "{\"x\": 1}\n");
+    put("numbers/1", "{\"x\": 0.5}\n");
+    put("numbers/2", "{\"x\": null}\n");
+    let local = dir.path().join("numbers");
+    let (_, expected) = imported(&[local.to_str().unwrap()], &options(Onto::Empty));
+    let (_, samples) = imported(&["s3://bucket/numbers"], &of_store(&store));
+    assert_eq!(samples, expected);
+    assert!(samples.values().any(|bytes| bytes == &1f64.to_le_bytes()), "{samples:?}");
+    // Another kind, and a column that only a later file has, before anything is imported.
+    put("kinds/0", "{\"x\": 1}\n");
+    put("kinds/1", "{\"x\": \"a\"}\n");
+    put("late/0", "{\"x\": 1}\n");
+    put("late/1", "{\"x\": 2, \"y\": 3}\n");
+    for (prefix, words) in [("kinds", "--fields"), ("late", "--columns union")] {
+        let refused = import(&[&format!("s3://bucket/{prefix}")], &memory(), &of_store(&store));
+        let told = refused.unwrap_err().report();
+        assert!(told.contains(words) && told.contains(&format!("{prefix}/1.jsonl")), "{told}");
+    }
+    let rows = RowOptions { union: true, ..RowOptions::default() };
+    let (report, _) = imported(&["s3://bucket/late"], &ImportOptions { rows, ..of_store(&store) });
+    assert_eq!((report.samples, report.bad.len()), (2, 0));
+    let rows = RowOptions { fields: vec!["x".to_owned()], ..RowOptions::default() };
+    let (_, samples) = imported(&["s3://bucket/late"], &ImportOptions { rows, ..of_store(&store) });
+    assert_eq!(samples.len(), 2);
 }
 
 #[test]

@@ -275,6 +275,21 @@ fn what_a_source_says_of_its_bytes_is_checked() {
         fs::write(&shard, &bytes).unwrap();
         refused(folder, &to, &[&name, "length is"]);
     }
+    // The items of a shard, which both indexes state; rows of Arrow are items too.
+    let counted = [("mds", "\"samples\": 13"), ("litdata", "\"chunk_size\": 16")];
+    let arrow = cfg!(feature = "formats").then_some(("litdata-arrow", "\"chunk_size\": 16"));
+    for (folder, states) in counted.into_iter().chain(arrow) {
+        let to = dir.path().join(format!("{folder}-counted"));
+        fs::create_dir(&to).unwrap();
+        for entry in fs::read_dir(data(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+        let index = fs::read_to_string(to.join("index.json")).unwrap();
+        assert!(index.contains(states), "{folder}");
+        fs::write(to.join("index.json"), index.replacen(states, &format!("{states}1"), 1)).unwrap();
+        refused(folder, &to, &["table has 1", "the index states 1", "copy the shard"]);
+    }
     // What compresses a source has its checksum at the end.
     let lines = b"{\"t\": \"x\"}\n";
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());

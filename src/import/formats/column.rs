@@ -58,14 +58,6 @@ impl CellKind {
             _ => None,
         }
     }
-
-    /// Whether values of `other` can be taken: those of another type of elements are converted or refused one by one.
-    pub(super) fn takes(&self, other: &CellKind) -> bool {
-        match (self, other) {
-            (CellKind::Elements(_), CellKind::Elements(_)) | (_, CellKind::Nothing) => true,
-            (own, other) => own == other,
-        }
-    }
 }
 
 /// A type whose arrays have the elements and shapes of both.

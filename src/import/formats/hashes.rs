@@ -1,4 +1,4 @@
-//! Hashes and lengths that an index states of its shards.
+//! Hashes, lengths and counts that an index states of its shards.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,9 +17,29 @@ pub(super) struct Stated {
     bytes: Option<u64>,
     #[serde(default)]
     hashes: BTreeMap<String, String>,
+    #[serde(skip)]
+    items: Option<u64>,
 }
 
 impl Stated {
+    /// The same, of a file with so many items.
+    pub(super) fn with_items(self, items: Option<u64>) -> Stated {
+        Stated { items, ..self }
+    }
+
+    /// Compares the number of items that the file has.
+    ///
+    /// # Errors
+    /// `BadSource`: it is another.
+    pub(super) fn check_items(&self, found: u64, input: &Input) -> Result<()> {
+        match self.items.filter(|items| *items != found) {
+            Some(items) => {
+                differs(input, &format!("table has {found} items, and the index states {items}"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Reads the file, if a hash or length of it is stated, and compares.
     ///
     /// # Errors
@@ -50,23 +70,26 @@ impl Stated {
             len += read as u64;
             sums.iter_mut().for_each(|(.., sum)| sum.add(&buffer[..read]));
         }
-        let differs = |what: String| {
-            let text = format!("its {what}: it was damaged, or written again without its index");
-            Err(Error::new(ErrorKind::BadSource, text)
-                .path(&input.path)
-                .hint("copy the shard and its index again from where they come"))
-        };
         if let Some(bytes) = self.bytes.filter(|bytes| *bytes != len) {
-            return differs(format!("length is {len}, and the index states {bytes}"));
+            let what = format!("length is {len}, and the index states {bytes}");
+            return differs(input, &what);
         }
         for (name, hash, sum) in sums {
             let found = sum.hex();
             if found != hash.to_ascii_lowercase() {
-                return differs(format!("{name} is {found}, and the index states {hash}"));
+                let what = format!("{name} is {found}, and the index states {hash}");
+                return differs(input, &what);
             }
         }
         Ok(())
     }
+}
+
+fn differs(input: &Input, what: &str) -> Result<()> {
+    let text = format!("its {what}: it was damaged, or written again without its index");
+    Err(Error::new(ErrorKind::BadSource, text)
+        .path(&input.path)
+        .hint("copy the shard and its index again from where they come"))
 }
 
 /// A hash of bytes that come in pieces.

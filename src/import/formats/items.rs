@@ -251,7 +251,8 @@ pub(super) struct ItemRows {
 }
 
 impl ItemRows {
-    /// The items of the shard `input`, which is opened only if it is one of Arrow.
+    /// The items of the shard `input`, which is opened only if it is one of Arrow; `ahead_bytes`: how far ahead a store
+    /// is asked, if not as far as it needs.
     ///
     /// # Errors
     /// It does not open, or its table of offsets is broken.
@@ -259,9 +260,14 @@ impl ItemRows {
         input: &Input,
         format: Arc<ItemFormat>,
         stated: Stated,
+        ahead_bytes: Option<u64>,
     ) -> Result<Box<dyn RowReader>> {
         match format.is_arrow {
-            true => Shard::open(input, None)?.into_arrow(input),
+            true => {
+                let shard = Shard::open(input, ahead_bytes)?;
+                stated.check_items(shard.items(), input)?;
+                shard.into_arrow(input)
+            }
             false => Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None })),
         }
     }
@@ -275,6 +281,7 @@ impl RowReader for ItemRows {
     fn begin(&mut self, from: Entry) -> Result<()> {
         self.stated.check(&self.input)?;
         let mut shard = Shard::open(&self.input, (from.rows > 0).then_some(0))?;
+        self.stated.check_items(shard.items(), &self.input)?;
         if from.rows > 0 {
             shard.leave_out(from.rows, &self.input)?;
         }
@@ -334,6 +341,11 @@ impl Shard {
         io::copy(&mut self.from.by_ref().take(first - self.at), &mut io::sink())?;
         self.at = first;
         Ok(())
+    }
+
+    /// How many items there are, before the first one is read.
+    fn items(&self) -> u64 {
+        self.ends.len().saturating_sub(1) as u64
     }
 
     /// Whether an item has bytes, or there is none.

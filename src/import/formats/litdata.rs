@@ -25,6 +25,9 @@ struct Index {
 #[derive(Debug, Deserialize)]
 struct Chunk {
     filename: String,
+    /// The number of its items.
+    #[serde(default)]
+    chunk_size: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,14 +57,15 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
     let index: Index = serde_json::from_slice(&bytes)
         .map_err(|error| bad(format!("this is no index of LitData's chunks: {error}")))?;
     let leaves = leaves(&index.config).map_err(bad)?;
-    let names = index.chunks.into_iter().map(|chunk| vec![chunk.filename]);
+    let names = index.chunks.iter().map(|chunk| vec![chunk.filename.clone()]);
     let chunks = given.input.beside(names.collect())?;
     let inputs: Vec<Input> = chunks.iter().map(|(_, input)| input.clone()).collect();
     let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
-    let file = |(name, input): (String, Input)| {
-        RowFile::beside(given, &name, input, How::Items(format.clone(), Stated::default()))
+    let file = |(chunk, (name, input)): (Chunk, (String, Input))| {
+        let stated = Stated::default().with_items(chunk.chunk_size);
+        RowFile::beside(given, &name, input, How::Items(format.clone(), stated))
     };
-    Ok(chunks.into_iter().map(file).collect())
+    Ok(index.chunks.into_iter().zip(chunks).map(file).collect())
 }
 
 /// The columns of an item, which lie in the order of the leaves of its tree.

@@ -25,6 +25,8 @@ struct Index {
 struct Shard {
     format: String,
     #[serde(default)]
+    samples: Option<u64>,
+    #[serde(default)]
     column_names: Vec<String>,
     #[serde(default)]
     column_encodings: Vec<String>,
@@ -79,7 +81,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
     let mut files = Vec::new();
     for (shard, (name, input)) in index.shards.into_iter().zip(found) {
         let zip = shard.zip_data.filter(|zip| zip.basename == name);
-        let stated = zip.unwrap_or(shard.raw_data).stated;
+        let stated = zip.unwrap_or(shard.raw_data).stated.with_items(shard.samples);
         let layout = (shard.column_names, shard.column_encodings, shard.column_sizes);
         let known = layouts.iter().position(|(known, _)| *known == layout);
         let known = known.unwrap_or_else(|| {

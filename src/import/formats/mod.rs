@@ -188,7 +188,9 @@ impl RowFile {
             How::JsonLines => JsonLines::open(&self.input, options, known),
             #[cfg(feature = "formats")]
             How::Items(format, stated) => {
-                ItemRows::open(&self.input, format.clone(), stated.clone())
+                // Whoever asks for the columns alone wants nothing of a store ahead.
+                let ahead_bytes = known.is_none().then_some(0);
+                ItemRows::open(&self.input, format.clone(), stated.clone(), ahead_bytes)
             }
         };
         self.input.check()?;

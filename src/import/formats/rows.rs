@@ -88,7 +88,7 @@ impl From<BadReason> for RowError {
 pub struct RowSource<'a> {
     /// With their own columns.
     /// With the columns of those that were looked at.
-    files: std::vec::IntoIter<(RowFile, Option<Vec<Column>>)>,
+    files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
     /// The objects that an index names.
     shards: Vec<(Client, Object)>,
     /// How many files were opened or left out, and the objects of indexes, which come before them.
@@ -194,12 +194,8 @@ impl<'a> RowSource<'a> {
             return Err(Error::new(ErrorKind::BadSource, text));
         };
         let path = first.input.path.clone();
-        // A store is not asked for all files before the first one is read: others are compared when they are opened.
         let own = map_at_once(LOOKING_UP, &files, |file| {
-            if file.input.object.is_some() && !std::ptr::eq(file, first) {
-                return Ok(None);
-            }
-            Ok(Some(file.open(options, None)?.columns().to_vec()))
+            Ok(file.open(options, None)?.columns().to_vec())
         })?;
         let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
         let all = files.clone();
@@ -332,18 +328,13 @@ impl<'a> RowSource<'a> {
 
     /// Opens the next file. `false`: there is none.
     fn open_next(&mut self) -> Result<bool> {
-        let Some((file, looked_at)) = self.files.next() else { return Ok(false) };
-        let is_new = looked_at.is_none();
-        let mut own = looked_at.unwrap_or_else(|| self.columns.clone());
+        let Some((file, mut own)) = self.files.next() else { return Ok(false) };
         for own in &mut own {
             if let Some(all) = self.columns.iter().find(|all| all.name == own.name) {
                 own.kind = all.kind.clone();
             }
         }
         let reader = file.open(self.options, Some(&own))?;
-        if is_new {
-            self.compare(reader.columns()).map_err(|error| error.path(&file.input.path))?;
-        }
         let place = |all: &Column| {
             let at = reader.columns().iter().position(|own| own.name == all.name)?;
             let types = match (&reader.columns()[at].kind, &all.kind) {
@@ -362,34 +353,6 @@ impl<'a> RowSource<'a> {
         self.open = Some(OpenFile::new(reader, file, places));
         self.begun += 1;
         Ok(true)
-    }
-
-    /// Compares the columns of a file that is opened only now with those of the files before.
-    fn compare(&self, own: &[Column]) -> Result<()> {
-        let wanted = |column: &&Column| is_wanted(column, self.options);
-        for all in self.columns.iter().filter(wanted) {
-            match own.iter().find(|own| own.name == all.name) {
-                None if !self.options.union => {
-                    let text =
-                        format!("column {} is in the files before, and not in this one", all.name);
-                    return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));
-                }
-                Some(own) if !all.kind.takes(&own.kind) => {
-                    let (name, one, other) = (&all.name, all.shown(), own.shown());
-                    let text = format!(
-                        "column {name} holds {one} in the files before, and {other} in this one"
-                    );
-                    let hint = "choose other columns with --fields";
-                    return Err(Error::new(ErrorKind::BadSource, text).hint(hint));
-                }
-                None | Some(_) => {}
-            }
-        }
-        let is_new = |own: &&Column| self.columns.iter().all(|all| all.name != own.name);
-        own.iter().filter(wanted).find(is_new).map_or(Ok(()), |own| {
-            let text = format!("column {} is in this file, and not in the first one", own.name);
-            Err(Error::new(ErrorKind::BadSource, text).hint("choose the columns with --fields"))
-        })
     }
 
     fn take_row(&mut self) -> Option<StreamSample> {
@@ -553,15 +516,14 @@ const HOW_TO_UNITE: &str = "--columns union imports the rows of such files witho
 /// The columns of all files that were looked at, each with what holds its values in all of them.
 fn unified(
     files: &[RowFile],
-    own: &[Option<Vec<Column>>],
+    own: &[Vec<Column>],
     options: &RowOptions,
     types: &Types<'_>,
 ) -> Result<Vec<Column>> {
     let shown = |file: &RowFile| file.input.path.display().to_string();
     // With the first file that has it, and has values there.
     let mut all: Vec<(Column, usize)> = Vec::new();
-    let looked_at = || own.iter().enumerate().filter_map(|(at, own)| Some((at, own.as_ref()?)));
-    for (file, own) in looked_at() {
+    for (file, own) in own.iter().enumerate() {
         for column in own.iter().filter(|column| is_wanted(column, options)) {
             let known = all.iter().position(|(known, _)| known.name == column.name);
             let Some(known) = known.filter(|_| file > 0) else {
@@ -589,9 +551,8 @@ fn unified(
         }
     }
     for (column, first) in &mut all {
-        let mut without =
-            looked_at().filter(|(_, own)| own.iter().all(|own| own.name != column.name));
-        if let Some((without, _)) = without.next().filter(|_| !options.union) {
+        let is_without = |own: &Vec<Column>| own.iter().all(|own| own.name != column.name);
+        if let Some(without) = own.iter().position(is_without).filter(|_| !options.union) {
             let (with, without) = (shown(&files[*first]), shown(&files[without]));
             let text = format!("column {} is in {with}, and not in {without}", column.name);
             return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));
@@ -601,8 +562,7 @@ fn unified(
         }
     }
     // Those which nobody asked for are only named in messages.
-    let others =
-        own.iter().take(1).flatten().flatten().filter(|column| !is_wanted(column, options));
+    let others = own.iter().take(1).flatten().filter(|column| !is_wanted(column, options));
     Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
 }
 

@@ -5,7 +5,7 @@
 //! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
 //! reports every decision.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -15,11 +15,10 @@ use super::braces::braces;
 use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
 use super::file_counts::{FileCounts, PIPE, Role};
-use super::found::{Decided, Found, FoundFile, tell_apart};
+use super::found::{Decided, Found, FoundFile, tell_apart, warn_of_splits};
 use super::index::BadEntry;
 use super::indexing::Indexing;
 use super::kind::SourceKind;
-use super::objects::split_of;
 use super::read_input::ReadInput;
 use super::row_indexes::MERGED;
 use super::shard::{self, FrontToBack};
@@ -184,9 +183,9 @@ impl Judgement {
 
     /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
     fn found(self, kind: SourceKind) -> Found {
-        warn_of_splits(self.shards.iter().map(|(file, _)| &file.path));
         let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
         tell_apart(&mut files);
+        warn_of_splits(&files);
         Found {
             kind,
             decided: None,
@@ -453,21 +452,6 @@ fn content_of(path: &Path) -> Result<(Content, u64)> {
 fn given_file(path: &Path) -> FoundFile {
     let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
     FoundFile { path: path.to_path_buf(), name }
-}
-
-/// Tells that shards are of several splits: whoever names their folder may want one of them.
-fn warn_of_splits<'p>(paths: impl Iterator<Item = &'p PathBuf>) {
-    let split = |path: &PathBuf| {
-        let name = path.file_name()?.to_string_lossy().into_owned();
-        split_of(&name).map(|split| split.into_owned())
-    };
-    let splits: BTreeSet<String> = paths.filter_map(split).collect();
-    if splits.len() > 1 {
-        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
-        tracing::warn!(
-            "files of the splits {splits} become one data set; name those of one split to have it alone"
-        );
-    }
 }
 
 /// Two files of one key at the beginning of the archive, as a WebDataset shard has them.

@@ -18,7 +18,7 @@ use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
 use crate::import::sources::file_counts::{FileCounts, Role};
-use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
+use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart, warn_of_splits};
 use crate::import::sources::indexing::Indexing;
 use crate::import::sources::kind::SourceKind;
 use crate::import::sources::list;
@@ -470,6 +470,9 @@ fn shards(listed: Vec<Listed>, kind: SourceKind) -> Result<FoundObjects> {
         return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
     }
     tell_apart(&mut files);
+    if listed.iter().all(|one| one.client.place().scheme() != Scheme::Hf) {
+        warn_of_splits(&files);
+    }
     let file_counts = file_counts.into_counts();
     let found =
         Found { kind, decided: None, files, folders: None, objects, file_counts, bad: Vec::new() };

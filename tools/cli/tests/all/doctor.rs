@@ -2,7 +2,7 @@
 
 #[path = "../../../../tests/support/object_store.rs"]
 #[allow(dead_code, unreachable_pub)] // a part of it is used
-mod object_store;
+pub(crate) mod object_store;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,17 @@ fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
     let mut command = dlfs();
     command.args(["doctor", "--seconds", "0.1"]).args(arguments).envs(environment.iter().copied());
     finish(command)
+}
+
+/// What leads to a store of a test.
+pub(crate) fn environment(endpoint: &str) -> [(&str, &str); 5] {
+    [
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ALLOW_HTTP", "true"),
+    ]
 }
 
 #[track_caller]
@@ -159,13 +170,7 @@ fn objects_of_a_store_are_read_and_what_cannot_be_seen_is_said() {
         store.put(&format!("train/{}", path.to_str().unwrap()), bytes);
     }
     let endpoint = store.endpoint();
-    let environment = [
-        ("AWS_ENDPOINT_URL", &*endpoint),
-        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ALLOW_HTTP", "true"),
-    ];
+    let environment = environment(&endpoint);
     let found = checks("s3://bucket/train", &environment, 0);
     found.have_rates();
     found.found("data", &["300 samples", "engine objects (s3)"]);

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::mpsc;
 
 use crate::common::{self, TestDir, dlfs, run};
+use crate::doctor::{environment, object_store::ObjectStore};
 
 #[test]
 fn an_import_reports_for_people_and_in_json() {
@@ -196,6 +197,38 @@ fn a_signal_ends_the_wait_for_a_store_that_is_tried_again_and_again() {
     asked.iter().take(3).for_each(drop);
     common::signal(&child, "INT");
     common::end_of(child).code(4).complains_of(&["stopped while waiting for the store"]);
+}
+
+#[test]
+fn files_of_several_splits_are_said_of_a_folder_and_of_a_store() {
+    let (dir, store) = (TestDir::new(), ObjectStore::good());
+    let image = dir.arg("train.dlfs");
+    let import = |source: &str| {
+        let mut command = common::dlfs();
+        command.args(["import", source, &image, "--force"]).envs(environment(&store.endpoint()));
+        common::finish(command).code(0).stderr
+    };
+    let says = "files of the splits test, train become one data set";
+    // By the names of files, and by those of their folders.
+    for (train, test) in [("train-0.jsonl", "test-0.jsonl"), ("train/0.jsonl", "test/0.jsonl")] {
+        let source = dir.arg(&train.replace(['/', '.'], "-"));
+        for name in [train, test] {
+            let path = std::path::Path::new(&source).join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "{\"x\": 1}\n").unwrap();
+            store.put(&format!("{train}/{name}"), "{\"x\": 1}\n");
+        }
+        let local = match train.contains('/') {
+            true => format!("{source}/{{train,test}}/0.jsonl"),
+            false => source,
+        };
+        for source in [local, format!("s3://bucket/{train}/")] {
+            let said = import(&source);
+            assert!(said.contains(says), "{source}: {said}");
+        }
+    }
+    // What the hint says.
+    assert!(!import(&dir.arg("train-0-jsonl/train-0.jsonl")).contains("splits"));
 }
 
 #[test]
