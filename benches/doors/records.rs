@@ -1,5 +1,6 @@
-//! Record files of 128 MiB, read in pieces from a slow file system by a job whose memory holds 34 % of them, with a tier
-//! for 55 %: Monarch's case (68 GiB of memory and 110 GiB of SSD for 200 GiB on a parallel file system; CCGrid 2022).
+//! Record files of 128 MiB, read in pieces from a slow file system by a job whose memory holds 34 % of them, with
+//! a tier for 55 %: Monarch's case (CCGrid 2022), of 68 GiB of memory and 110 GiB of SSD for 200 GiB on a parallel file
+//! system.
 
 use std::path::Path;
 

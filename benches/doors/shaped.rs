@@ -43,11 +43,13 @@ impl Shape {
     /// `program` within the groups.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
-        let script = "while [ \"$1\" != -- ]; do echo $$ >\"$1/cgroup.procs\" || exit 1; shift; done; shift; exec \"$@\"";
-        command.args(["-c", script, "sh"]).args(&self.groups).args(["--", program]);
+        command.args(["-c", ENTER, "sh"]).args(&self.groups).args(["--", program]);
         command
     }
 }
+
+/// Enters the groups before `--`, and becomes the program behind it.
+const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@""#;
 
 impl Drop for Shape {
     fn drop(&mut self) {

@@ -465,11 +465,15 @@ fn columns_of_all_objects_are_unified_as_those_of_local_files_are() {
     };
     put("numbers/0", "{\"x\": 1}\n");
     put("numbers/1", "{\"x\": 0.5}\n");
-    put("numbers/2", "{\"x\": null}\n");
+    put("numbers/2", "{\"x\": null}\n{\"x\": 3}\n");
     let local = dir.path().join("numbers");
-    let (_, expected) = imported(&[local.to_str().unwrap()], &options(Onto::Empty));
-    let (_, samples) = imported(&["s3://bucket/numbers"], &of_store(&store));
-    assert_eq!(samples, expected);
+    // A sample that is one field cannot be without a value.
+    let none = import(&["s3://bucket/numbers"], &memory(), &of_store(&store)).unwrap_err().report();
+    assert!(none.contains("the only column") && none.contains("--on-error skip"), "{none}");
+    let skip = |options| ImportOptions { on_error: OnError::Skip, ..options };
+    let (_, expected) = imported(&[local.to_str().unwrap()], &skip(options(Onto::Empty)));
+    let (_, samples) = imported(&["s3://bucket/numbers"], &skip(of_store(&store)));
+    assert_eq!((samples.len(), &samples), (3, &expected));
     assert!(samples.values().any(|bytes| bytes == &1f64.to_le_bytes()), "{samples:?}");
     // Another kind, and a column that only a later file has, before anything is imported.
     put("kinds/0", "{\"x\": 1}\n");

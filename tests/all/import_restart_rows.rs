@@ -400,7 +400,12 @@ mod formats {
         case.watched.asked();
         case.import(&often, Onto::Resume, u64::MAX).unwrap();
         assert!(all(&often) == all(&once), "another image");
-        assert!(!case.watched.asked().contains_key("x/1.parquet"));
+        // Of what was read before, only what tells the columns.
+        let (asked, len) = (case.watched.asked(), parquet()[1].1.len() as u64);
+        assert!(
+            asked.get("x/1.parquet").is_none_or(|asked| *asked < len / 8),
+            "{asked:?} of {len}"
+        );
         assert_eq!(contents(&often).unwrap().len() as u64, FILES * ROWS + 10);
     }
 }

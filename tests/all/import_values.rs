@@ -159,9 +159,17 @@ fn rows_of_nothing_are_samples_of_nothing() {
     assert_eq!(found, [nothing(), of_i64(1), nothing()]);
     let found = lines(&["{\"a\": null}\n{\"a\": \"x\"}\n"], "a", &options(Onto::Empty));
     assert_eq!(found.unwrap(), [text(""), text("x")]);
-    let only = "{\"a\": null}\n{\"a\": 1}\n";
+    // What is one field has no place to say that it has none; the hint names a way that there is.
+    let (only, both) =
+        ("{\"a\": null}\n{\"a\": 1}\n", "{\"a\": null, \"b\": 2}\n{\"a\": 1, \"b\": 2}\n");
     let refused = lines(&[only], "a", &options(Onto::Empty)).unwrap_err();
+    assert!(
+        refused.contains("the only column") && refused.contains("--on-error skip"),
+        "{refused}"
+    );
+    let refused = lines(&[both], "a", &with_rows(taking(&["a"]))).unwrap_err();
     assert!(refused.contains("take another column as well"), "{refused}");
+    assert_eq!(lines(&[both], "a", &options(Onto::Empty)).unwrap(), [nothing(), of_i64(1)]);
 }
 
 #[test]

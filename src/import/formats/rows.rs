@@ -437,7 +437,8 @@ impl<'a> RowSource<'a> {
         // A sample of one field has no place to say that it has none.
         if let [only @ None] = &mut sample.fields[..] {
             if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
-                return Err(BadReason::Syntax(NO_VALUE));
+                let is_alone = self.columns.len() == 1;
+                return Err(BadReason::Syntax(if is_alone { ALONE } else { NO_VALUE }));
             }
             *only = Some(Vec::new().into());
         }
@@ -481,6 +482,7 @@ impl RowSource<'_> {
 
 const NO_CLASS: &str = "its class is none of those that --classes gives";
 
+const ALONE: &str = "the row has no value in the only column, whose type has a length";
 const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
                         with --fields";
 

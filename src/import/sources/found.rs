@@ -1,6 +1,6 @@
 //! What the paths of an import were found to be.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,6 @@ use super::beneath::Root;
 use super::file_counts::FileCount;
 use super::index::{BadEntry, Index};
 use super::kind::SourceKind;
-use super::objects::split_of;
 use super::tar::Pair;
 use crate::places::{Client, Object, Place};
 
@@ -74,18 +73,6 @@ pub(super) fn tell_apart(files: &mut [FoundFile]) {
         for (&at, name) in same.iter().zip(ends_of(&paths)) {
             files[at].name = name;
         }
-    }
-}
-
-/// Tells that shards are of several splits: whoever names their folder may want one of them.
-pub(super) fn warn_of_splits(files: &[FoundFile]) {
-    let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
-    let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
-    if splits.len() > 1 {
-        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
-        tracing::warn!(
-            "files of the splits {splits} become one data set; name those of one split to have it alone"
-        );
     }
 }
 

@@ -16,4 +16,4 @@ pub(in crate::import) use look::{FoundObjects, are_objects, look};
 pub(in crate::import) use read::{
     ObjectReads, ObjectRoot, ObjectSamples, ObjectStreams, Shard, push_origin, reason,
 };
-pub(in crate::import) use splits::split_of;
+pub(in crate::import) use splits::warn_of_splits;

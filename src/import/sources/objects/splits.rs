@@ -5,18 +5,31 @@ use std::collections::BTreeSet;
 
 use super::listed::Listed;
 use crate::import::sources::content::is_side_file;
+use crate::import::sources::found::FoundFile;
 use crate::places::Scheme;
 use crate::{Error, ErrorKind, Result};
 
 /// The split that a file is of, as the hub's own library tells by its path: the name before the numbers of a shard, or
 /// else a word that stands for a split. `None`: its path does not say.
-pub(in crate::import) fn split_of(name: &str) -> Option<Cow<'_, str>> {
+pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
     if let Some(split) = of_shard(name) {
         return Some(canonical(split).map_or(split.into(), Cow::from));
     }
     let is_end = |letter: char| !letter.is_ascii_alphanumeric();
     // The last word counts: `train/data.parquet` is as good as `data/train-00000-of-00001.parquet`.
     name.rsplit(is_end).find_map(canonical).map(Cow::from)
+}
+
+/// Tells that shards are of several splits: whoever names their folder may want one of them.
+pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
+    let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
+    let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
+    if splits.len() > 1 {
+        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "files of the splits {splits} become one data set; name those of one split to have it alone"
+        );
+    }
 }
 
 /// `SPLIT` of `SPLIT-00000-of-00001.EXTENSION`, the last part of a path.
