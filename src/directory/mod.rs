@@ -258,11 +258,23 @@ impl Directory {
     /// If chunk `c` has no `nth` live sample.
     #[inline]
     pub fn id_in_chunk(&self, c: u32, nth: u32) -> SampleId {
+        self.id_at(self.slot_in_chunk(c, nth)).expect("a slot below the end is of a part")
+    }
+
+    /// The extent of live sample number `nth` of chunk `c`: they ascend.
+    ///
+    /// # Panics
+    /// If chunk `c` has no such live sample.
+    pub fn extent_in_chunk(&self, c: u32, nth: u32) -> Extent {
+        self.columns.extent(self.slot_in_chunk(c, nth), &self.layout)
+    }
+
+    fn slot_in_chunk(&self, c: u32, nth: u32) -> Slot {
         let slots = self.columns.slots_of(c);
         let before = slots.start - self.deleted_slots.before(slots.start);
         let slot = self.deleted_slots.select_live(before + u64::from(nth), self.num_samples());
         assert!(slot < slots.end, "chunk {c} has no live sample {nth}");
-        self.id_at(Slot(slot)).expect("a slot below the end is of a part")
+        Slot(slot)
     }
 
     /// The chunk of the live sample `id`, and its number there: the inverse of

@@ -268,7 +268,7 @@ impl ChunkDriver {
         let mut fetch = match self.unstarted.take() {
             Some((planned, of, fetch)) if planned == chunk && of == *range => return fetch,
             Some((_, _, other)) => other,
-            None => self.free_fetches.pop().unwrap_or_default(),
+            None => self.free_fetch(range.len()),
         };
         fetch.clear();
         match (range.len(), self.directory.live_in_chunk(chunk)) {
@@ -284,6 +284,16 @@ impl ChunkDriver {
             }
         }
         fetch
+    }
+
+    /// A plan with room for so many samples. Where none is free there will be as many again as there are residents: the
+    /// most that are there at once is reached late, and what is steady allocates nothing.
+    fn free_fetch(&mut self, samples: usize) -> Fetch {
+        if self.free_fetches.is_empty() {
+            let room = || Fetch { samples: Vec::with_capacity(samples), ..Fetch::default() };
+            self.free_fetches.extend(std::iter::repeat_with(room).take(self.residents.len()));
+        }
+        self.free_fetches.pop().unwrap_or_default()
     }
 
     fn find(&self, pick: Pick) -> u32 {

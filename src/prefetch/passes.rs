@@ -331,6 +331,13 @@ impl PassDriver {
         Ok(true)
     }
 
+    /// Whether one of the first batches is not wholly requested yet: samples of one section are read one after the
+    /// other, and planning ahead would come between each two. Not while it waits for memory, which may take long.
+    fn is_beginning(&self) -> bool {
+        let next = self.planned.get(self.requested);
+        self.short.is_none() && next.is_some_and(|next| next.first < self.early_until)
+    }
+
     /// The number of batches planned so far, in the whole run.
     fn num_planned_batches(&self) -> u64 {
         self.next_batch - 1 + self.planned.len() as u64
@@ -344,27 +351,34 @@ impl PassDriver {
         }
         let mut open = self.free_chunks.pop().unwrap_or_default();
         open.chunk = chunk;
-        let block = |at: u64| at / PAGE as u64 * PAGE as u64;
-        let (mut first, mut behind) = (None, 0);
-        for (nth, (_, extent)) in (0..).zip(self.directory.samples_in_chunk(chunk)) {
-            behind = nth + 1;
-            if extent.len_bytes == 0 {
-                continue;
-            }
-            let end = extent.offset_bytes + u64::from(extent.len_bytes);
-            let start = *first.get_or_insert(block(extent.offset_bytes));
-            if end.next_multiple_of(PAGE as u64) - start > self.lengths.section_bytes as u64
-                && nth > open.ends.last().copied().unwrap_or(0)
-            {
-                open.ends.push(nth);
-                first = Some(block(extent.offset_bytes));
-            }
+        let live = self.directory.live_in_chunk(chunk);
+        while let Some(first) = Some(open.ends.last().copied().unwrap_or(0)).filter(|at| *at < live)
+        {
+            open.ends.push(self.section_end(chunk, first, live));
         }
-        open.ends.push(behind);
         open.sections.resize_with(open.ends.len(), Section::default);
         let index = self.chunks.insert(open) as u32;
         self.index_of[chunk as usize] = index;
         index
+    }
+
+    /// The end of the section of `chunk` that begins with its sample `first`, which `live` bounds: searched for, since
+    /// the first batches of a global order open most chunks.
+    fn section_end(&self, chunk: u32, first: u32, live: u32) -> u32 {
+        let (page, most) = (PAGE as u64, self.lengths.section_bytes as u64);
+        let extent = |nth| self.directory.extent_in_chunk(chunk, nth);
+        let start = extent(first).offset_bytes / page * page;
+        let (mut end, mut beyond) = (first + 1, live);
+        while end < beyond {
+            let middle = end.midpoint(beyond);
+            let Extent { offset_bytes, len_bytes, .. } = extent(middle);
+            let ends_at = (offset_bytes + u64::from(len_bytes)).next_multiple_of(page);
+            match ends_at - start > most {
+                true => beyond = middle,
+                false => end = middle + 1,
+            }
+        }
+        end
     }
 
     /// Requests the samples of the planned batch at `age`. `false`: memory ran out, or the queue
@@ -720,7 +734,8 @@ impl Copies {
 impl Driver for PassDriver {
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         let (mut moved, begun_with) = (false, self.num_planned);
-        while (self.num_planned < self.lengths.look_ahead || self.planned.len() < 2)
+        while !self.is_beginning()
+            && (self.num_planned < self.lengths.look_ahead || self.planned.len() < 2)
             && self.planned.len() < MAX_PLANNED
             && self.plan_next()?
         {

@@ -531,11 +531,9 @@ impl Population for Directory {
     }
 
     fn blocks_of(&self, chunk: u32, nth: u32) -> u32 {
-        let extent = self.extent(Directory::id_in_chunk(self, chunk, nth));
-        extent.map_or(1, |extent| {
-            let within = extent.offset_bytes % BLOCK_BYTES;
-            (within + u64::from(extent.len_bytes)).div_ceil(BLOCK_BYTES) as u32
-        })
+        let extent = self.extent_in_chunk(chunk, nth);
+        let within = extent.offset_bytes % BLOCK_BYTES;
+        (within + u64::from(extent.len_bytes)).div_ceil(BLOCK_BYTES) as u32
     }
 }
 

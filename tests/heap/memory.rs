@@ -1,8 +1,10 @@
 //! How much memory reading takes: the window and the directory, whatever the size of the data set.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::alone;
+use crate::support::faults::{Fault, Faulty, Rule};
 use crate::targets::counting_alloc::peak_during;
 use crate::targets::images::{self, Sample, sample};
 use dlfs::dataset::{Image, OpenOptions};
@@ -16,10 +18,10 @@ use dlfs::reader::Batch;
 
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// An image of `count` samples in memory that the heap does not count.
-fn image_of(count: usize) -> Arc<dyn Device> {
+/// An image of `count` samples of these lengths in memory that the heap does not count.
+fn image_of(count: usize, len: impl Fn(usize) -> usize) -> Arc<dyn Device> {
     let source: Vec<Sample> =
-        (0..count).map(|i| sample(&format!("class/{i:08}"), Some(1), 3000 + i % 1000)).collect();
+        (0..count).map(|i| sample(&format!("class/{i:08}"), Some(1), len(i))).collect();
     let mut media = images::Image::new(1, Pack::Tight);
     media.add(&source, 7, count as u64, &[]);
     let mut bytes = std::mem::take(&mut media.namespaces[0]);
@@ -68,7 +70,7 @@ fn a_memory_namespace_near_processors_has_all_its_pages_at_once() {
 #[test]
 fn reading_takes_the_window_and_the_directory_whatever_the_size_of_the_data_set() {
     let _alone = alone();
-    let images = [image_of(1_000), image_of(10_000)];
+    let images = [image_of(1_000, |i| 3000 + i % 1000), image_of(10_000, |i| 3000 + i % 1000)];
     for kind in [OrderKind::Grouped { lanes: 1, group: 4 }, OrderKind::Global] {
         let [small, large] = images.each_ref().map(|device| heap_of_two_epochs(device, kind));
         println!("{kind:?}: heap and directory {small:?} of 4 MB, {large:?} of 35 MB");
@@ -77,3 +79,32 @@ fn reading_takes_the_window_and_the_directory_whatever_the_size_of_the_data_set(
         assert!(rest(large) <= WINDOW_BYTES + large.1, "{kind:?}: beyond its bounds");
     }
 }
+
+/// Each position that is planned takes memory: counted while no read of the first batch completes.
+#[test]
+fn nothing_is_planned_behind_the_first_batch_of_tiny_samples_before_it_is_requested() {
+    let _alone = alone();
+    let device = Faulty::new(image_of(60_000, |_| 100));
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device.clone())];
+    let image = Image::from_devices(devices, &OpenOptions::default()).unwrap();
+    device.add(Rule::any_read(u32::MAX, Fault::Swallow));
+    let order = OrderSpec { kind: OrderKind::Global, seed: 3 };
+    let mut options = LoaderOptions::new(order, 256, 1);
+    (options.window_bytes, options.deadline) = (64 << 20, Duration::from_secs(2));
+    let mut loader = image.prefetcher(options).unwrap();
+    let peak = std::thread::scope(|scope| {
+        // Before the deadline: reads that have failed make room for more.
+        let (peak, next) = peak_during(|| {
+            let next = scope.spawn(|| loader.next());
+            std::thread::sleep(Duration::from_millis(700));
+            next
+        });
+        assert!(next.join().unwrap().unwrap().is_err(), "no read completes");
+        peak
+    });
+    println!("{peak} bytes of the heap");
+    assert!(peak < PLANNED_BYTES, "{peak} bytes of the heap: more is planned than the first batch");
+}
+
+/// Far less than what 60,000 planned samples take, of 24 bytes and a place of 8 each.
+const PLANNED_BYTES: usize = 60_000 * 32 / 3;
