@@ -9,9 +9,10 @@ use std::io::{BufReader, Read, Seek};
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{AheadRows, Batch, Batches, caught};
+use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
+use super::guard::caught;
 use super::input::Input;
 use super::rows::{Entry, RowReader};
 use crate::import::options::RowOptions;

@@ -24,6 +24,8 @@ mod arrow_cells;
 mod blocks;
 mod column;
 #[cfg(feature = "formats")]
+mod guard;
+#[cfg(feature = "formats")]
 mod hashes;
 #[cfg(feature = "formats")]
 mod indexed;
