@@ -33,6 +33,8 @@ mod input;
 #[cfg(feature = "formats")]
 mod ipc;
 #[cfg(feature = "formats")]
+mod ipc_lengths;
+#[cfg(feature = "formats")]
 mod items;
 mod json_lines;
 mod json_object;
