@@ -120,7 +120,7 @@ impl Pool {
             // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or
             // an earlier buffer wrote.
             Some((allocation, start)) => unsafe { IoBuf::of_allocation(allocation, start, len) },
-            None => IoBuf::temporary(len),
+            None => IoBuf::temporary(len).unwrap_or_else(|_| IoBuf::zeroed(len)),
         }
     }
 

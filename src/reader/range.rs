@@ -49,17 +49,24 @@ impl RangeReader {
     pub(crate) fn read_joined(&mut self, ranges: &[Range<u64>]) -> Result<SharedBuf> {
         let block_len = u64::from(self.namespace.block_len_bytes);
         let transfer_len = self.pump.geometry()[0].max_transfer_bytes as usize;
-        let (mut fetch, mut len) = (Fetch::default(), 0);
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            assert_eq!(
-                fetch.len_bytes as u64, len,
-                "a range that is not the last ends within a block"
-            );
-            let end = round_up(range.end, block_len);
-            let Some(end) = end.filter(|&end| end <= self.namespace.len_bytes()) else {
-                return Err(self.past_the_end(range));
-            };
-            let whole = (end - range.start) as usize;
+        let ranges = ranges.iter().filter(|range| !range.is_empty());
+        let len_bytes = self.namespace.len_bytes();
+        let is_past =
+            |range: &&Range<u64>| round_up(range.end, block_len).is_none_or(|end| end > len_bytes);
+        if let Some(range) = ranges.clone().find(is_past) {
+            return Err(self.past_the_end(range));
+        }
+        let lens = ranges.clone().map(|range| range.end - range.start);
+        let len = lens.fold(0, u64::saturating_add);
+        if len == 0 {
+            return Ok(SharedBuf::empty());
+        }
+        // Before the transfers: those of a sparse file of exbibytes would not have room, either.
+        let whole = round_up(len, block_len).unwrap_or(u64::MAX);
+        let buf = IoBuf::try_zeroed(whole as usize)?;
+        let mut fetch = Fetch::default();
+        for range in ranges {
+            let whole = (range.end - range.start).next_multiple_of(block_len) as usize;
             for at in (0..whole).step_by(transfer_len) {
                 fetch.transfers.push(Transfer {
                     namespace: 0,
@@ -69,13 +76,9 @@ impl RangeReader {
                 });
             }
             fetch.len_bytes += whole;
-            len += range.end - range.start;
         }
-        if len == 0 {
-            return Ok(SharedBuf::empty());
-        }
+        assert_eq!(fetch.len_bytes, buf.len(), "only the last range ends within a block");
         let RangeReader { namespace, pump } = self;
-        let buf = IoBuf::zeroed(fetch.len_bytes);
         pump.start(0, fetch, buf);
         let mut last_progress = Instant::now();
         while pump.in_flight() > 0 {

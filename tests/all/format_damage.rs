@@ -189,7 +189,7 @@ fn an_image_cut_anywhere_opens_whole_or_is_refused() {
 }
 
 #[test]
-fn forged_superblocks_are_refused_or_harmless() {
+pub fn forged_superblocks_are_refused_or_harmless() {
     let block = small().open().1.encode();
     for at in (8..128).step_by(2) {
         for len in [1, 2, 4, 8] {
@@ -212,7 +212,7 @@ fn forged_superblocks_are_refused_or_harmless() {
 }
 
 #[test]
-fn forged_chunk_headers_are_refused_or_harmless() {
+pub fn forged_chunk_headers_are_refused_or_harmless() {
     VERSIONS.into_iter().for_each(|version| check_forged_headers(&small_of(version)));
 }
 
@@ -245,7 +245,7 @@ fn check_forged_headers(image: &Image) {
 }
 
 #[test]
-fn forged_generation_records_are_refused_or_harmless() {
+pub fn forged_generation_records_are_refused_or_harmless() {
     let bytes = small().open().0.record().encode(0, 1);
     let used = u32::from_le_bytes(*bytes[12..].first_chunk().unwrap()) as usize;
     for at in 8..used {

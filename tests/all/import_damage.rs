@@ -212,7 +212,7 @@ fn reseal(bytes: &mut [u8], at: usize, len: usize) {
 }
 
 #[test]
-fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
+pub fn a_journal_that_names_ids_which_the_image_does_not_have_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     tree(dir.path(), 10, 900, 1);
     let disks = Disks::new(1, 1 << 20);

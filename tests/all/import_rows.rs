@@ -280,7 +280,7 @@ fn shards_of_indexes_in_subfolders_are_counted_as_shards() {
 }
 
 #[test]
-fn damaged_shards_are_refused_with_their_names() {
+pub fn damaged_shards_are_refused_with_their_names() {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(data("mds")).unwrap() {
         let path = entry.unwrap().path();

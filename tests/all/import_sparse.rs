@@ -189,7 +189,7 @@ fn pax(name: &str, records: &[(&str, &str)], stored: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_map_that_lies_names_its_member_and_what_follows_is_read() {
+pub fn a_map_that_lies_names_its_member_and_what_follows_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let size = |size| ("GNU.sparse.size", size);
     let map = |map| ("GNU.sparse.map", map);

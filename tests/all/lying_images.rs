@@ -87,7 +87,7 @@ fn assert_refused(what: &str, path: &PathBuf, bytes: &[u8]) {
 }
 
 #[test]
-fn what_a_snapshot_says_of_the_whole_image_must_be_what_the_superblock_says() {
+pub fn what_a_snapshot_says_of_the_whole_image_must_be_what_the_superblock_says() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let image = honest();
@@ -123,7 +123,7 @@ fn what_a_snapshot_says_of_the_whole_image_must_be_what_the_superblock_says() {
 }
 
 #[test]
-fn what_the_directory_reads_must_lie_within_what_the_superblock_says_is_used() {
+pub fn what_the_directory_reads_must_lie_within_what_the_superblock_says_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let image = honest();

@@ -57,6 +57,7 @@ mod interop_linux_target;
 mod interop_spdk;
 #[cfg(feature = "tls")]
 mod interop_tls;
+mod lengths;
 mod local_shares;
 mod lying_images;
 mod metrics;

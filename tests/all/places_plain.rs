@@ -227,7 +227,7 @@ fn ranges_that_come_in_chunks_are_left_to_the_client_library() {
 }
 
 #[test]
-fn answers_that_are_no_http_are_errors_that_say_so() {
+pub fn answers_that_are_no_http_are_errors_that_say_so() {
     for habit in [Habit::TwoLengths, Habit::Negative, Habit::Endless, Habit::Noise] {
         let error = Server::new(habit).read().unwrap_err().report();
         assert!(error.contains("the answer is no HTTP"), "{habit:?}: {error}");

@@ -160,7 +160,7 @@ fn a_redirect_that_hands_on_what_signs_a_request_or_leads_to_another_scheme_ends
 }
 
 #[test]
-fn answers_and_listings_without_an_end_are_errors() {
+pub fn answers_and_listings_without_an_end_are_errors() {
     let endless = |status: &'static str| {
         Server::new(move |_, to| {
             write!(to, "HTTP/1.1 {status}\r\nConnection: close\r\n\r\n<ListBucketResult>")?;

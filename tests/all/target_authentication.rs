@@ -257,7 +257,7 @@ fn a_wrong_proof_ends_the_connection_and_its_controller() {
 }
 
 #[test]
-fn messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served() {
+pub fn messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served() {
     let target = serve(|_| {});
     let (mut admin, _) = unproven(&target, 0, ConnectData::CNTLID_DYNAMIC);
     let status = |queue: &mut RawHost, sqe, data: &[u8]| queue.call(sqe, data).0.status();

@@ -141,7 +141,7 @@ fn a_second_initialisation_and_impossible_ones_are_refused() {
 }
 
 #[test]
-fn every_pdu_type_in_the_wrong_state_ends_only_its_own_connection() {
+pub fn every_pdu_type_in_the_wrong_state_ends_only_its_own_connection() {
     let mut siege = Siege::begin(|_| {});
     for pdu_type in 0..=255u8 {
         let hlen = match pdu_type {
@@ -176,7 +176,7 @@ fn every_pdu_type_in_the_wrong_state_ends_only_its_own_connection() {
 }
 
 #[test]
-fn data_that_nobody_asked_for_end_only_their_own_connection() {
+pub fn data_that_nobody_asked_for_end_only_their_own_connection() {
     let mut siege = Siege::begin(|options| options.writable = true);
     let data = vec![0xEE; 4096];
     // Before Connect, for a read, for an idle slot, and after the last data.
@@ -220,7 +220,7 @@ fn data_that_nobody_asked_for_end_only_their_own_connection() {
 }
 
 #[test]
-fn false_lengths_are_refused_without_allocating_for_them() {
+pub fn false_lengths_are_refused_without_allocating_for_them() {
     let mut siege = Siege::begin(|options| options.writable = true);
     // PLEN, PDO and HLEN of a capsule, on a live queue.
     for (at, bytes) in [
@@ -484,7 +484,7 @@ fn connect_is_checked_field_by_field() {
 }
 
 #[test]
-fn every_opcode_on_either_queue_is_answered_and_changes_nothing() {
+pub fn every_opcode_on_either_queue_is_answered_and_changes_nothing() {
     let siege = Siege::begin(|_| {});
     let (mut admin, mut io) = siege.io_queue(NONE);
     for opcode in 0..=255u8 {

@@ -175,7 +175,7 @@ fn a_stream_of_single_bytes_is_read_like_any_other() {
 }
 
 #[test]
-fn false_r2ts_get_no_data_and_the_write_is_not_issued_again() {
+pub fn false_r2ts_get_no_data_and_the_write_is_not_issued_again() {
     let lies = [
         Misbehaviour::R2t { offset: 0, len: 0 },
         Misbehaviour::R2t { offset: 512, len: 512 },
@@ -200,7 +200,7 @@ fn false_r2ts_get_no_data_and_the_write_is_not_issued_again() {
 }
 
 #[test]
-fn every_invalid_ic_resp_is_refused_with_the_reason() {
+pub fn every_invalid_ic_resp_is_refused_with_the_reason() {
     let good = IcResp::new(Digests::default(), 131_072);
     let spoil = |edit: fn(&mut IcResp)| {
         let mut resp = good;
@@ -269,7 +269,7 @@ fn garbage_at_any_step_of_connecting_is_refused() {
 }
 
 #[test]
-fn every_impossible_identify_page_is_refused_and_odd_ones_are_not() {
+pub fn every_impossible_identify_page_is_refused_and_odd_ones_are_not() {
     let controller = |edit: fn(&mut IdentifyController)| {
         let mut id = identify_controller();
         edit(&mut id);
@@ -376,7 +376,7 @@ fn bytes_sent_together_with_icresp_cost_a_connection_and_nothing_else() {
 }
 
 #[test]
-fn an_impossible_discovery_log_is_refused_in_bounded_time() {
+pub fn an_impossible_discovery_log_is_refused_in_bounded_time() {
     let ask = |target: &HostileTarget| {
         let address = target.local_addr();
         discover(&address.ip().to_string(), address.port(), &short_timeouts())

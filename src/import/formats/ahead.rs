@@ -1,24 +1,15 @@
 //! Decodes batches of rows on a thread of its own, ahead of those that are taken.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
 use super::column::{Cells, Column, is_wanted};
+use super::guard::caught;
 use super::rows::{Entry, RowError, RowReader};
 use crate::Result;
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
-
-/// What `decode` gives; a panic of the decoder is an error of the file that it reads.
-pub(super) fn caught<T>(
-    decode: impl FnOnce() -> std::result::Result<T, String>,
-) -> std::result::Result<T, String> {
-    let panicked = |_| Err("its decoder panicked".to_owned());
-    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(panicked)
-}
 
 /// A batch of rows.
 pub(super) struct Batch {
@@ -103,8 +94,12 @@ impl AheadRows {
         self
     }
 
-    fn enter(&mut self, batch: &Batch) {
-        let mut cells = BatchCells::new(&batch.rows, self.read.as_deref());
+    /// Goes on with the rows of `batch`.
+    ///
+    /// # Errors
+    /// What its decoder says of them.
+    fn enter(&mut self, batch: &Batch) -> std::result::Result<(), String> {
+        let mut cells = caught(|| Ok(BatchCells::new(&batch.rows, self.read.as_deref())))?;
         if let Some(at) = batch.at {
             self.next = Entry { at, ..Entry::default() };
         }
@@ -112,6 +107,7 @@ impl AheadRows {
         self.unwanted -= left_out;
         self.next.rows += left_out;
         self.batch = Some(cells);
+        Ok(())
     }
 }
 
@@ -140,11 +136,11 @@ impl RowReader for AheadRows {
                 return row.map(|()| true).map_err(RowError::Row);
             }
             self.batch = None;
-            match self.batches.as_ref().map(|batches| batches.0.recv()) {
-                Some(Ok(Ok(batch))) => self.enter(&batch),
-                Some(Ok(Err(what))) => return Err(RowError::File(BadReason::Decoder(what))),
-                Some(Err(_)) | None => return Ok(false),
-            }
+            let Some(Ok(batch)) = self.batches.as_ref().map(|batches| batches.0.recv()) else {
+                return Ok(false);
+            };
+            let entered = batch.and_then(|batch| self.enter(&batch));
+            entered.map_err(|what| RowError::File(BadReason::Decoder(what)))?;
         }
     }
 }

@@ -389,6 +389,9 @@ fn place_of(array: &ArrayRef) -> Place {
         }
         DataType::Dictionary(..) => {
             let dictionary = array.as_any_dictionary();
+            if dictionary.values().is_empty() {
+                return Place::Nothing; // all keys are null
+            }
             let values = Box::new(Values::of(dictionary.values()));
             Place::Keys(values, dictionary.normalized_keys())
         }
@@ -444,5 +447,19 @@ mod tests {
         {
             assert_eq!(shown(6, flat), "f32[6]", "{flat}");
         }
+    }
+
+    #[test]
+    fn rows_of_a_dictionary_without_values_have_none() {
+        let values = Arc::new(arrow_array::StringArray::new_null(0));
+        let keys = arrow_array::Int8Array::new_null(2);
+        let column: ArrayRef = Arc::new(arrow_array::DictionaryArray::new(keys, values));
+        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
+        let (mut rows, mut cells) = (BatchCells::new(&batch, None), Cells::new());
+        for _ in 0..2 {
+            rows.next_row(&mut cells).unwrap().unwrap();
+            assert!(cells[0].is_none());
+        }
+        assert!(rows.next_row(&mut cells).is_none());
     }
 }

@@ -9,10 +9,12 @@ use std::io::{BufReader, Read, Seek};
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{AheadRows, Batch, Batches, caught};
+use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
+use super::guard::caught;
 use super::input::Input;
+use super::ipc_lengths::Checked;
 use super::rows::{Entry, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
@@ -58,6 +60,7 @@ fn file(
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
+    let from = Checked::new(from);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
     let decode = move |from: Entry| {
@@ -85,8 +88,9 @@ pub(super) fn stream(
 ) -> Result<AheadRows> {
     let head = Some(Vec::new());
     let from = Counted { from: Box::new(from), at: 0, has_ended: false, head };
+    let from = Checked::new(from);
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
-    let head = reader.get_mut().head.take().unwrap_or_default();
+    let head = reader.get_mut().get_mut().head.take().unwrap_or_default();
     if !has_our_byte_order(&head) {
         return Err(other_byte_order(input));
     }
@@ -94,7 +98,7 @@ pub(super) fn stream(
     let decode = move |from: Entry| {
         if is_file {
             // What the schema was read from does not ask far ahead.
-            let bytes = reader.get_mut();
+            let bytes = reader.get_mut().get_mut();
             bytes.at = bytes.at.max(from.at);
             bytes.from = input.read_from(bytes.at)?;
         }
@@ -119,7 +123,7 @@ fn opened<R>(
 
 /// The batches of a stream up to its end-of-stream marker.
 struct StreamBatches {
-    reader: StreamReader<Counted>,
+    reader: StreamReader<Checked<Counted>>,
     /// Whether it may be entered at any batch.
     has_entries: bool,
     is_over: bool,
@@ -133,13 +137,13 @@ impl Iterator for StreamBatches {
             return None;
         }
         // The reader stops behind each message.
-        let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
+        let at = Some(self.reader.get_ref().get_ref().at).filter(|_| self.has_entries);
         if let Some(rows) = self.reader.next() {
             return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
         }
         self.is_over = true;
         // It stops behind the marker, and meets the end of the file only where there is none.
-        self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
+        self.reader.get_ref().get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
     }
 }
 

@@ -25,14 +25,24 @@ pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, 
 }
 
 /// Reads a line. `false`: there is none.
+///
+/// # Errors
+/// Those of reading; the line is too long, or longer than the memory that there is.
 pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
-    let read = from.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', line)?;
-    if read as u64 == MAX_LINE_BYTES {
-        return Err(io::Error::other("a line has 1 GiB or more"));
+    loop {
+        line.try_reserve(STEP_BYTES)?;
+        let read = from.by_ref().take(STEP_BYTES as u64).read_until(b'\n', line)?;
+        if read < STEP_BYTES || line.ends_with(b"\n") {
+            return Ok(!line.is_empty());
+        }
+        if line.len() >= MAX_LINE_BYTES {
+            return Err(io::Error::other("a line has 1 GiB or more"));
+        }
     }
-    Ok(read > 0)
 }
 
-const MAX_LINE_BYTES: u64 = 1 << 30;
+const MAX_LINE_BYTES: usize = 1 << 30;
+/// As much of a line as memory is asked for at once.
+const STEP_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 1 << 20;

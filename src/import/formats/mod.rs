@@ -24,12 +24,16 @@ mod arrow_cells;
 mod blocks;
 mod column;
 #[cfg(feature = "formats")]
+mod guard;
+#[cfg(feature = "formats")]
 mod hashes;
 #[cfg(feature = "formats")]
 mod indexed;
 mod input;
 #[cfg(feature = "formats")]
 mod ipc;
+#[cfg(feature = "formats")]
+mod ipc_lengths;
 #[cfg(feature = "formats")]
 mod items;
 mod json_lines;

@@ -12,10 +12,11 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::ChunkReader;
 
-use super::ahead::{AheadRows, Batch, Batches, caught};
+use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
 use super::blocks::Blocks;
 use super::column::{Column, is_wanted};
+use super::guard::caught;
 use super::input::Input;
 use super::pages::PageFile;
 use super::rows::{Entry, RowReader};

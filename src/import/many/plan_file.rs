@@ -15,6 +15,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+use crate::buf::zeroed_vec;
 use crate::format::builder::ChunkSpec;
 use crate::format::columns::{ColumnSpec, ColumnType};
 use crate::format::cursor::{Cursor, label_code, label_of, put_number, put_string};
@@ -120,7 +121,7 @@ impl PlanFile {
         let head_len = u64::from_le_bytes(head_len.try_into().expect("8 bytes"));
         let room = len - (front.len() + TAIL_BYTES) as u64;
         let head_len = (head_len <= room).then_some(head_len).ok_or_else(|| damaged(path))?;
-        let mut head = vec![0; head_len as usize];
+        let mut head = zeroed_vec(head_len).map_err(|error| error.path(path))?;
         file.read_exact_at(&mut head, len - TAIL_BYTES as u64 - head_len).map_err(named)?;
         if xxh3_128(&head).to_le_bytes() != id {
             return Err(damaged(path));
@@ -138,7 +139,7 @@ impl PlanFile {
     pub(super) fn read_piece(&self, piece: &Piece) -> Result<Vec<u8>> {
         let file = self.file.as_ref();
         let file = file.ok_or_else(|| Error::new(ErrorKind::Internal, "the plan is not open"))?;
-        let mut bytes = vec![0; piece.len as usize];
+        let mut bytes = zeroed_vec(piece.len)?;
         file.read_exact_at(&mut bytes, piece.offset).map_err(Error::from)?;
         match xxh3_64(&bytes) == piece.hash {
             true => Ok(bytes),

@@ -327,6 +327,28 @@ fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
     }
 }
 
+/// A buffer of the file's second batch begins behind its end, on which the `arrow-buffer` of today panics.
+#[cfg(feature = "formats")]
+#[test]
+fn a_file_on_which_a_decoder_panics_is_named_on_one_line() {
+    let dir = TestDir::new();
+    let rows = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rows/stream.arrow");
+    let mut bytes = fs::read(rows).unwrap();
+    bytes[3210] = 1;
+    fs::write(dir.path("bad.arrow"), bytes).unwrap();
+    let import = |more: &[&str]| {
+        let mut command = dlfs();
+        command.args(["import", &dir.arg("bad.arrow"), &dir.arg("train.dlfs")]).args(more);
+        command.env("RUST_BACKTRACE", "1");
+        common::finish(command)
+    };
+    let refused = import(&[]).code(1);
+    refused.complains_of(&["bad.arrow/22: its decoder failed at ", "--on-error skip"]);
+    assert_eq!(refused.stderr.lines().count(), 3, "{}", refused.stderr);
+    let json = import(&["--on-error", "skip", "--json"]).quiet().json();
+    assert_eq!((&json["samples"], &json["bad"][0]["name"]), (&22.into(), &"bad.arrow/22".into()));
+}
+
 #[test]
 fn a_zstd_shard_is_imported_as_it_comes() {
     let dir = TestDir::with_source();
