@@ -48,13 +48,16 @@ unsafe impl Sync for Header {}
 
 impl Allocation {
     /// Allocates `len` zero bytes; returns the allocation and its start. It is on the heap, unless
-    /// `len` is at least `mapped_from_len`.
-    pub(super) fn allocate_zeroed(len: usize, mapped_from_len: usize) -> (Allocation, NonNull<u8>) {
+    /// `len` is at least `mapped_from_len`. `None`: the system has no such memory.
+    pub(super) fn allocate_zeroed(
+        len: usize,
+        mapped_from_len: usize,
+    ) -> Option<(Allocation, NonNull<u8>)> {
         assert!(len > 0, "an empty buffer needs no allocation");
         let mapped = if len >= mapped_from_len { Allocation::mapped(len) } else { None };
-        let (backing, start) = mapped.unwrap_or_else(|| Allocation::on_the_heap(len));
+        let (backing, start) = mapped.or_else(|| Allocation::on_the_heap(len))?;
         let header = Box::new(Header { handles: Handles::new(1), backing });
-        (Allocation(NonNull::from(Box::leak(header))), start)
+        Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
     /// Maps memory for a large buffer, in huge pages where the kernel provides them, since large
@@ -75,12 +78,12 @@ impl Allocation {
         Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
-    fn on_the_heap(len: usize) -> (Backing, NonNull<u8>) {
-        let layout = Layout::from_size_align(len, ALIGN_BYTES).expect("length below isize::MAX");
+    fn on_the_heap(len: usize) -> Option<(Backing, NonNull<u8>)> {
+        let layout = Layout::from_size_align(len, ALIGN_BYTES).ok()?;
         // SAFETY: the layout has a length above zero.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        let start = NonNull::new(start).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
-        (Backing::Heap { start, layout }, start)
+        let start = NonNull::new(start)?;
+        Some((Backing::Heap { start, layout }, start))
     }
 
     /// The first handle on bytes that others may have, too: `memory` has them.

@@ -28,6 +28,7 @@ mod shared_words;
 mod slots;
 mod spares;
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -39,6 +40,8 @@ pub use shared::SharedBuf;
 pub use shared_bytes::SharedBytes;
 pub use shared_words::SharedWords;
 
+pub use crate::error::zeroed_vec;
+use crate::error::{Result, no_memory};
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes that move with their I/O: an allocation, or a range of one.
@@ -65,23 +68,34 @@ impl IoBuf {
     /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
     ///
     /// Allocates; the read path takes its buffers from a [`Pool`] instead.
+    /// For a length that media, a peer or a source states, use [`IoBuf::try_zeroed`].
     pub fn zeroed(len: usize) -> IoBuf {
+        let of_len = Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
+        IoBuf::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(of_len))
+    }
+
+    /// As [`IoBuf::zeroed`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    pub fn try_zeroed(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
     }
 
-    /// [`IoBuf::zeroed`] for short-lived buffers of megabytes and varying lengths: dropping it
+    /// [`IoBuf::try_zeroed`] for short-lived buffers of megabytes and varying lengths: dropping it
     /// returns the memory to the system, where an allocator would keep it and map more for the next
     /// size.
-    pub fn temporary(len: usize) -> IoBuf {
+    fn temporary(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
     }
 
-    fn allocated(len: usize, mapped_from_len: usize) -> IoBuf {
+    fn allocated(len: usize, mapped_from_len: usize) -> Result<IoBuf> {
         if len == 0 {
-            return IoBuf::empty();
+            return Ok(IoBuf::empty());
         }
-        let (allocation, start) = Allocation::allocate_zeroed(len, mapped_from_len);
-        IoBuf { allocation: Some(allocation), start, len }
+        let allocated = Allocation::allocate_zeroed(len, mapped_from_len);
+        let (allocation, start) = allocated.ok_or_else(|| no_memory(len, "a buffer"))?;
+        Ok(IoBuf { allocation: Some(allocation), start, len })
     }
 
     /// The first `len` bytes of `allocation`, which begins at `start`.
@@ -127,7 +141,7 @@ impl IoBuf {
     ///
     /// # Errors
     /// `other`, if it is not adjacent in the same allocation.
-    pub fn unsplit(&mut self, other: IoBuf) -> Result<(), IoBuf> {
+    pub fn unsplit(&mut self, other: IoBuf) -> std::result::Result<(), IoBuf> {
         if other.is_empty() {
             return Ok(());
         }

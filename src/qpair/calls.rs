@@ -109,7 +109,7 @@ impl Calls {
         if len == 0 {
             return Ok(IoBuf::empty());
         }
-        let mut buf = self.run(pair, IoOp::Read, start / block_len, IoBuf::zeroed(whole))?;
+        let mut buf = self.run(pair, IoOp::Read, start / block_len, IoBuf::try_zeroed(whole)?)?;
         let mut bytes = buf.split_off((offset_bytes - start) as usize); // less than a block
         bytes.truncate(len);
         Ok(bytes)

@@ -75,7 +75,7 @@ impl RangeReader {
             return Ok(SharedBuf::empty());
         }
         let RangeReader { namespace, pump } = self;
-        let buf = IoBuf::zeroed(fetch.len_bytes);
+        let buf = IoBuf::try_zeroed(fetch.len_bytes)?;
         pump.start(0, fetch, buf);
         let mut last_progress = Instant::now();
         while pump.in_flight() > 0 {
