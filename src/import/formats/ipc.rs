@@ -14,8 +14,10 @@ use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::input::Input;
 use super::rows::{Entry, RowReader};
+use super::stated_buffers::StatedBuffers;
 use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
+use crate::import::sources::expansion::Compressed;
 use crate::{Error, ErrorKind, Result};
 
 /// Opens the Arrow file `input`.
@@ -26,10 +28,11 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     let rows = match &input.object {
         None => {
             let from = File::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(from.metadata().map_or(0, |found| found.len()));
             file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
         }
         Some(object) => {
-            let blocks = Blocks::new(object.clone());
+            let blocks = Blocks::new(object.clone(), input.expansion.clone());
             file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
         }
     };
@@ -58,6 +61,7 @@ fn file(
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
+    let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
     let decode = move |from: Entry| {
@@ -84,7 +88,8 @@ pub(super) fn stream(
     is_file: bool,
 ) -> Result<AheadRows> {
     let head = Some(Vec::new());
-    let from = Counted { from: Box::new(from), at: 0, has_ended: false, head };
+    let from = Box::new(StatedBuffers::new(from, &input.expansion));
+    let from = Counted { from, at: 0, has_ended: false, head };
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
     let head = reader.get_mut().head.take().unwrap_or_default();
     if !has_our_byte_order(&head) {
@@ -96,7 +101,11 @@ pub(super) fn stream(
             // What the schema was read from does not ask far ahead.
             let bytes = reader.get_mut();
             bytes.at = bytes.at.max(from.at);
-            bytes.from = input.read_from(bytes.at)?;
+            let mut from = input.read_from(bytes.at)?;
+            if input.object.is_some() {
+                from = Box::new(Compressed(from, input.expansion.clone()));
+            }
+            bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
         }
         // Batches refer to dictionaries that come before them, anywhere.
         let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));

@@ -45,6 +45,8 @@ mod pages;
 #[cfg(feature = "formats")]
 mod parquet;
 mod rows;
+#[cfg(feature = "formats")]
+mod stated_buffers;
 
 use std::sync::Arc;
 
@@ -63,6 +65,7 @@ use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
 use crate::import::options::{ImportOptions, RowOptions};
+use crate::import::sources::expansion::Expansion;
 #[cfg(feature = "formats")]
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::{FoundFile, SourceKind};
@@ -72,7 +75,8 @@ use crate::places::{Client, Object};
 pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet.
+/// addresses, and `origins` has them already. As many bytes are made of them as `expansion` allows. What
+/// tells their columns is read, and nothing else yet.
 ///
 /// # Errors
 /// A file does not open, or they have not the columns that `options` ask for.
@@ -83,6 +87,7 @@ pub fn open<'a>(
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
     origins: &SharedOrigins,
+    expansion: &Expansion,
 ) -> Result<RowSource<'a>> {
     let links = options.folders.links;
     #[cfg(not(feature = "formats"))]
@@ -107,7 +112,8 @@ pub fn open<'a>(
             failure: failure.clone(),
             origins: origins.clone(),
         });
-        let file = Given { input: Input { path, object, links }, name };
+        let expansion = expansion.clone();
+        let file = Given { input: Input { path, object, links, expansion }, name };
         match kind {
             #[cfg(feature = "formats")]
             SourceKind::Mds => rows.extend(noted(mds::shards(&file, &options.rows)?, origins)),

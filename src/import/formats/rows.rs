@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
-use super::column::{CellKind, Cells, Chosen, Column, is_wanted};
+use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Input, LOOKING_UP};
 use crate::directory::Directory;
 use crate::format::FieldTypes;
@@ -14,6 +14,7 @@ use crate::format::meta::check_label;
 use crate::import::columns::{Number, number, put_number};
 use crate::import::field_types::{FieldSpec, is_named};
 use crate::import::options::{ImportOptions, RowOptions};
+use crate::import::sources::expansion::Expands;
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
@@ -335,17 +336,19 @@ impl<'a> RowSource<'a> {
         let Some((file, looked_at)) = self.files.next() else { return Ok(false) };
         let is_new = looked_at.is_none();
         let mut own = looked_at.unwrap_or_else(|| self.columns.clone());
+        let all = places(&self.columns);
         for own in &mut own {
-            if let Some(all) = self.columns.iter().find(|all| all.name == own.name) {
-                own.kind = all.kind.clone();
+            if let Some(at) = all.get(&own.name) {
+                own.kind = self.columns[*at].kind.clone();
             }
         }
         let reader = file.open(self.options, Some(&own))?;
         if is_new {
             self.compare(reader.columns()).map_err(|error| error.path(&file.input.path))?;
         }
+        let place_of = places(reader.columns());
         let place = |all: &Column| {
-            let at = reader.columns().iter().position(|own| own.name == all.name)?;
+            let at = *place_of.get(&all.name)?;
             let types = match (&reader.columns()[at].kind, &all.kind) {
                 (CellKind::Elements(own), CellKind::Elements(all)) if own != all => {
                     Some((own.clone(), all.clone()))
@@ -359,6 +362,7 @@ impl<'a> RowSource<'a> {
             self.classes.begin_file(&reader.columns()[place.at]);
         }
         self.own_names.clear();
+        self.cells.clear();
         self.open = Some(OpenFile::new(reader, file, places));
         self.begun += 1;
         Ok(true)
@@ -367,8 +371,9 @@ impl<'a> RowSource<'a> {
     /// Compares the columns of a file that is opened only now with those of the files before.
     fn compare(&self, own: &[Column]) -> Result<()> {
         let wanted = |column: &&Column| is_wanted(column, self.options);
+        let place_of = places(own);
         for all in self.columns.iter().filter(wanted) {
-            match own.iter().find(|own| own.name == all.name) {
+            match place_of.get(&all.name).map(|at| &own[*at]) {
                 None if !self.options.union => {
                     let text =
                         format!("column {} is in the files before, and not in this one", all.name);
@@ -481,6 +486,9 @@ impl<'a> RowSource<'a> {
         if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(sample.len_bytes() as u64));
         }
+        if let Some(open) = &self.open {
+            open.input.expansion.make(Expands::Rows, sample.len_bytes() as u64)?;
+        }
         self.class = None;
         match (self.classes.element, label) {
             (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
@@ -560,11 +568,13 @@ fn unified(
     let shown = |file: &RowFile| file.input.path.display().to_string();
     // With the first file that has it, and has values there.
     let mut all: Vec<(Column, usize)> = Vec::new();
+    let mut known_at: HashMap<&str, usize> = HashMap::new();
     let looked_at = || own.iter().enumerate().filter_map(|(at, own)| Some((at, own.as_ref()?)));
     for (file, own) in looked_at() {
         for column in own.iter().filter(|column| is_wanted(column, options)) {
-            let known = all.iter().position(|(known, _)| known.name == column.name);
+            let known = known_at.get(&*column.name).copied();
             let Some(known) = known.filter(|_| file > 0) else {
+                known_at.entry(&column.name).or_insert(all.len());
                 all.push((column.clone(), file));
                 continue;
             };
@@ -588,11 +598,11 @@ fn unified(
             })?;
         }
     }
+    let places: Vec<_> = looked_at().map(|(file, own)| (file, places(own))).collect();
     for (column, first) in &mut all {
-        let mut without =
-            looked_at().filter(|(_, own)| own.iter().all(|own| own.name != column.name));
+        let mut without = places.iter().filter(|(_, own)| !own.contains_key(&column.name));
         if let Some((without, _)) = without.next().filter(|_| !options.union) {
-            let (with, without) = (shown(&files[*first]), shown(&files[without]));
+            let (with, without) = (shown(&files[*first]), shown(&files[*without]));
             let text = format!("column {} is in {with}, and not in {without}", column.name);
             return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));
         }
