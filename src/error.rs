@@ -210,6 +210,24 @@ impl std::error::Error for Error {
     }
 }
 
+/// `len` zero bytes, a number that media, a peer or a source states.
+///
+/// # Errors
+/// `OutOfMemory`: the system has no such memory.
+pub fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(len).map_err(|_| no_memory(len, "a buffer"))?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+/// The error for `what`, which needs more memory than the system has.
+pub(crate) fn no_memory(len: usize, what: &str) -> Error {
+    let text = format!("the system has no {len} bytes of memory for {what}");
+    Error::new(ErrorKind::OutOfMemory, text)
+}
+
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Error {
         let kind = match error.kind() {

@@ -40,7 +40,8 @@ pub use shared::SharedBuf;
 pub use shared_bytes::SharedBytes;
 pub use shared_words::SharedWords;
 
-use crate::error::{Error, ErrorKind, Result};
+pub use crate::error::zeroed_vec;
+use crate::error::{Result, no_memory};
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes that move with their I/O: an allocation, or a range of one.
@@ -208,24 +209,6 @@ impl std::fmt::Debug for IoBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "IoBuf({} bytes)", self.len)
     }
-}
-
-/// `len` zero bytes, a number that media, a peer or a source states.
-///
-/// # Errors
-/// `OutOfMemory`: the system has no such memory.
-pub(crate) fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
-    bytes.try_reserve_exact(len).map_err(|_| no_memory(len, "a buffer"))?;
-    bytes.resize(len, 0);
-    Ok(bytes)
-}
-
-/// The error for `what`, which needs more memory than the system has.
-pub(crate) fn no_memory(len: usize, what: &str) -> Error {
-    let text = format!("the system has no {len} bytes of memory for {what}");
-    Error::new(ErrorKind::OutOfMemory, text)
 }
 
 /// Prefetches the start of `bytes` into the CPU cache; the processor's own prefetcher then

@@ -114,14 +114,15 @@ impl Pool {
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for what has no room in it.
     /// Large ones have the memory of earlier ones, if those are dropped; the last of them and the pool unmap it.
-    pub(crate) fn outside(&self, len: usize) -> IoBuf {
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    pub(crate) fn outside(&self, len: usize) -> Result<IoBuf> {
         let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
-        match spare {
-            // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or
-            // an earlier buffer wrote.
-            Some((allocation, start)) => unsafe { IoBuf::of_allocation(allocation, start, len) },
-            None => IoBuf::temporary(len).unwrap_or_else(|_| IoBuf::zeroed(len)),
-        }
+        let Some((allocation, start)) = spare else { return IoBuf::temporary(len) };
+        // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
+        // earlier buffer wrote.
+        Ok(unsafe { IoBuf::of_allocation(allocation, start, len) })
     }
 
     /// [`Pool::take`] at a fixed location: the slot that contains `offset`. `None` if its slots are

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::directory::Directory;
 use crate::format::chunk::ChunkId;
+use crate::units::total;
 
 /// What a data set consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -96,7 +97,7 @@ impl Index {
         }
         self.deleted = self.chunks.values().map(|entry| u64::from(entry.deleted)).sum();
         self.samples = self.chunks.values().map(|entry| u64::from(entry.samples)).sum();
-        self.bytes = self.chunks.values().map(|entry| entry.bytes).sum();
+        self.bytes = total(self.chunks.values().map(|entry| entry.bytes));
         self
     }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::exporter::Registration;
+use crate::format::superblock::used_bytes;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
@@ -103,8 +104,7 @@ impl OrderFile {
     fn room(&self, dataset: &Dataset) -> Room {
         let directory = dataset.directory();
         let superblocks = dataset.image().superblocks();
-        let data_bytes =
-            superblocks.iter().map(|superblock| superblock.used_len_bytes).sum::<u64>();
+        let data_bytes = used_bytes(superblocks);
         let window = self.window.unwrap_or_else(|| (memory_bytes() / 4).min(DEFAULT_WINDOW_BYTES));
         // What the loader has read, and what waits for the program.
         let waiting = (window / 4).min(data_bytes).max(1);

@@ -7,7 +7,7 @@ use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough};
 use crate::format::geometry::{ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation};
 use crate::format::{FormatError, FormatVersion, Pack, Uuid};
-use crate::units::Generation;
+use crate::units::{Generation, total};
 
 /// A superblock copy as it lies on media: one block of 4,096 bytes.
 ///
@@ -121,6 +121,11 @@ pub struct SnapshotLocation {
     /// CRC32C of its first 4,092 bytes, with which its head ends. It covers the checksums of all sections,
     /// so a snapshot with another value is not the committed one.
     pub head_crc32c: u32,
+}
+
+/// Bytes in use on all namespaces of an image, as far as its superblocks say.
+pub fn used_bytes(superblocks: &[Superblock]) -> u64 {
+    total(superblocks.iter().map(|superblock| superblock.used_len_bytes))
 }
 
 impl Superblock {

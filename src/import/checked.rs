@@ -147,6 +147,10 @@ impl SampleStream for Checked<'_> {
         Ok(None)
     }
 
+    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+        self.from.read_on(into)
+    }
+
     fn reject(&mut self, name: &[u8], reason: BadReason) {
         self.from.reject(name, reason);
     }

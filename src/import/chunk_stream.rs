@@ -39,7 +39,6 @@ pub(super) struct ChunkStream<'a> {
     pub(super) sequence: u64,
     pub(super) found: u64,
     pub(super) media: MediaUse,
-    record: Vec<u8>,
     unflushed_bytes: u64,
     /// Whether a file was made longer than it has to be.
     is_longer: bool,
@@ -53,14 +52,17 @@ enum Collected {
     Part(Box<PartSum>),
 }
 
-/// The bytes of a sample: how many, and what writes them.
-#[derive(Clone, Copy)]
+/// The bytes of a sample: how many, and where they are.
 pub(super) struct NewRecord<'r> {
     /// Their number.
     pub(super) len: u32,
-    /// Fills a slice of that length.
-    pub(super) put: &'r dyn Fn(&mut [u8]),
+    /// Gives all of them, in pieces and in order; called once. Its errors are those of what it gives them to, and its
+    /// own, after which what was written of the sample is useless.
+    pub(super) give: &'r mut Give<'r>,
 }
+
+/// Gives bytes to what takes them.
+type Give<'r> = dyn FnMut(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> + 'r;
 
 /// What a stream of chunks wrote.
 pub(super) struct Streamed {
@@ -126,7 +128,6 @@ impl<'a> ChunkStream<'a> {
             sequence: 0,
             found: 0,
             media: MediaUse::default(),
-            record: Vec::new(),
             unflushed_bytes: 0,
             is_longer: false,
         }
@@ -204,21 +205,19 @@ impl<'a> ChunkStream<'a> {
             let chunk = self.open.as_mut().expect("opened just above");
             match chunk.fit(meta, record.len) {
                 Fit::Here => {
-                    (record.put)(chunk.space(record.len));
+                    let (space, mut at) = (chunk.space(record.len), 0);
+                    (record.give)(&mut |bytes| {
+                        space[at..at + bytes.len()].copy_from_slice(bytes);
+                        at += bytes.len();
+                        Ok(())
+                    })?;
                     chunk.add(meta, record.len)?;
                     self.writes.has_read(record.len as usize);
                     return Ok(());
                 }
                 Fit::NextChunk => self.finish_chunk()?,
                 Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
-                Fit::Oversize => {
-                    let mut bytes = std::mem::take(&mut self.record);
-                    bytes.resize(record.len as usize, 0);
-                    (record.put)(&mut bytes);
-                    let pushed = self.push_oversize(slot, meta, &bytes);
-                    self.record = bytes;
-                    return pushed;
-                }
+                Fit::Oversize => return self.push_oversize(slot, meta, record),
             }
         }
     }
@@ -244,27 +243,61 @@ impl<'a> ChunkStream<'a> {
         self.close(header.head())
     }
 
-    fn push_oversize(&mut self, slot: Slot, meta: &SampleMeta<'_>, record: &[u8]) -> Result<()> {
+    /// Writes a sample that has a chunk of its own as its bytes come, and its header last.
+    fn push_oversize(
+        &mut self,
+        slot: Slot,
+        meta: &SampleMeta<'_>,
+        record: NewRecord<'_>,
+    ) -> Result<()> {
         self.open = None;
-        let spec = self.spec();
-        let len = record.len() as u32; // `record_len` allows no more
-        let sums = RecordSums::of(record);
-        let header = |location| ChunkBuilder::oversize(&spec, slot, meta, len, &sums, location);
-        let draft = header(ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 })?;
-        let cells = self.state.journal.layout.cells_of(draft.head().len_bytes());
-        let location = self.next_location(cells)?;
-        let header: ChunkHeader = header(location)?;
-        let mut front = vec![0; header.head().data_start() as usize];
+        let NewRecord { len, give } = record;
+        let (spec, unknown) = (self.spec(), RecordSums::unknown(len));
+        let header = |sums: &RecordSums, location| {
+            ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
+        };
+        let nowhere = ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 };
+        let draft = header(&unknown, nowhere)?;
+        let location = self.next_location(spec.layout.cells_of(draft.head().len_bytes()))?;
+        let data_at = draft.head().data_start();
+        // If the sample turns out to be bad, the next chunk has its number; its cells are free again with the next
+        // generation, since writes to them may be in flight.
+        let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
+        let header: ChunkHeader = header(&written?, location)?;
+        let mut front = vec![0; data_at as usize];
         header.encode_into(&mut front);
         self.collect(&header)?;
         self.media.add(&DraftLen::of(&header), &self.state.journal.layout);
-        let mut at = front.len() as u64;
-        for piece in record.chunks(PIECE_BYTES) {
-            self.put(location, at, piece)?;
-            at += piece.len() as u64;
-        }
         self.put(location, 0, &front)?;
         self.close(header.head())
+    }
+
+    /// Puts a record `at` bytes into the chunk at `location`; returns its checksums.
+    fn put_pieces(
+        &mut self,
+        location: ChunkLocation,
+        mut at: u64,
+        give: &mut Give<'_>,
+    ) -> Result<RecordSums> {
+        let (mut sums, mut piece) = (RecordSums::default(), Vec::with_capacity(PIECE_BYTES));
+        give(&mut |mut bytes| {
+            sums.push(bytes);
+            while !bytes.is_empty() {
+                let (first, rest) = bytes.split_at(bytes.len().min(PIECE_BYTES - piece.len()));
+                piece.extend_from_slice(first);
+                if piece.len() == PIECE_BYTES {
+                    self.put(location, at, &piece)?;
+                    at += PIECE_BYTES as u64;
+                    piece.clear();
+                }
+                bytes = rest;
+            }
+            Ok(())
+        })?;
+        if !piece.is_empty() {
+            self.put(location, at, &piece)?;
+        }
+        Ok(sums)
     }
 
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {

@@ -291,7 +291,7 @@ fn read_in_pieces(
 }
 
 /// A sink for bytes that are only read to detect errors.
-struct Discard<'a>(&'a mut [u8]);
+pub(super) struct Discard<'a>(pub(super) &'a mut [u8]);
 
 impl PieceSink for Discard<'_> {
     fn space(&mut self) -> Result<&mut [u8]> {

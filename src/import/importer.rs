@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use crate::directory::commit::{Commit, freed_by_next};
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::space::without;
-use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
 use crate::format::{CellRange, ChunkSpec, Placement};
-use crate::import::chunks::Job;
+use crate::import::chunks::{Discard, Job};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
 use crate::import::commit;
 use crate::import::device::{open_for_import, open_for_stream};
@@ -30,11 +30,14 @@ use crate::import::pass::{Outcome, Pass};
 use crate::import::plan::{Plan, RowOrder, Rows};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
+use crate::import::sources::expansion::Expansion;
 use crate::import::sources::objects::{self, FoundObjects};
 use crate::import::sources::{
-    BadEntry, BadReason, Found, Index, Indexing, Source, SourceKind, SourceOptions, Step, detect,
+    BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
+    Step, detect,
 };
 use crate::import::streamed;
+use crate::import::write_behind::PIECE_BYTES;
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
 use crate::units::SampleId;
@@ -126,6 +129,7 @@ pub(super) fn open_source(
         folders: options.folders,
         prefix: options.prefix,
         nested: options.nested,
+        expansion: Expansion::new(options.max_expansion),
     };
     let mut tell = |step| {
         match step {
@@ -179,11 +183,12 @@ fn unless_bad(source: Source, options: &ImportOptions) -> Result<OpenSource> {
 fn all_bad(source: &Source) -> Vec<BadEntry> {
     let mut bad = source.index().bad.clone();
     if source.kind() == SourceKind::TfRecord {
-        let mut reader = source.reader();
+        let (mut reader, mut piece) = (source.reader(), vec![0; PIECE_BYTES]);
         for row in 0..source.index().len() {
             for payload in source.index().payloads(row) {
-                let mut bytes = vec![0; payload.len_bytes as usize];
-                if let Err(reason) = reader.read(row, &payload, &mut bytes) {
+                if let Err(PieceError::Bad(reason)) =
+                    reader.read_in_pieces(row, &payload, &mut Discard(&mut piece))
+                {
                     bad.push(source.index().bad_row(row, reason));
                 }
             }
@@ -576,7 +581,7 @@ impl Import<'_> {
             live_samples: directory.num_live(),
             chunks: written.chunks,
             chunks_found: written.found,
-            image_bytes: written.commit.superblocks.iter().map(|sb| sb.used_len_bytes).sum(),
+            image_bytes: used_bytes(&written.commit.superblocks),
             media: written.media,
             pack: directory.layout().pack,
             bad: self.all_bad(),
@@ -648,7 +653,7 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
         live_samples: current.directory.num_live(),
         chunks: 0,
         chunks_found: u64::from(current.directory.num_chunks()),
-        image_bytes: current.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum(),
+        image_bytes: used_bytes(&current.superblocks),
         media: MediaUse::default(),
         pack: current.directory.layout().pack,
         bad: index.bad.clone(),

@@ -14,6 +14,7 @@ use crate::format::field_type::FieldType;
 use crate::format::geometry::DEFAULT_CHUNK_BYTES;
 use crate::import::field_types::{FieldColumn, FieldSpec};
 use crate::import::media_use::MediaUse;
+use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
 use crate::import::sources::file_counts::FileCounts;
 use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind};
 use crate::places::PlaceOptions;
@@ -58,6 +59,9 @@ pub struct ImportOptions {
     pub prefix: bool,
     /// Whether the files of archives within archives are samples, instead of those archives.
     pub nested: bool,
+    /// How many bytes may be made of each that is read of the sources, by decompression, of holes of sparse files, by
+    /// links to what was taken already, and of rows that share values: each of these makes as many, or 256 MiB.
+    pub max_expansion: u64,
     /// How object stores are read.
     pub places: PlaceOptions,
     /// Threads that read the source; 0: chosen for this machine.
@@ -253,6 +257,7 @@ impl Default for ImportOptions {
             folders: FolderOptions::default(),
             prefix: false,
             nested: false,
+            max_expansion: DEFAULT_MAX_EXPANSION,
             places: PlaceOptions::default(),
             reader_threads: 0,
             uuid: None,

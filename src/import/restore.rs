@@ -94,8 +94,8 @@ impl ChunkStream<'_> {
                 };
                 let SampleEntry { id, name, label, values, .. } = sample;
                 let meta = SampleMeta { id, name, label, values };
-                let put = |space: &mut [u8]| space.copy_from_slice(record);
-                self.push(&meta, NewRecord { len: sample.len_bytes, put: &put })?;
+                let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
+                self.push(&meta, record)?;
             }
         }
         if let Some(shape) = shape {

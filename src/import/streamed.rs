@@ -8,6 +8,7 @@ use std::cell::OnceCell;
 
 use crate::directory::Directory;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues};
+use crate::format::superblock::used_bytes;
 use crate::format::{SampleMeta, fields};
 use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
@@ -24,6 +25,7 @@ use crate::import::points::{self, Points};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::restore::Restored;
 use crate::import::retry::with_retry;
+use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
@@ -33,6 +35,7 @@ use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
     SourceOptions,
 };
+use crate::import::write_behind::PIECE_BYTES;
 use crate::places::{Client, Object};
 use crate::units::SampleId;
 use crate::{Error, ErrorKind, Result};
@@ -60,7 +63,8 @@ pub(super) fn run(
     let again = state.resumed.then(|| (found.files.clone(), found.objects.clone()));
     let field_columns = OnceCell::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
-    let mut opened = open(found.files, found.objects, &mut judged, checks, &origins)?;
+    let expansion = Expansion::new(options.max_expansion);
+    let mut opened = open(found.files, found.objects, &mut judged, checks, &origins, &expansion)?;
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
@@ -81,14 +85,14 @@ pub(super) fn run(
         None => None,
     };
     let mut source = match again.zip(restored) {
-        Some((again, (place, restored))) => go_on(opened, again, &judged, checks, place, restored)?,
+        Some((again, restored)) => go_on(opened, again, &judged, checks, restored, expansion)?,
         None => placed(Checked::new(opened.samples(), checks), options, 0),
     };
     loop {
         import.note(&*source)?;
         let Some(sample) = source.next_sample()? else { break };
         import.only_names_matter = options.on_error == OnError::Stop && !source.bad().is_empty();
-        import.take(&sample, &*source)?;
+        import.take(&sample, &mut *source)?;
         source.give_back(sample);
     }
     let bad = found.bad.iter().chain(source.bad());
@@ -132,12 +136,12 @@ impl Judged {
         &self,
         inputs: Inputs,
         fields: Option<Vec<Vec<u8>>>,
-        options: &ImportOptions,
+        checks: Checks<'_>,
     ) -> Result<StreamSource> {
         let source = StreamSource::of_inputs(inputs, self.kind, fields)?;
-        let &ImportOptions { prefix, nested, folders, .. } = options;
+        let &ImportOptions { prefix, nested, folders, .. } = checks.options;
         let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
-        Ok(source.decided(&members, self.is_open()))
+        Ok(source.decided(&members, self.is_open()).at_once(most_at_once(checks)))
     }
 }
 
@@ -172,6 +176,7 @@ fn open<'a>(
     judged: &mut Judged,
     checks: Checks<'a>,
     origins: &SharedOrigins,
+    expansion: &Expansion,
 ) -> Result<Opened<'a>> {
     for (client, objects) in &objects {
         objects.iter().for_each(|object| push_origin(&mut origins.lock(), client, object));
@@ -179,23 +184,34 @@ fn open<'a>(
     let Checks { image, options, .. } = checks;
     Ok(match judged.kind {
         rows if rows.is_rows() => {
-            let rows = formats::open(files, objects, judged.kind, image, options, origins)?;
+            let rows =
+                formats::open(files, objects, judged.kind, image, options, origins, expansion)?;
             Opened::Rows(Box::new(rows))
         }
         SourceKind::TfRecord => {
-            Opened::Other(Box::new(RecordStream::new(Inputs::new(files, objects))))
+            let inputs = Inputs::new(files, objects, expansion.clone());
+            Opened::Other(Box::new(RecordStream::new(inputs).at_once(most_at_once(checks))))
         }
         _ => {
-            let mut inputs = Inputs::new(files, objects);
+            let mut inputs = Inputs::new(files, objects, expansion.clone());
             if judged.is_open()
                 && let Some(pair) = inputs.pair_at_beginning()?
             {
                 *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
             }
             let fields = image.map(|image| image.fields().to_vec());
-            Opened::Other(Box::new(judged.archives(inputs, fields, options)?))
+            Opened::Other(Box::new(judged.archives(inputs, fields, checks)?))
         }
     })
+}
+
+/// The most bytes of a sample that is read at once, unless nobody looks into samples.
+fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
+    let has_types = image.is_some_and(|image| image.field_types().iter().next().is_some());
+    match options.field_types.is_empty() && options.field_columns.is_empty() && !has_types {
+        true => WINDOW_BYTES as u64,
+        false => u64::MAX,
+    }
 }
 
 /// The samples of shards in a store behind those that are there.
@@ -204,8 +220,8 @@ fn go_on<'a>(
     (files, objects): (Vec<FoundFile>, Vec<(Client, Vec<Object>)>),
     judged: &Judged,
     checks: Checks<'a>,
-    place: StreamPlace,
-    restored: Restored,
+    (place, restored): (StreamPlace, Restored),
+    expansion: Expansion,
 ) -> Result<Box<dyn SampleStream + 'a>> {
     let StreamPlace { input, offset, record, windows, .. } = place;
     if let Opened::Rows(rows) = opened {
@@ -213,11 +229,13 @@ fn go_on<'a>(
         let source = Checked::new(Box::new(rows), checks).after(restored.field_types);
         return Ok(placed(source, checks.options, windows));
     }
-    let inputs = Inputs::from(files, objects, input, offset)?;
+    let inputs = Inputs::from(files, objects, input, offset, expansion)?;
     let source: Box<dyn SampleStream> = match judged.kind {
-        SourceKind::TfRecord => Box::new(RecordStream::new(inputs).after(offset, record)),
+        SourceKind::TfRecord => {
+            Box::new(RecordStream::new(inputs).at_once(most_at_once(checks)).after(offset, record))
+        }
         _ => {
-            let source = judged.archives(inputs, Some(restored.fields), checks.options)?;
+            let source = judged.archives(inputs, Some(restored.fields), checks)?;
             Box::new(source.after(offset, restored.names))
         }
     };
@@ -330,7 +348,7 @@ impl<'a> StreamImport<'a> {
         Ok(())
     }
 
-    fn take(&mut self, sample: &StreamSample, source: &dyn SampleStream) -> Result<()> {
+    fn take(&mut self, sample: &StreamSample, source: &mut dyn SampleStream) -> Result<()> {
         if self.only_names_matter {
             return Ok(());
         }
@@ -363,8 +381,18 @@ impl<'a> StreamImport<'a> {
         // Slots are ids here: samples lie on media in the order of the stream.
         let id = SampleId(self.chunks.next_slot().0);
         let meta = SampleMeta { id, name: &sample.name, label: sample.label, values };
-        let put = |space: &mut [u8]| put_record(sample, &lens, space);
-        self.chunks.push(&meta, NewRecord { len, put: &put })?;
+        let mut bad = None;
+        let mut give = |take: &mut dyn FnMut(&[u8]) -> Result<()>| match sample.unread {
+            0 => give_record(sample, &lens, take),
+            _ => give_unread(source, take, &mut bad),
+        };
+        let pushed = self.chunks.push(&meta, NewRecord { len, give: &mut give });
+        if let Some(reason) = bad {
+            self.values.iter_mut().for_each(RowColumns::forget_last);
+            source.reject(&sample.name, reason);
+            return Ok(());
+        }
+        pushed?;
         self.samples += 1;
         self.sample_bytes += u64::from(len);
         self.progress.advance(1, u64::from(len));
@@ -395,11 +423,7 @@ impl<'a> StreamImport<'a> {
             live_samples: commit.directory.num_live(),
             chunks,
             chunks_found: found,
-            image_bytes: commit
-                .superblocks
-                .iter()
-                .map(|superblock| superblock.used_len_bytes)
-                .sum(),
+            image_bytes: used_bytes(&commit.superblocks),
             media,
             pack: commit.directory.layout().pack,
             bad,
@@ -415,17 +439,37 @@ fn columns_with(file: Option<&ColumnFile>, image: Option<&Directory>) -> Vec<Col
     file.map_or_else(|| columns_of(image), |file| file.join(image))
 }
 
-/// Assembles the record of a sample: the length table if there are several fields, and the fields.
-fn put_record(sample: &StreamSample, lens: &[Option<u64>], into: &mut [u8]) {
-    let (table, fields) = (fields::table(lens), sample.fields.iter().flatten());
-    let mut at = 0;
-    for bytes in std::iter::once(&table[..]).chain(fields.map(|field| &field[..])) {
-        into[at..at + bytes.len()].copy_from_slice(bytes);
-        at += bytes.len();
+/// Gives the record of a sample: the length table if there are several fields, and the fields.
+fn give_record(
+    sample: &StreamSample,
+    lens: &[Option<u64>],
+    take: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    take(&fields::table(lens))?;
+    sample.fields.iter().flatten().try_for_each(|field| take(field))
+}
+
+/// Gives what is unread of the sample that was read last; `bad` says why it cannot be imported, if so.
+fn give_unread(
+    source: &mut dyn SampleStream,
+    take: &mut dyn FnMut(&[u8]) -> Result<()>,
+    bad: &mut Option<BadReason>,
+) -> Result<()> {
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match source.read_on(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(read) => take(&piece[..read])?,
+            Err(reason) => {
+                let error = Error::new(ErrorKind::BadSource, reason.to_string());
+                *bad = Some(reason);
+                return Err(error);
+            }
+        }
     }
 }
 
-/// Samples that are shuffled together where they come as a stream.
+/// Samples that are shuffled together where they come as a stream; a longer one is read in pieces, where it can be.
 const WINDOW_BYTES: usize = 64 << 20;
 /// A stream has no fingerprint before it is read.
 const NO_FINGERPRINT: u64 = 0;

@@ -246,7 +246,7 @@ impl Client {
             let shared = Arc::clone(&self.0.shared);
             self.0.executor.ask(async move {
                 match wanted.range.is_empty() {
-                    true => Ok(shared.pool.take(0)),
+                    true => shared.pool.take(0),
                     false => shared.fetch(&wanted).await,
                 }
             })

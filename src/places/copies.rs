@@ -101,7 +101,7 @@ impl Copied {
             return Err(Failure::changed());
         }
         let len = (wanted.range.end - wanted.range.start) as usize;
-        let mut bytes = pool.take(len);
+        let mut bytes = pool.take(len).map_err(Failure::Final)?;
         let read = self.file.read_exact_at(bytes.room(), wanted.range.start);
         read.map_err(|error| Failure::Final(Error::from(error)))?;
         bytes.advance(len);

@@ -74,7 +74,7 @@ impl Landing {
             landed.body = Some(Body::OfLen(len));
             return None;
         }
-        Some(landed.pool.take(landed.len))
+        landed.pool.take(landed.len).ok() // without room, whoever asked says so
     }
 
     /// The body, if it was received here.
@@ -243,7 +243,7 @@ impl Direct {
         let is_wanted = answer.status().is_success();
         let body = match is_wanted {
             true => landing.begin(len),
-            false => (len <= MOST_SAID).then(|| RangeBuf::new(len as usize)),
+            false => (len <= MOST_SAID).then(|| RangeBuf::new(len as usize).ok()).flatten(),
         };
         let Some(mut body) = body else { return Ok(End::Answer(answer, None)) };
         let is_exact = received.give(&mut body);

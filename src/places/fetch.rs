@@ -316,7 +316,7 @@ impl Shared {
         let mut body = answer.into_stream();
         // Each piece is copied at once: then the HTTP client reads the next one into the same memory, which is in the
         // caches, and the piece goes to memory that has been used before.
-        let mut bytes = self.pool.take(len as usize);
+        let mut bytes = self.pool.take(len as usize).map_err(Failure::Final)?;
         let mut filled = 0;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(failed)?;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::error::{Result, zeroed_vec};
+
 /// Buffers with room for a range that are not in use at the moment; none, while there is no reader.
 ///
 /// No more are made than are in use at once, so they are within the windows of the readers.
@@ -28,14 +30,17 @@ impl Pool {
     }
 
     /// An empty buffer with room for `len` bytes.
-    pub(super) fn take(self: &Arc<Pool>, len: usize) -> RangeBuf {
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    pub(super) fn take(self: &Arc<Pool>, len: usize) -> Result<RangeBuf> {
         // A short range would occupy the room of a whole one.
         if len > self.range_bytes || len <= self.range_bytes / 2 {
             return RangeBuf::new(len);
         }
         let kept = self.free.lock().buffers.pop();
         let bytes = kept.unwrap_or_else(|| vec![0; self.range_bytes]);
-        RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) }
+        Ok(RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) })
     }
 
     /// A reader begins: buffers are kept until all readers have ended.
@@ -72,8 +77,12 @@ pub(super) struct RangeBuf {
 
 impl RangeBuf {
     /// An empty buffer of no pool, with room for `len` bytes.
-    pub(super) fn new(len: usize) -> RangeBuf {
-        RangeBuf { bytes: vec![0; len], filled: 0, len, pool: None }
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    pub(super) fn new(len: usize) -> Result<RangeBuf> {
+        let bytes = zeroed_vec(len as u64)?; // as long as an object is said to be
+        Ok(RangeBuf { bytes, filled: 0, len, pool: None })
     }
 
     /// Whether all bytes have come.
@@ -131,17 +140,17 @@ mod tests {
     fn buffers_of_whole_ranges_are_used_again_and_only_as_many_are_kept_as_the_window_has() {
         let pool = Arc::new(Pool::new(1000, 2500));
         let kept = pool.keep();
-        let mut first = pool.take(1000);
+        let mut first = pool.take(1000).unwrap();
         first.extend(&[7; 1000]);
         let at = first.as_ptr();
         drop(first);
-        let mut again = pool.take(600);
+        let mut again = pool.take(600).unwrap();
         assert_eq!((again.len(), again.room().len(), again.as_ptr()), (0, 600, at));
-        let others = [pool.take(1000), pool.take(1000)];
+        let others = [pool.take(1000).unwrap(), pool.take(1000).unwrap()];
         drop((again, others));
-        drop((pool.take(500), pool.take(1001)));
+        drop((pool.take(500).unwrap(), pool.take(1001).unwrap()));
         assert_eq!(pool.free.lock().buffers.len(), 2, "short and overlong ones are not kept");
-        let late = pool.take(1000);
+        let late = pool.take(1000).unwrap();
         drop(kept);
         drop(late);
         assert!(pool.free.lock().buffers.is_empty(), "without a reader");

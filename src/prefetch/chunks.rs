@@ -196,6 +196,7 @@ impl ChunkDriver {
         self.close_groups_before(lane, group, epoch);
         let samples = if alone { nth..nth + 1 } else { self.stream.samples_in_group(group, chunk) };
         let fetch = self.plan(chunk, &samples);
+        memory.set_next(&fetch);
         let Some(buf) = self.take_memory(fetch.len_bytes, first, memory) else {
             self.unstarted = Some((chunk, samples, fetch));
             return None;
@@ -251,7 +252,9 @@ impl ChunkDriver {
     /// Starts to read the overwritten residents again. `false`: no memory for one.
     fn reread(&mut self, pump: &mut Pump, memory: &mut Memory) -> bool {
         while let Some(&index) = self.to_reread.last() {
-            let len = self.residents[index as usize].fetch.len_bytes;
+            let fetch = &self.residents[index as usize].fetch;
+            memory.set_next(fetch);
+            let len = fetch.len_bytes;
             let Some(buf) = self.take_memory(len, true, memory) else { return false };
             self.to_reread.pop();
             self.num_reads = self.num_reads.wrapping_add(1);

@@ -77,20 +77,25 @@ fn start_thread(
 
 fn gathered(message: Message, shared: &Shared) -> Message {
     match message {
-        Message::Batch(delivery) => Message::Batch(gather(delivery, shared)),
+        Message::Batch(delivery) => {
+            gather(delivery, shared).map_or_else(Message::Failed, Message::Batch)
+        }
         Message::Failed(_) | Message::End => message,
     }
 }
 
 /// Copies the batch into one buffer, unless it is in one already.
-fn gather(mut delivery: Delivery, shared: &Shared) -> Delivery {
+///
+/// # Errors
+/// `OutOfMemory`: the system has no memory for the copy.
+fn gather(mut delivery: Delivery, shared: &Shared) -> crate::Result<Delivery> {
     if !delivery.batch.is_one_piece() {
-        let mut piece = IoBuf::zeroed(delivery.batch.len_bytes() as usize);
+        let mut piece = IoBuf::try_zeroed(delivery.batch.len_bytes() as usize)?;
         let copied = delivery.batch.copy_to(&mut piece).expect("the piece has the batch's length");
         shared.copied_bytes.fetch_add(copied as u64, Ordering::Relaxed);
         delivery.batch.move_to(piece.freeze());
     }
-    delivery
+    Ok(delivery)
 }
 
 #[cfg(test)]

@@ -4,6 +4,10 @@
 use std::sync::Arc;
 
 use crate::buf::{IoBuf, Pool};
+use crate::directory::Directory;
+use crate::error::{Result, no_memory};
+use crate::reader::{Fetch, no_room};
+use crate::units::SampleId;
 
 use super::window::Window;
 
@@ -27,11 +31,34 @@ pub(super) struct Memory {
     warned: bool,
     over_window: u64,
     exhausted: bool,
+    /// The first sample of what is read next.
+    next: Option<SampleId>,
+    /// The length for which the system has no memory.
+    missing: Option<usize>,
 }
 
 impl Memory {
     pub(super) fn new(window: Arc<Window>) -> Memory {
-        Memory { window, starving: false, warned: false, over_window: 0, exhausted: false }
+        let (next, missing) = (None, None);
+        let (starving, warned, exhausted) = (false, false, false);
+        Memory { window, starving, warned, over_window: 0, exhausted, next, missing }
+    }
+
+    /// What the next memory is for.
+    pub(super) fn set_next(&mut self, fetch: &Fetch) {
+        self.next = fetch.samples.first().map(|sample| sample.id);
+    }
+
+    /// `done`, unless the system had no memory for what is read next; `directories`: those of the sources.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: what was to be read.
+    pub(super) fn check<T>(&self, done: T, directories: &[Arc<Directory>]) -> Result<T> {
+        match (self.missing, directories) {
+            (None, _) => Ok(done),
+            (Some(len), [only]) => Err(no_room(only, len, self.next)),
+            (Some(len), _) => Err(no_memory(len, "what is read next")),
+        }
     }
 
     /// A buffer of `len` bytes, or `None` until enough is returned.
@@ -55,7 +82,9 @@ impl Memory {
                 "what is read next does not fit the window: it is read alone, outside it"
             );
         }
-        Some(self.pool().outside(len))
+        let buf = self.pool().outside(len).ok();
+        self.missing = buf.is_none().then_some(len);
+        buf
     }
 
     /// Whether this many bytes are free, contiguous or not.

@@ -741,13 +741,12 @@ impl PollerThread {
         self.shared
             .rewritten
             .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
-        let advanced = match self.driver.advance(&mut self.pump, &mut self.memory) {
-            Ok(more) => more,
-            Err(error) => {
-                self.held = Some(Message::Failed(error));
-                false
-            }
-        };
+        let advanced = self.driver.advance(&mut self.pump, &mut self.memory);
+        let advanced = advanced.and_then(|more| self.memory.check(more, &self.directories));
+        let advanced = advanced.unwrap_or_else(|error| {
+            self.held = Some(Message::Failed(error));
+            false
+        });
         moved |= advanced;
         let after = AfterTurn {
             planned_when_idle: is_idle && advanced,

@@ -503,6 +503,7 @@ impl PassDriver {
                 || only.number < self.early_until)
         {
             let fetch = self.plan(samples);
+            memory.set_next(&fetch);
             let buf = self.take(fetch.len_bytes, priority, memory);
             return match buf {
                 Some(buf) => Some((copies, fetch, buf)),

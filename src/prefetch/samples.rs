@@ -110,6 +110,7 @@ impl SampleDriver {
                     true => Priority::Sole,
                     false => Priority::Next,
                 };
+                memory.set_next(&fetch);
                 let Some(buf) = memory.take(fetch.len_bytes, priority) else {
                     under_way.unstarted.push_front(fetch);
                     return (started, false);

@@ -114,8 +114,7 @@ impl Reader {
         while call.held_bytes > 0 && call.held_bytes + fetch.len_bytes > window {
             self.take_arrived(call)?;
         }
-        let buf = self.pool.take(fetch.len_bytes);
-        let buf = buf.unwrap_or_else(|| self.pool.outside(fetch.len_bytes));
+        let buf = self.pool.take(fetch.len_bytes).map_or_else(|| self.outside(&fetch), Ok)?;
         call.held_bytes += fetch.len_bytes;
         self.next_token += 1;
         let token = self.next_token;

@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, no_memory};
 use crate::format::Extent;
 use crate::metrics::Recorder;
 use crate::process::Forked;
@@ -242,7 +242,7 @@ impl Reader {
         let mut next_tick = Instant::now() + TICK;
         let mut fetches = std::mem::take(&mut self.fetches);
         for fetch in fetches.drain(..) {
-            let buf = self.allocate(fetch.len_bytes)?;
+            let buf = self.allocate(&fetch)?;
             self.next_token += 1;
             let token = self.next_token;
             self.pump()?.start(token, fetch, buf);
@@ -327,8 +327,8 @@ impl Reader {
     }
 
     /// A buffer from the window, or from the system if the window has no room.
-    fn allocate(&mut self, len: usize) -> Result<IoBuf> {
-        if let Some(buf) = self.pool.take(len) {
+    fn allocate(&mut self, fetch: &Fetch) -> Result<IoBuf> {
+        if let Some(buf) = self.pool.take(fetch.len_bytes) {
             return Ok(buf);
         }
         if !std::mem::replace(&mut self.warned, true) {
@@ -337,7 +337,14 @@ impl Reader {
                 "batches need more memory than the window has; the rest is allocated outside it"
             );
         }
-        Ok(self.pool.outside(len))
+        self.outside(fetch)
+    }
+
+    fn outside(&self, fetch: &Fetch) -> Result<IoBuf> {
+        let of = fetch.samples.first().map(|sample| sample.id);
+        self.pool
+            .outside(fetch.len_bytes)
+            .map_err(|_| no_room(&self.directory, fetch.len_bytes, of))
     }
 
     /// Abandons all fetches that were started after `token`.
@@ -409,6 +416,21 @@ fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
     };
     let last = directory.num_samples().saturating_sub(1);
     Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))
+}
+
+/// The error for a read of `len` bytes outside the window, the first of them those of `sample`, that the system has no
+/// memory for.
+pub(crate) fn no_room(directory: &Directory, len: usize, sample: Option<SampleId>) -> Error {
+    let name = sample.and_then(|id| directory.name(id).ok().flatten());
+    let what = name.map_or_else(
+        || "what is read next".to_owned(),
+        |name| format!("`{}`", name.escape_ascii()),
+    );
+    let error = no_memory(len, &what);
+    match sample {
+        Some(id) => error.sample(id),
+        None => error,
+    }
 }
 
 /// A slot of the pool: small enough that a tiny batch wastes little, large enough that a buffer spans few

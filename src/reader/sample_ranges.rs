@@ -408,7 +408,7 @@ impl Reader {
     ) -> Result<()> {
         let first_token = self.next_token + 1;
         for fetch in fetches {
-            let buf = self.allocate(fetch.len_bytes)?;
+            let buf = self.allocate(&fetch)?;
             self.next_token += 1;
             let token = self.next_token;
             self.pump()?.start(token, fetch, buf);

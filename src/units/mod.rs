@@ -66,3 +66,8 @@ pub const fn round_up(value: u64, align: u64) -> Option<u64> {
         None => None,
     }
 }
+
+/// The sum of lengths that media, peers or sources state; `u64::MAX` if it is more.
+pub fn total(lens: impl IntoIterator<Item = u64>) -> u64 {
+    lens.into_iter().fold(0, u64::saturating_add)
+}

@@ -541,6 +541,24 @@ fn jsonl_may_be_compressed_have_long_lines_or_begin_with_a_mark() {
 }
 
 #[test]
+fn lines_may_have_any_number_of_keys() {
+    let line = |of: i64| {
+        let keys = (0..100_000).map(|key| format!("\"k{key}\": {}", key + of));
+        format!("{{{}}}\n", keys.collect::<Vec<_>>().join(", "))
+    };
+    let rows = RowOptions { fields: vec!["k7".to_owned()], ..RowOptions::default() };
+    let how = ImportOptions { rows, ..options(Onto::Empty) };
+    let lines = [line(0), line(1), "{}\n".repeat(1000)].concat();
+    let how = ImportOptions { on_error: OnError::Skip, ..how };
+    let (disks, report) = import_lines("a.jsonl", lines.as_bytes(), &how).unwrap();
+    assert_eq!((report.samples, report.bad.len()), (2, 1000), "a number has a length");
+    let found = samples(&disks);
+    for (name, number) in [("a.jsonl/0", 7_i64), ("a.jsonl/1", 8)] {
+        assert_eq!(found[name].0["k7"], numbers("i64", &[], [number.to_le_bytes()]));
+    }
+}
+
+#[test]
 fn numbers_of_json_are_never_rounded() {
     let read = |lines: &str| {
         let skip = ImportOptions { on_error: OnError::Skip, ..options(Onto::Empty) };

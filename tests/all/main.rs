@@ -31,6 +31,7 @@ mod import;
 mod import_classes;
 mod import_damage;
 mod import_decisions;
+mod import_expansion;
 mod import_faults;
 #[cfg(feature = "cloud")]
 mod import_hub;

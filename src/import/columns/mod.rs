@@ -8,7 +8,7 @@
 mod of_fields;
 mod records;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -101,7 +101,7 @@ impl ColumnFile {
                 ColumnFile::parse(&from, &bytes)?
             }
         };
-        check_room(&file.join(Some(image))).map_err(bad)?;
+        check_room(file.join(Some(image)).iter().map(|column| &column.name)).map_err(bad)?;
         Ok(file)
     }
 
@@ -162,6 +162,11 @@ impl<'a> RowColumns<'a> {
         self.of(self.rows.len() as u64 - 1)
     }
 
+    /// The next sample of the stream was none.
+    pub(super) fn forget_last(&mut self) {
+        self.rows.pop();
+    }
+
     pub(super) fn counts(&self) -> ColumnCounts {
         let samples = self.rows.iter().filter(|row| **row != NO_ROW).count() as u64;
         let rows = self.file.table.len() as u64;
@@ -193,6 +198,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let key = key_of(from, &names, records.is_json())?;
     let (mut columns, mut is_typed) = (Vec::new(), Vec::new());
     let chosen = chosen(from, &names, key)?;
+    check_room(chosen.iter().map(|(_, name, _)| name))?; // before each row is compared with all columns
     let found = types_of(&records, &chosen)?;
     for ((_, name, given), found) in chosen.iter().zip(found) {
         let Some(kind) = given.or(found) else {
@@ -207,7 +213,6 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     if columns.is_empty() {
         return Err("there is no column beside that of names".to_owned());
     }
-    check_room(&columns)?;
     let (mut table, mut row_of) = (ColumnTable::new(&columns), HashMap::new());
     records.each(&mut |record: &Record<'_>| {
         let name = record.key(key, &names)?;
@@ -251,12 +256,11 @@ fn names_of(records: &Records<'_>) -> Result<Vec<(String, Option<ColumnType>)>, 
         _ => (name, None),
     };
     let names: Vec<_> = records.names()?.into_iter().map(typed).collect();
-    for (at, (name, _)) in names.iter().enumerate() {
-        if names[..at].iter().any(|(other, _)| other == name) {
-            return Err(format!("column `{name}` is there twice"));
-        }
+    let mut seen = HashSet::new();
+    match names.iter().find(|(name, _)| !seen.insert(name)) {
+        Some((name, _)) => Err(format!("column `{name}` is there twice")),
+        None => Ok(names),
     }
-    Ok(names)
 }
 
 /// The column of the samples' names.
@@ -342,14 +346,13 @@ fn wider(a: Option<ColumnType>, b: Option<ColumnType>) -> Option<ColumnType> {
 }
 
 /// An error if these are more columns than an image has room for.
-fn check_room(columns: &[ColumnSpec]) -> Result<(), String> {
-    let bytes: usize = columns.iter().map(|column| column.name.len()).sum();
-    match columns.len() <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
+fn check_room<'n>(names: impl Iterator<Item = &'n String>) -> Result<(), String> {
+    let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
+    match count <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
         true => Ok(()),
         false => Err(format!(
             "an image has at most {MAX_COLUMNS} columns and {MAX_NAMES_BYTES} bytes of their names, \
-             and these are {} and {bytes}: choose some with --column",
-            columns.len()
+             and these are {count} and {bytes}: choose some with --column"
         )),
     }
 }
@@ -408,6 +411,21 @@ mod tests {
         assert_eq!(value(&file, "b", "b"), Value::Bool(false));
         assert_eq!(value(&file, "a", "z"), Value::Text("007"));
         assert_eq!(value(&file, "c", "z"), Value::None);
+    }
+
+    #[test]
+    fn a_few_of_any_number_of_columns_can_be_chosen() {
+        let names: Vec<String> = (0..40_000).map(|at| format!("k{at}")).collect();
+        let csv = format!("name,{}\na{}\n", names.join(","), ",1".repeat(names.len()));
+        let pairs: Vec<String> = names.iter().map(|name| format!("\"{name}\": 1")).collect();
+        let json = format!("{{\"name\": \"a\", {}}}\n", pairs.join(", "));
+        for (path, text) in [("x.csv", csv), ("x.jsonl", json)] {
+            let refused = parse(&from(path), text.as_bytes()).unwrap_err();
+            assert!(refused.contains("40000"), "{refused}");
+            let only = vec![("k7".to_owned(), None)];
+            let file = parse(&ColumnsFrom { only, ..from(path) }, text.as_bytes()).unwrap();
+            assert_eq!(value(&file, "a", "k7"), Value::Int(1));
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl FieldColumns {
         }
         let mut all = columns_of(image);
         all.extend(specs.iter().filter(|spec| !all.contains(spec)).cloned().collect::<Vec<_>>());
-        check_room(&all).map_err(refused)?;
+        check_room(all.iter().map(|column| &column.name)).map_err(refused)?;
         Ok(FieldColumns { columns, specs })
     }
 

@@ -4,6 +4,7 @@
 //! values have no quotes. Empty lines are none in all of them.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 
@@ -89,11 +90,12 @@ impl<'a> Records<'a> {
 
     /// The keys of all objects, in the order in which they appear.
     fn keys(&self) -> Result<Vec<String>, String> {
-        let mut keys: Vec<String> = Vec::new();
+        let (mut keys, mut known) = (Vec::new(), HashSet::new());
         self.each(&mut |record| {
             if let Values::Object(object) = &record.values {
                 for key in object.keys() {
-                    if !keys.contains(key) {
+                    if !known.contains(key) {
+                        known.insert(key.clone());
                         keys.push(key.clone());
                     }
                 }

@@ -10,12 +10,16 @@ use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::input::{InStore, failed};
+use super::pages::no_page;
+use crate::error::zeroed_vec;
+use crate::import::sources::expansion::Expansion;
 use crate::places::Pending;
 
 /// An object that is read at several places in turn, as the columns of a table are, at each of them front to back.
 #[derive(Clone)]
 pub(super) struct Blocks {
     of: InStore,
+    expansion: Expansion,
     block_bytes: u64,
     kept: Arc<Mutex<Kept>>,
 }
@@ -35,11 +39,11 @@ enum Block {
 
 impl Blocks {
     /// Reads the object, and holds at most as many bytes as a reader of its store does, or 16 blocks.
-    pub(super) fn new(of: InStore) -> Blocks {
+    pub(super) fn new(of: InStore, expansion: Expansion) -> Blocks {
         let block_bytes = of.client.range_bytes().clamp(1, MAX_BLOCK_BYTES);
         let most = (of.client.window_bytes() / block_bytes).max(MIN_BLOCKS) as usize;
         let kept = Kept { blocks: VecDeque::new(), most, ahead: 1 };
-        Blocks { of, block_bytes, kept: Arc::new(Mutex::new(kept)) }
+        Blocks { of, expansion, block_bytes, kept: Arc::new(Mutex::new(kept)) }
     }
 
     /// From now on it is read at so many places in turn: what is asked for ahead is divided among them.
@@ -71,6 +75,7 @@ impl Blocks {
                 pending
                     .read_into(&mut bytes)
                     .map_err(|error| failed(&self.of.failure, io::Error::other(error)))?;
+                self.expansion.read(bytes.len() as u64);
                 Bytes::from(bytes)
             }
         };
@@ -126,7 +131,7 @@ impl ChunkReader for Blocks {
         if !within {
             return Err(ParquetError::EOF("a page lies behind the end".to_owned()));
         }
-        let mut bytes = vec![0; length];
+        let mut bytes = zeroed_vec(length as u64).map_err(no_page)?;
         let mut reader = self.get_read(start)?;
         reader.read_exact(&mut bytes).map_err(|error| ParquetError::External(error.into()))?;
         Ok(bytes.into())

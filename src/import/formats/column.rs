@@ -1,5 +1,7 @@
 //! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
 
+use std::collections::{HashMap, HashSet};
+
 use crate::format::FieldTypes;
 use crate::format::builder::has_room_for_fields;
 use crate::format::field_type::{Element, FieldType};
@@ -106,6 +108,11 @@ fn wider_element(a: Element, b: Element) -> Option<Element> {
     })
 }
 
+/// Where each name is among `columns`, for the first time.
+pub(super) fn places(columns: &[Column]) -> HashMap<String, usize> {
+    columns.iter().enumerate().rev().map(|(at, column)| (column.name.clone(), at)).collect()
+}
+
 /// Whether `options` take this column, so that others need not be read.
 pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
     let name = Some(&column.name);
@@ -164,9 +171,12 @@ impl Chosen {
     }
 
     fn check(&self, columns: &[Column]) -> Result<()> {
+        let (mut all, mut fields) = (HashSet::new(), HashSet::new());
+        let twice = columns.iter().map(|column| &column.name).filter(|name| !all.insert(*name));
+        let twice: HashSet<&String> = twice.collect();
         for at in self.fields.iter().chain(&self.name).chain(&self.label) {
             let name = &columns[*at].name;
-            if columns.iter().filter(|column| column.name == *name).count() > 1 {
+            if twice.contains(name) {
                 let text = format!("the rows have more than one column {name}");
                 return Err(invalid(text).hint("rename them, or choose others with --fields"));
             }
@@ -174,9 +184,10 @@ impl Chosen {
                 let text = format!("column {} has a NUL in its name", name.escape_debug());
                 return Err(invalid(text).hint("choose others with --fields"));
             }
-            if self.fields.iter().filter(|field| *field == at).count() > 1 {
-                return Err(invalid(format!("column {name} is given twice as a field")));
-            }
+        }
+        if let Some(at) = self.fields.iter().find(|at| !fields.insert(**at)) {
+            let name = &columns[*at].name;
+            return Err(invalid(format!("column {name} is given twice as a field")));
         }
         let is_neither = |at: &&usize| matches!(columns[**at].kind, CellKind::Other(_));
         let wrong: Vec<String> = self

@@ -55,7 +55,7 @@ impl Input {
             let name = names.first().cloned().unwrap_or_default();
             // A local file is missed when it is opened.
             let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
-            first.map_or(Ok((name, Input { path, object: None, links: self.links })), Err)
+            first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
         })
     }
 
@@ -66,7 +66,7 @@ impl Input {
             // To open a pipe would wait for whoever writes to it.
             return match std::fs::metadata(&path) {
                 Ok(found) if found.is_file() => {
-                    Ok(Some(Input { path, object: None, links: self.links }))
+                    Ok(Some(Input { path, object: None, ..self.clone() }))
                 }
                 Ok(_) => {
                     let text = format!("it names what is no file: {name}");
@@ -80,6 +80,6 @@ impl Input {
         let path = client.place().with_key(&*object.key).to_string().into();
         let (client, failure, origins) = (client.clone(), failure.clone(), origins.clone());
         let object = InStore { client, object, failure, origins };
-        Ok(Some(Input { path, object: Some(object), links: self.links }))
+        Ok(Some(Input { path, object: Some(object), ..self.clone() }))
     }
 }

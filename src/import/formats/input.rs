@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 
 use super::SharedOrigins;
 use crate::folders::Links;
+use crate::import::sources::BadReason;
 use crate::import::sources::compression::{Compression, read_some};
+use crate::import::sources::expansion::{Compressed, Expansion};
 use crate::places::{Client, Object, Reader};
 use crate::{Error, ErrorKind, Result};
 
@@ -25,6 +27,8 @@ pub(super) struct Input {
     pub(super) object: Option<InStore>,
     /// Which links to the files that it names are followed.
     pub(super) links: Links,
+    /// What may be made of the bytes that are read.
+    pub(super) expansion: Expansion,
 }
 
 /// An object, and who is told of failures.
@@ -92,8 +96,8 @@ impl Input {
         let len = read_some(&mut from, &mut head).map_err(named)?;
         let whole = Cursor::new(head[..len].to_vec()).chain(from);
         Ok(match Compression::of(&head[..len]) {
-            Some(compression) => compression.undo(whole).map_err(named)?,
-            None => Box::new(whole),
+            Some(compression) => compression.undo(whole, &self.expansion).map_err(named)?,
+            None => Box::new(Compressed(whole, self.expansion.clone())),
         })
     }
 
@@ -107,7 +111,8 @@ impl Input {
         self.check()?;
         let len = read.map_err(|error| self.named(error))?;
         if Compression::of(&head[..len]).is_none() {
-            return self.read_from(begin);
+            self.expansion.read(begin); // before the import was interrupted
+            return Ok(Box::new(Compressed(self.read_from(begin)?, self.expansion.clone())));
         }
         let mut from = self.read_plain(None)?;
         let left_out = io::copy(&mut from.by_ref().take(begin), &mut io::sink());
@@ -127,6 +132,9 @@ impl Input {
 
     /// An error of this file.
     pub(super) fn named(&self, error: io::Error) -> Error {
+        if let Some(reason) = BadReason::within(&error) {
+            return Error::new(ErrorKind::BadSource, reason.to_string()).path(&self.path);
+        }
         let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
         if is_decoder && error.raw_os_error().is_none() {
             let text = "the file is damaged, or not what it seems to be";

@@ -14,10 +14,11 @@ use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::guard::caught;
 use super::input::Input;
-use super::ipc_lengths::Checked;
 use super::rows::{Entry, RowReader};
+use super::stated_buffers::StatedBuffers;
 use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
+use crate::import::sources::expansion::Compressed;
 use crate::{Error, ErrorKind, Result};
 
 /// Opens the Arrow file `input`.
@@ -28,10 +29,11 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     let rows = match &input.object {
         None => {
             let from = File::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(from.metadata().map_or(0, |found| found.len()));
             file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
         }
         Some(object) => {
-            let blocks = Blocks::new(object.clone());
+            let blocks = Blocks::new(object.clone(), input.expansion.clone());
             file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
         }
     };
@@ -60,7 +62,7 @@ fn file(
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
-    let from = Checked::new(from);
+    let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
     let decode = move |from: Entry| {
@@ -87,10 +89,10 @@ pub(super) fn stream(
     is_file: bool,
 ) -> Result<AheadRows> {
     let head = Some(Vec::new());
-    let from = Counted { from: Box::new(from), at: 0, has_ended: false, head };
-    let from = Checked::new(from);
+    let from = Box::new(StatedBuffers::new(from, &input.expansion));
+    let from = Counted { from, at: 0, has_ended: false, head };
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
-    let head = reader.get_mut().get_mut().head.take().unwrap_or_default();
+    let head = reader.get_mut().head.take().unwrap_or_default();
     if !has_our_byte_order(&head) {
         return Err(other_byte_order(input));
     }
@@ -98,9 +100,13 @@ pub(super) fn stream(
     let decode = move |from: Entry| {
         if is_file {
             // What the schema was read from does not ask far ahead.
-            let bytes = reader.get_mut().get_mut();
+            let bytes = reader.get_mut();
             bytes.at = bytes.at.max(from.at);
-            bytes.from = input.read_from(bytes.at)?;
+            let mut from = input.read_from(bytes.at)?;
+            if input.object.is_some() {
+                from = Box::new(Compressed(from, input.expansion.clone()));
+            }
+            bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
         }
         // Batches refer to dictionaries that come before them, anywhere.
         let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
@@ -123,7 +129,7 @@ fn opened<R>(
 
 /// The batches of a stream up to its end-of-stream marker.
 struct StreamBatches {
-    reader: StreamReader<Checked<Counted>>,
+    reader: StreamReader<Counted>,
     /// Whether it may be entered at any batch.
     has_entries: bool,
     is_over: bool,
@@ -137,13 +143,13 @@ impl Iterator for StreamBatches {
             return None;
         }
         // The reader stops behind each message.
-        let at = Some(self.reader.get_ref().get_ref().at).filter(|_| self.has_entries);
+        let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
         if let Some(rows) = self.reader.next() {
             return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
         }
         self.is_over = true;
         // It stops behind the marker, and meets the end of the file only where there is none.
-        self.reader.get_ref().get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
+        self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
     }
 }
 

@@ -5,21 +5,22 @@
 //! needs that, or `f64` where one has a fraction; lists of numbers are arrays; what is nested otherwise, or is held by
 //! none of these types, is its JSON. `NaN` and `Infinity` are numbers, as Python writes them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde_json::Value;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::column::{CellKind, Cells, Column, is_wanted};
+use super::column::{CellKind, Cells, Column, is_wanted, places};
 use super::input::{InStore, Input, LOOKING_UP};
 use super::json_object::{Object, number_of, parse, spelled, unmarked};
 use super::json_survey::Survey;
 use super::json_text::{Lines, lines, read_line};
 use super::rows::{Entry, RowError, RowReader};
+use crate::error::zeroed_vec;
 use crate::format::field_type::Element;
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
@@ -46,8 +47,14 @@ pub(super) struct JsonLines {
     /// Hash of the objects that lines so far have named, also those of other files.
     named: u64,
     columns: Vec<Column>,
+    /// Where a key is among them.
+    place_of: HashMap<String, usize>,
     /// Of each column.
     is_wanted: Vec<bool>,
+    /// Hashes of the names of the files so far: one that is named again is expanded.
+    read_files: HashSet<u64>,
+    /// The columns with a value in the line before.
+    filled: Vec<usize>,
     /// Whether a key that is none of the columns is wanted.
     takes_all: bool,
     files: Option<Files>,
@@ -119,6 +126,9 @@ impl JsonLines {
         };
         Ok(Box::new(JsonLines {
             is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
+            read_files: HashSet::new(),
+            filled: Vec::new(),
+            place_of: places(&columns),
             takes_all: options.fields.is_empty(),
             input: input.clone(),
             from: BufReader::new(Box::new(io::empty())),
@@ -169,13 +179,16 @@ impl JsonLines {
             let Some(object) = self.next_object()? else { return Ok(None) };
             self.next = self.at;
             let name = files.name_in(&object)?;
-            let file = name.map(|name| {
+            let file = name.as_ref().map(|name| {
                 read_file(folder, name.as_bytes()).map_err(|reason| BadReason::Field {
                     field: files.key.clone(),
                     what: format!("names {name}: {reason}"),
                 })
             });
             let file = file.transpose()?;
+            if let Some((name, file)) = name.zip(file.as_ref()) {
+                self.count_file(&name, file);
+            }
             return Ok(Some((object, file)));
         }
         self.read_ahead(files)?;
@@ -190,10 +203,17 @@ impl JsonLines {
         let Line { object, file, end } = line?;
         self.next = end;
         let Some(asked) = file else { return Ok(Some((object, None))) };
-        let named = with(self.named, &asked.object);
+        let (named, key) = (with(self.named, &asked.object), asked.object.key.clone());
         let file = ahead.read(asked)?;
+        self.count_file(&key, &file);
         self.named = named;
         Ok(Some((object, Some(file))))
+    }
+
+    fn count_file(&mut self, name: &str, file: &[u8]) {
+        if self.read_files.insert(xxh3_64(name.as_bytes())) {
+            self.input.expansion.read(file.len() as u64);
+        }
     }
 
     /// Reads more lines, where files are in a store and few are left.
@@ -324,7 +344,7 @@ fn read_file(folder: &Root, name: &[u8]) -> std::result::Result<FieldBytes, BadR
     if len > MAX_SAMPLE_BYTES {
         return Err(BadReason::TooLarge(len));
     }
-    let mut bytes = vec![0; len as usize];
+    let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
     file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
     Ok(bytes.into())
 }
@@ -393,7 +413,10 @@ impl Ahead {
             }
             None => client.fetch(&object, 0..object.len_bytes),
         };
-        let mut bytes = vec![0; object.len_bytes as usize]; // within the limit of a sample
+        let mut bytes = zeroed_vec(object.len_bytes).map_err(|error| {
+            let address = client.place().with_key(&*object.key).to_string();
+            self.failed(error.target(address))
+        })?;
         match pending.read_into(&mut bytes) {
             Ok(()) => push_origin(&mut origins.lock(), client, &object),
             Err(error) => {
@@ -452,14 +475,16 @@ impl RowReader for JsonLines {
         let Some((object, file)) = line? else { return Ok(false) };
         let name = self.files.as_ref().map(|files| files.name_in(&object)).transpose()?;
         self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
-        cells.clear();
+        // A line may have few of many keys.
+        self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));
         cells.resize(self.columns.len(), None);
         for (key, value) in object.0 {
             if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
                 cells[files.column].clone_from(&file);
+                self.filled.push(files.column);
                 continue;
             }
-            let Some(at) = self.columns.iter().position(|column| column.name == key) else {
+            let Some(at) = self.place_of.get(&key).copied() else {
                 if !self.takes_all || value.is_null() {
                     continue;
                 }
@@ -476,6 +501,7 @@ impl RowReader for JsonLines {
                 return Err(BadReason::Field { field: key, what }.into());
             }
             cells[at] = self.cell(&self.columns[at], &value)?;
+            self.filled.push(at);
         }
         Ok(true)
     }

@@ -1,5 +1,7 @@
 //! What lines have: their columns, and the types that hold all values of each.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::column::{CellKind, Column};
@@ -15,6 +17,8 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Default)]
 pub(super) struct Survey {
     columns: Vec<(String, Seen)>,
+    /// Where a key is among them.
+    at: HashMap<String, usize>,
     /// Whether there are more lines.
     is_part: bool,
 }
@@ -87,9 +91,12 @@ impl Survey {
 
     fn see(&mut self, key: &str, value: &Value) {
         let seen = Seen::of(value);
-        match self.columns.iter_mut().find(|(own, _)| own == key) {
-            Some((_, own)) => own.0 |= seen.0,
-            None => self.columns.push((key.to_owned(), seen)),
+        match self.at.get(key) {
+            Some(at) => self.columns[*at].1.0 |= seen.0,
+            None => {
+                self.at.insert(key.to_owned(), self.columns.len());
+                self.columns.push((key.to_owned(), seen));
+            }
         }
     }
 

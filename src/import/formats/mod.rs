@@ -33,8 +33,6 @@ mod input;
 #[cfg(feature = "formats")]
 mod ipc;
 #[cfg(feature = "formats")]
-mod ipc_lengths;
-#[cfg(feature = "formats")]
 mod items;
 mod json_lines;
 mod json_object;
@@ -49,6 +47,8 @@ mod pages;
 #[cfg(feature = "formats")]
 mod parquet;
 mod rows;
+#[cfg(feature = "formats")]
+mod stated_buffers;
 
 use std::sync::Arc;
 
@@ -67,6 +67,7 @@ use crate::Result;
 use crate::directory::Directory;
 use crate::format::OriginsBuilder;
 use crate::import::options::{ImportOptions, RowOptions};
+use crate::import::sources::expansion::Expansion;
 #[cfg(feature = "formats")]
 use crate::import::sources::objects::push_origin;
 use crate::import::sources::{FoundFile, SourceKind};
@@ -76,7 +77,8 @@ use crate::places::{Client, Object};
 pub type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// The rows of `files` as samples; `image`: what they are appended to. If `objects` are given, `files` are their
-/// addresses, and `origins` has them already. What tells their columns is read, and nothing else yet.
+/// addresses, and `origins` has them already. As many bytes are made of them as `expansion` allows. What
+/// tells their columns is read, and nothing else yet.
 ///
 /// # Errors
 /// A file does not open, or they have not the columns that `options` ask for.
@@ -87,6 +89,7 @@ pub fn open<'a>(
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
     origins: &SharedOrigins,
+    expansion: &Expansion,
 ) -> Result<RowSource<'a>> {
     let links = options.folders.links;
     #[cfg(not(feature = "formats"))]
@@ -111,7 +114,8 @@ pub fn open<'a>(
             failure: failure.clone(),
             origins: origins.clone(),
         });
-        let file = Given { input: Input { path, object, links }, name };
+        let expansion = expansion.clone();
+        let file = Given { input: Input { path, object, links, expansion }, name };
         match kind {
             #[cfg(feature = "formats")]
             SourceKind::Mds => rows.extend(noted(mds::shards(&file, &options.rows)?, origins)),

@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
+use crate::error::zeroed_vec;
+use crate::{Error, Result};
+
 /// A file, and buffers that no page is in.
 pub(super) struct PageFile {
     file: Arc<File>,
@@ -52,7 +55,7 @@ impl ChunkReader for PageFile {
             let text = format!("{length} bytes at {start} of a file of {} bytes", self.len);
             return Err(ParquetError::EOF(text));
         }
-        let mut page = self.spare.take(length);
+        let mut page = self.spare.take(length).map_err(no_page)?;
         self.file.read_exact_at(&mut page.bytes, start)?;
         Ok(Bytes::from_owner(page))
     }
@@ -78,16 +81,24 @@ struct Spare(Mutex<Vec<Vec<u8>>>);
 
 impl Spare {
     /// A buffer of `len` bytes, with any content.
-    fn take(self: &Arc<Spare>, len: usize) -> Page {
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the system has no such memory.
+    fn take(self: &Arc<Spare>, len: usize) -> Result<Page> {
         if len < LEAST_BYTES {
-            return Page { bytes: vec![0; len], spare: None };
+            return Ok(Page { bytes: vec![0; len], spare: None });
         }
         let room = len.next_multiple_of(LEAST_BYTES);
         let kept = self.0.lock().pop().filter(|bytes| bytes.capacity() >= len);
-        let mut bytes = kept.unwrap_or_else(|| Vec::with_capacity(room));
+        let mut bytes = kept.map_or_else(|| zeroed_vec(room as u64), Ok)?;
         bytes.resize(len, 0);
-        Page { bytes, spare: Some(self.clone()) }
+        Ok(Page { bytes, spare: Some(self.clone()) })
     }
+}
+
+/// The error for a page for which there is no memory.
+pub(super) fn no_page(error: Error) -> ParquetError {
+    ParquetError::External(error.into())
 }
 
 /// The bytes of a page. Dropping it gives its buffer back.
@@ -125,15 +136,15 @@ mod tests {
     #[test]
     fn buffers_of_large_pages_are_used_again_within_a_limit() {
         let spare = Arc::<Spare>::default();
-        let first = spare.take(1 << 20);
+        let first = spare.take(1 << 20).unwrap();
         let at = first.bytes.as_ptr();
         drop(first);
-        let again = spare.take((1 << 20) - 5);
+        let again = spare.take((1 << 20) - 5).unwrap();
         assert_eq!((again.bytes.len(), again.bytes.as_ptr()), ((1 << 20) - 5, at));
-        drop((again, spare.take(1000)));
+        drop((again, spare.take(1000).unwrap()));
         assert_eq!(spare.0.lock().len(), 1, "a short one is not kept");
-        drop((0..100).map(|_| spare.take(1 << 20)).collect::<Vec<_>>());
+        drop((0..100).map(|_| spare.take(1 << 20).unwrap()).collect::<Vec<_>>());
         assert_eq!(spare.0.lock().len(), 64);
-        assert_eq!(spare.take(2 << 20).bytes.len(), 2 << 20, "a longer page than before");
+        assert_eq!(spare.take(2 << 20).unwrap().bytes.len(), 2 << 20, "a longer page than before");
     }
 }

@@ -9,8 +9,8 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ParquetMetaData;
-use parquet::file::reader::ChunkReader;
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use parquet::file::reader::{ChunkReader, Length};
 
 use super::ahead::{AheadRows, Batch, Batches};
 use super::arrow_cells;
@@ -30,12 +30,13 @@ use crate::{Error, ErrorKind, Result};
 pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
     match &input.object {
         Some(object) => {
-            let blocks = Blocks::new(object.clone());
+            let blocks = Blocks::new(object.clone(), input.expansion.clone());
             let columns = |columns| blocks.set_places(columns);
             rows_of(blocks.clone(), input, options, columns)
         }
         None => {
             let file = PageFile::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(file.len());
             rows_of(file, input, options, |_| {})
         }
     }
@@ -130,8 +131,11 @@ fn check_rows(metadata: &ParquetMetaData) -> std::result::Result<(), String> {
 /// As many rows as have [`BATCH_BYTES`] on the average.
 fn rows_at_once(metadata: &ParquetMetaData) -> usize {
     let groups = metadata.row_groups();
-    let bytes: i64 = groups.iter().map(|group| group.total_byte_size().max(0)).sum();
-    let rows: i64 = groups.iter().map(|group| group.num_rows().max(0)).sum();
+    let sum = |of: fn(&RowGroupMetaData) -> i64| {
+        groups.iter().map(of).fold(0_i64, |sum, each| sum.saturating_add(each.max(0)))
+    };
+    let bytes = sum(RowGroupMetaData::total_byte_size);
+    let rows = sum(RowGroupMetaData::num_rows);
     let each = (bytes / rows.max(1)).max(1);
     (BATCH_BYTES / each).clamp(1, MAX_ROWS) as usize
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
-use super::column::{CellKind, Cells, Chosen, Column, is_wanted};
+use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Input, LOOKING_UP};
 use crate::directory::Directory;
 use crate::format::FieldTypes;
@@ -14,6 +14,7 @@ use crate::format::meta::check_label;
 use crate::import::columns::{Number, number, put_number};
 use crate::import::field_types::{FieldSpec, is_named};
 use crate::import::options::{ImportOptions, RowOptions};
+use crate::import::sources::expansion::Expands;
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
 use crate::import::sources::{BadEntry, BadReason, SourceKind};
@@ -329,14 +330,16 @@ impl<'a> RowSource<'a> {
     /// Opens the next file. `false`: there is none.
     fn open_next(&mut self) -> Result<bool> {
         let Some((file, mut own)) = self.files.next() else { return Ok(false) };
+        let all = places(&self.columns);
         for own in &mut own {
-            if let Some(all) = self.columns.iter().find(|all| all.name == own.name) {
-                own.kind = all.kind.clone();
+            if let Some(at) = all.get(&own.name) {
+                own.kind = self.columns[*at].kind.clone();
             }
         }
         let reader = file.open(self.options, Some(&own))?;
+        let place_of = places(reader.columns());
         let place = |all: &Column| {
-            let at = reader.columns().iter().position(|own| own.name == all.name)?;
+            let at = *place_of.get(&all.name)?;
             let types = match (&reader.columns()[at].kind, &all.kind) {
                 (CellKind::Elements(own), CellKind::Elements(all)) if own != all => {
                     Some((own.clone(), all.clone()))
@@ -350,6 +353,7 @@ impl<'a> RowSource<'a> {
             self.classes.begin_file(&reader.columns()[place.at]);
         }
         self.own_names.clear();
+        self.cells.clear();
         self.open = Some(OpenFile::new(reader, file, places));
         self.begun += 1;
         Ok(true)
@@ -445,6 +449,9 @@ impl<'a> RowSource<'a> {
         if sample.len_bytes() as u64 > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(sample.len_bytes() as u64));
         }
+        if let Some(open) = &self.open {
+            open.input.expansion.make(Expands::Rows, sample.len_bytes() as u64)?;
+        }
         self.class = None;
         match (self.classes.element, label) {
             (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
@@ -525,10 +532,12 @@ fn unified(
     let shown = |file: &RowFile| file.input.path.display().to_string();
     // With the first file that has it, and has values there.
     let mut all: Vec<(Column, usize)> = Vec::new();
+    let mut known_at: HashMap<&str, usize> = HashMap::new();
     for (file, own) in own.iter().enumerate() {
         for column in own.iter().filter(|column| is_wanted(column, options)) {
-            let known = all.iter().position(|(known, _)| known.name == column.name);
+            let known = known_at.get(&*column.name).copied();
             let Some(known) = known.filter(|_| file > 0) else {
+                known_at.entry(&column.name).or_insert(all.len());
                 all.push((column.clone(), file));
                 continue;
             };
@@ -552,9 +561,10 @@ fn unified(
             })?;
         }
     }
+    let places: Vec<_> = own.iter().map(|own| places(own)).collect();
     for (column, first) in &mut all {
-        let is_without = |own: &Vec<Column>| own.iter().all(|own| own.name != column.name);
-        if let Some(without) = own.iter().position(is_without).filter(|_| !options.union) {
+        let is_without = |own: &HashMap<String, usize>| !own.contains_key(&column.name);
+        if let Some(without) = places.iter().position(is_without).filter(|_| !options.union) {
             let (with, without) = (shown(&files[*first]), shown(&files[without]));
             let text = format!("column {} is in {with}, and not in {without}", column.name);
             return Err(Error::new(ErrorKind::BadSource, text).hint(HOW_TO_UNITE));

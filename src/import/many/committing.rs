@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::directory::commit::{freed_by_next, reserve_current};
 use crate::directory::{Directory, DirectoryBuilder};
+use crate::format::superblock::used_bytes;
 use crate::format::{CellRange, ChunkHead, ChunkHeader, ChunkSpec, FormatError, Space};
 use crate::import::commit;
 use crate::import::journal::Journal;
@@ -87,7 +88,7 @@ pub(super) fn committed_directory(
         return Err(Error::new(ErrorKind::Stale, text));
     }
     let directory = prepare::read_directory(media, superblock)?;
-    let used = opened.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+    let used = used_bytes(&opened.superblocks);
     Ok(Some((directory, used)))
 }
 
@@ -170,7 +171,7 @@ fn commit_parts(
     };
     let commit = commit::prepare(media, directory, &mut space)?;
     commit::write(media, lease, &commit)?;
-    let used = commit.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+    let used = used_bytes(&commit.superblocks);
     Ok(report(file, &commit.directory, used))
 }
 

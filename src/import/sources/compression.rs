@@ -15,6 +15,7 @@ use liblzma::{
     stream::{CONCATENATED, Stream},
 };
 
+use super::expansion::{Compressed, Decompressed, Expansion};
 use super::tfrecord;
 use crate::{Error, ErrorKind};
 
@@ -69,13 +70,18 @@ impl Compression {
         }
     }
 
-    /// Decompresses `from`.
+    /// Decompresses `from`, as far as `expansion` allows.
     ///
     /// # Errors
     /// Out of memory for the decoder.
-    pub fn undo<'a>(self, from: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
+    pub fn undo<'a>(
+        self,
+        from: impl Read + Send + 'a,
+        expansion: &Expansion,
+    ) -> io::Result<Box<dyn Read + Send + 'a>> {
+        let from = Compressed(from, expansion.clone());
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
-        Ok(match self {
+        let plain: Box<dyn Read + Send> = match self {
             Compression::Gzip => Box::new(MultiGzDecoder::new(from)),
             Compression::Zlib => Box::new(Zlib(ZlibDecoder::new(from))),
             #[cfg(feature = "formats")]
@@ -87,7 +93,8 @@ impl Compression {
             }
             #[cfg(feature = "formats")]
             Compression::Bzip2 => Box::new(MultiBzDecoder::new(from)),
-        })
+        };
+        Ok(Box::new(Decompressed(plain, expansion.clone())))
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use serde::de::IgnoredAny;
 
 use super::compression::{self, Compression, FileAt, read_some};
+use super::expansion::Expansion;
 use super::kind::SourceKind;
 use super::row_indexes::{self, INDEX};
 use super::{tar_members, tfrecord};
@@ -44,7 +45,7 @@ impl Content {
         let claimed = || claim(&name);
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
-            let mut from = compression.undo(FileAt { file, offset: 0 })?;
+            let mut from = compression.undo(FileAt { file, offset: 0 }, &Expansion::default())?;
             // Broken: its name tells what it should be, and reading it will report the error.
             let len = read_some(&mut from, &mut inner).unwrap_or(0);
             let inner = &inner[..len];

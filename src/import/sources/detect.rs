@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use super::braces::braces;
 use super::compression::{self, Compression, FileAt};
 use super::content::{Content, is_side_file};
+use super::expansion::Expansion;
 use super::file_counts::{FileCounts, PIPE, Role};
 use super::found::{Decided, Found, FoundFile, tell_apart};
 use super::index::BadEntry;
@@ -462,7 +463,8 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     Ok(match compression::of_file(&file).map_err(name)? {
         None => tar::pair_at_beginning(FrontToBack::new(file, container.len_bytes)),
         Some(compression) => {
-            let from = compression.undo(FileAt { file: &file, offset: 0 }).map_err(name)?;
+            let from = FileAt { file: &file, offset: 0 };
+            let from = compression.undo(from, &Expansion::default()).map_err(name)?;
             tar::pair_at_beginning(ReadInput::new(from))
         }
     })

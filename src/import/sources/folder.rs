@@ -4,6 +4,7 @@
 //! by path, within a folder the files sorted by name. Files outside class folders have no label and come
 //! last, so they shift no id.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -12,6 +13,7 @@ use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::beneath::{Root, kind_name};
+use super::expansion::Expands;
 use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
 use super::index::{
     BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload,
@@ -38,21 +40,21 @@ pub fn index(
         .collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
-    let mut tops = Vec::new();
+    let (mut tops, mut linked) = (Vec::new(), HashSet::new());
     for (container, root) in roots.iter().enumerate() {
         let path = root.path().to_path_buf();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
         let before = index.bad.len();
-        let mut walk =
-            Walk { root, container: container as u32, options, index: &mut index, indexing };
+        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let mut walk = Walk { root, linked, container, options, index, indexing };
         tops.push(walk.list(&Folder::top(root)));
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
     index.classes = class_names(&tops);
     for (container, (root, top)) in roots.iter().zip(tops).enumerate() {
         let before = index.bad.len();
-        let mut walk =
-            Walk { root, container: container as u32, options, index: &mut index, indexing };
+        let (container, index, linked) = (container as u32, &mut index, &mut linked);
+        let mut walk = Walk { root, linked, container, options, index, indexing };
         walk.classes(top);
         name_the_root(root, roots.len(), &mut index.bad[before..]);
     }
@@ -78,6 +80,8 @@ fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
 
 struct Walk<'a, 'p> {
     root: &'a Root,
+    /// The files to which several names may lead, by device and inode.
+    linked: &'a mut HashSet<(u64, u64)>,
     container: u32,
     options: &'a SourceOptions,
     index: &'a mut Index,
@@ -271,8 +275,22 @@ impl Walk<'_, '_> {
         {
             return self.bad(join(&folder.path, name), unreadable(errno));
         }
+        if let Err(reason) = self.count(folder, stat, false) {
+            return self.bad(join(&folder.path, name), reason);
+        }
         listing.push_file(name, stat.st_size as u64, stamp(stat));
         self.indexing.found(1, stat.st_size as u64);
+    }
+
+    /// Counts a file as read, or, if it was found already, as made.
+    fn count(&mut self, folder: &Folder, stat: &Stat, is_link: bool) -> Result<(), BadReason> {
+        let (expansion, len) = (&self.options.expansion, stat.st_size as u64);
+        let has_names = is_link || stat.st_nlink > 1 || folder.around.links > 0;
+        if has_names && !self.linked.insert((stat.st_dev, stat.st_ino)) {
+            return expansion.make(Expands::Links, len);
+        }
+        expansion.read(len);
+        Ok(())
     }
 
     fn link(&mut self, folder: &Folder, name: &[u8], listing: &mut Listing) {
@@ -298,6 +316,9 @@ impl Walk<'_, '_> {
                 }
                 let (len_bytes, stamp) = (stat.st_size as u64, stamp(&stat));
                 if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                    if let Err(reason) = self.count(folder, &stat, true) {
+                        return self.bad(path, reason);
+                    }
                     listing.push_file(name, len_bytes, stamp);
                     self.indexing.found(1, len_bytes);
                 }

@@ -165,6 +165,12 @@ pub enum BadReason {
         /// What it is, and what was found.
         what: String,
     },
+    /// It is made of too few bytes; so many for each are allowed.
+    #[error(
+        "expands to more than {0} times the bytes that were read, and more than 256 MiB: if you trust the source, \
+         --max-expansion allows more"
+    )]
+    Expands(u64),
     /// What the reader of the source's format says.
     #[error("{0}")]
     Decoder(String),
@@ -176,10 +182,18 @@ pub enum BadReason {
 impl From<&io::Error> for BadReason {
     /// Only the operating system's errors have a number; others are a decoder's.
     fn from(error: &io::Error) -> BadReason {
-        match error.raw_os_error() {
-            Some(number) => BadReason::Unreadable(number),
-            None => BadReason::Decoder(format!("cannot be read: {error}")),
+        match (error.raw_os_error(), BadReason::within(error)) {
+            (Some(number), _) => BadReason::Unreadable(number),
+            (None, Some(reason)) => reason.clone(),
+            (None, None) => BadReason::Decoder(format!("cannot be read: {error}")),
         }
+    }
+}
+
+impl BadReason {
+    /// The reason that a reader gave as its error.
+    pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
+        error.get_ref()?.downcast_ref()
     }
 }
 

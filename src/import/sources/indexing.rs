@@ -36,7 +36,7 @@ impl<'t> Indexing<'t> {
     /// `samples` more were found, or a part of one, and their `bytes`; returns whether to go on.
     pub(super) fn found(&mut self, samples: u64, bytes: u64) -> bool {
         self.samples += samples;
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes); // a source claims any length
         self.since += 1;
         if self.since == MANY {
             let step = Step::Found { samples: self.samples, bytes: self.bytes };
@@ -70,3 +70,20 @@ impl<'t> Indexing<'t> {
 
 /// Files or records between two reports: some milliseconds.
 const MANY: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_that_a_source_claims_add_up_to_any_sum() {
+        let mut told = Vec::new();
+        let mut tell = |step| {
+            told.push(step);
+            true
+        };
+        let mut indexing = Indexing::new(&mut tell);
+        assert!((0..MANY).all(|_| indexing.found(1, u64::MAX)));
+        assert_eq!(told, [Step::Begin, Step::Found { samples: MANY, bytes: u64::MAX }]);
+    }
+}

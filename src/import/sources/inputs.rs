@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::compression::{self, Compression};
+use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
 use super::read_input::ReadInput;
 use super::sample_stream::FieldBytes;
@@ -22,12 +23,13 @@ pub(in crate::import) struct Inputs {
     first: Option<First>,
     /// The next one, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
+    expansion: Expansion,
 }
 
 /// A stream, decompressed.
 pub(super) enum Stream {
-    /// An object that is not compressed.
-    Shard(Shard),
+    /// An object that is not compressed, and who is told of what is read.
+    Shard(Shard, Expansion),
     /// Any other.
     Bytes(Box<dyn Read + Send>),
 }
@@ -41,13 +43,16 @@ enum First {
 }
 
 impl Inputs {
-    /// The streams `files` (`-`: standard input); if `objects` are given, `files` are their addresses.
+    /// The streams `files` (`-`: standard input), as far as `expansion` allows; if `objects` are given, `files` are
+    /// their addresses.
     pub(in crate::import) fn new(
         files: Vec<FoundFile>,
         objects: Vec<(Client, Vec<Object>)>,
+        expansion: Expansion,
     ) -> Inputs {
         let objects = (!objects.is_empty()).then(|| ObjectStreams::new(objects));
-        Inputs { files: files.into_iter(), objects, begun: 0, first: None, ahead: None }
+        let files = files.into_iter();
+        Inputs { files, objects, begun: 0, first: None, ahead: None, expansion }
     }
 
     /// Objects from byte `offset` of the one with this number on.
@@ -59,7 +64,9 @@ impl Inputs {
         objects: Vec<(Client, Vec<Object>)>,
         number: u64,
         offset: u64,
+        expansion: Expansion,
     ) -> Result<Inputs> {
+        expansion.read(offset); // before the import was interrupted
         let (mut left, mut rest) = (usize::try_from(number).unwrap_or(usize::MAX), Vec::new());
         for (client, objects) in objects {
             let skipped = left.min(objects.len());
@@ -90,7 +97,13 @@ impl Inputs {
         }
         let files: Vec<FoundFile> = files.into_iter().skip(number as usize).collect();
         let objects = Some(ObjectStreams::from(rest, begin));
-        Ok(Inputs { files: files.into_iter(), objects, begun: number, first, ahead: None })
+        let files = files.into_iter();
+        Ok(Inputs { files, objects, begun: number, first, ahead: None, expansion })
+    }
+
+    /// What may be made of the bytes that are read.
+    pub(super) fn expansion(&self) -> &Expansion {
+        &self.expansion
     }
 
     /// How many objects were given, or left out at the beginning; `None`: they are files.
@@ -108,12 +121,12 @@ impl Inputs {
         }
         let Some(file) = self.files.next() else { return Ok(None) };
         let stream = match &mut self.objects {
-            None => Stream::Bytes(open_stream(&file.path)?),
+            None => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
             Some(objects) => {
                 let first = self.first.take();
                 let opened = match objects.next() {
                     None => Ok(Stream::Bytes(Box::new(io::empty()))),
-                    Some(shard) => Stream::of(shard, first, &file.path),
+                    Some(shard) => Stream::of(shard, first, &file.path, &self.expansion),
                 };
                 objects.check()?;
                 opened?
@@ -152,21 +165,27 @@ impl Inputs {
 
 impl Stream {
     /// The content of `shard`, whose name is to be shown.
-    fn of(mut shard: Shard, first: Option<First>, name: &Path) -> Result<Stream> {
+    fn of(
+        mut shard: Shard,
+        first: Option<First>,
+        name: &Path,
+        expansion: &Expansion,
+    ) -> Result<Stream> {
+        let plain = |shard| Ok(Stream::Shard(shard, expansion.clone()));
         let mut left_out = 0;
         match first {
-            Some(First::Part) => return Ok(Stream::Shard(shard)),
+            Some(First::Part) => return plain(shard),
             Some(First::Without(bytes)) => left_out = bytes,
             None => {
                 let head = shard.peek(HEAD_BYTES as usize)?;
                 let is_packed =
                     Compression::of(&head).is_some() || compression::foreign(&head).is_some();
                 if !is_packed && head.len() as u64 == HEAD_BYTES {
-                    return Ok(Stream::Shard(shard));
+                    return plain(shard);
                 }
             }
         }
-        let mut stream = decompressed(Box::new(shard), name)?;
+        let mut stream = decompressed(Box::new(shard), name, expansion)?;
         io::copy(&mut stream.by_ref().take(left_out), &mut io::sink())?;
         Ok(Stream::Bytes(stream))
     }
@@ -174,7 +193,11 @@ impl Stream {
     /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
     pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         match self {
-            Stream::Shard(shard) => shard.lend(len),
+            Stream::Shard(shard, expansion) => {
+                let lent = shard.lend(len)?;
+                expansion.read(len as u64);
+                Some(lent)
+            }
             Stream::Bytes(_) => None,
         }
     }
@@ -183,7 +206,11 @@ impl Stream {
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Shard(shard) => shard.read(into),
+            Stream::Shard(shard, expansion) => {
+                let read = shard.read(into)?;
+                expansion.read(read as u64);
+                Ok(read)
+            }
             Stream::Bytes(bytes) => bytes.read(into),
         }
     }

@@ -18,6 +18,7 @@ mod braces;
 pub mod compression;
 pub mod content;
 pub mod detect;
+pub mod expansion;
 pub mod file_counts;
 pub mod folder;
 mod found;
@@ -54,6 +55,7 @@ use rustix::fs::Stat;
 use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
+use self::expansion::Expansion;
 use self::file_counts::FileCounts;
 pub use self::file_counts::{FileCount, Role};
 use self::found::ends_of;
@@ -108,6 +110,8 @@ pub struct SourceOptions {
     pub prefix: bool,
     /// Whether the files of archives within archives are samples.
     pub nested: bool,
+    /// What may be made of the bytes that are read.
+    pub expansion: Expansion,
 }
 
 impl Found {
@@ -618,7 +622,7 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
             opened.push(None);
             continue;
         }
-        let (file, container, nameless) = spool::open_or_spool(path, options.spool.as_deref())?;
+        let (file, container, nameless) = spool::open_or_spool(path, options)?;
         let begin = FrontToBack::new(file.clone(), container.len_bytes);
         if found.kind == SourceKind::Tar
             && let Some(pair) = tar::pair_at_beginning(begin)
@@ -639,7 +643,8 @@ fn index_shards(
 ) -> Result<(Index, Store)> {
     let mut index = Index::default();
     let kind = found.kind;
-    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset, options.folders.hidden);
+    let mut rows = tar::Rows::new(kind == SourceKind::WebDataset, options.folders.hidden)
+        .within(&options.expansion);
     if options.nested {
         rows = rows.nested();
     }
@@ -655,7 +660,7 @@ fn index_shards(
         }
         let (file, container, nameless) = match opened.get_mut(number).and_then(Option::take) {
             Some(opened) => opened,
-            None => spool::open_or_spool(path, options.spool.as_deref())?,
+            None => spool::open_or_spool(path, options)?,
         };
         index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {

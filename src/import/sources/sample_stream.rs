@@ -41,6 +41,16 @@ pub trait SampleStream {
         let _ = sample; // where no class is numbered as it comes
     }
 
+    /// Reads on in the sample that was read last, of which so many bytes are [unread](StreamSample::unread). 0: there
+    /// are no more.
+    ///
+    /// # Errors
+    /// Why it cannot be imported; no more of it can be read.
+    fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
+        let _ = into; // where all samples are read at once
+        Ok(0)
+    }
+
     /// Rejects the sample that was read last, which has this name.
     fn reject(&mut self, name: &[u8], reason: BadReason);
 
@@ -97,22 +107,32 @@ pub struct StreamSample {
     pub fields: Vec<Option<FieldBytes>>,
     /// Its values in columns from fields.
     pub values: Vec<OwnedValue>,
+    /// If its only field is too large for memory: its bytes, which [`SampleStream::read_on`] reads before anything else
+    /// is read.
+    pub unread: u64,
 }
 
 impl StreamSample {
     /// A sample without a label.
     pub fn new(name: Vec<u8>, fields: Vec<Option<FieldBytes>>) -> StreamSample {
-        StreamSample { name, label: None, fields, values: Vec::new() }
+        StreamSample { name, label: None, fields, values: Vec::new(), unread: 0 }
+    }
+
+    /// A sample of one field, which is to be read.
+    pub fn unread(name: Vec<u8>, len_bytes: u64) -> StreamSample {
+        let field = Some(Vec::new().into());
+        StreamSample { unread: len_bytes, ..StreamSample::new(name, vec![field]) }
     }
 
     /// The lengths of its fields, in bytes.
     pub fn lens(&self) -> Vec<Option<u64>> {
-        self.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.len() as u64)).collect()
+        let len = |bytes: &FieldBytes| bytes.len() as u64 + self.unread;
+        self.fields.iter().map(|field| field.as_ref().map(len)).collect()
     }
 
     /// The bytes of its fields.
     pub fn len_bytes(&self) -> usize {
-        self.fields.iter().flatten().map(|field| field.len()).sum()
+        self.fields.iter().flatten().map(|field| field.len()).sum::<usize>() + self.unread as usize
     }
 }
 

@@ -18,6 +18,8 @@ pub(in crate::import) struct Shuffled<'a> {
     windows: u64,
     /// The window that is being handed out, each sample taken once.
     window: Vec<Option<StreamSample>>,
+    /// A sample that is read in pieces: it follows the window, since nothing is read before it.
+    alone: Option<StreamSample>,
     order: Option<Permutation>,
     next: usize,
 }
@@ -35,6 +37,7 @@ impl<'a> Shuffled<'a> {
             window_bytes,
             windows: 0,
             window: Vec::new(),
+            alone: None,
             order: None,
             next: 0,
         }
@@ -50,6 +53,10 @@ impl<'a> Shuffled<'a> {
         let (mut bytes, mut samples) = (0, 0);
         while bytes < self.window_bytes && samples < MAX_SAMPLES {
             let Some(sample) = self.from.next_sample()? else { break };
+            if sample.unread > 0 {
+                self.alone = Some(sample);
+                break;
+            }
             bytes += sample.len_bytes();
             samples += 1;
             self.window.push(Some(sample));
@@ -80,13 +87,19 @@ impl SampleStream for Shuffled<'_> {
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
-        if self.next == self.window.len() {
+        if self.next == self.window.len() && self.alone.is_none() {
             self.fill()?;
         }
-        let Some(order) = &self.order else { return Ok(None) };
+        let Some(order) = self.order.as_ref().filter(|_| self.next < self.window.len()) else {
+            return Ok(self.alone.take());
+        };
         let at = order.forward(self.next as u64) as usize;
         self.next += 1;
         Ok(self.window[at].take())
+    }
+
+    fn read_on(&mut self, into: &mut [u8]) -> std::result::Result<usize, BadReason> {
+        self.from.read_on(into)
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
@@ -94,7 +107,7 @@ impl SampleStream for Shuffled<'_> {
     }
 
     fn place(&self) -> Option<StreamPlace> {
-        let is_between = self.next == self.window.len();
+        let is_between = self.next == self.window.len() && self.alone.is_none();
         let place = self.from.place().filter(|_| is_between)?;
         Some(StreamPlace { windows: self.windows, ..place })
     }

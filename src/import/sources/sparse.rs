@@ -318,24 +318,14 @@ pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The most bytes of holes in what was read of an archive, of which `position` bytes were: so that a small archive does
-/// not become a large image.
-pub fn most_holes(position: u64) -> u64 {
-    FREE_HOLES.saturating_add(position.saturating_mul(HOLES_A_BYTE))
-}
-
 /// The pieces of a file of 4 GiB whose every other block of 4 KiB is a hole are half as many.
 const MAX_PIECES: usize = 1 << 20;
 const MAX_DIGITS: usize = 20;
-const FREE_HOLES: u64 = 256 << 20;
-const HOLES_A_BYTE: u64 = 1000;
 const ENDLESS: &str = "has a sparse map of more than 1,048,576 pieces";
 /// The numbers of a map are none, or contradict each other.
 pub(super) const BROKEN: &str = "has a broken sparse map";
 /// The archive ends within the map.
 pub(super) const ENDS: &str = "has a sparse map that does not end";
-pub(super) const TOO_MANY_HOLES: &str = "is sparse, and the holes of its archive would take more \
-     than 256 MiB and 1,000 times its bytes: pack it again without --sparse";
 
 #[cfg(test)]
 mod tests {

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::compression::{self, Compression};
-use super::index::Container;
-use super::shard;
+use super::expansion::{Compressed, Expansion};
+use super::index::{BadReason, Container};
+use super::{SourceOptions, shard};
 use crate::nameless_file::nameless_file;
 use crate::{Error, ErrorKind, Result};
 
@@ -33,21 +34,22 @@ pub fn is_stream(path: &Path) -> bool {
 /// # Errors
 /// It does not open. `BadSource`: it is a stream and there is no spool, or its compression is broken.
 /// `NoSpace`: the spool is full.
-pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Container, bool)> {
+pub fn open_or_spool(path: &Path, options: &SourceOptions) -> Result<(Arc<File>, Container, bool)> {
     let name = |error: io::Error| Error::from(error).path(path);
     if !is_stream(path) {
         let (file, container) = shard::open(path)?;
         if compression::of_file(&file).map_err(name)?.is_none() {
+            options.expansion.read(container.len_bytes);
             return Ok((file, container, false));
         }
     }
-    let Some(spool) = spool else {
+    let Some(spool) = &options.spool else {
         let message = "a pipe or compressed archive can be read only in its own order";
         return Err(Error::new(ErrorKind::BadSource, message).path(path).hint(
             "give it room for a copy with --spool DIR, or keep its order with --placement source",
         ));
     };
-    let mut from = open_stream(path)?;
+    let mut from = open_stream(path, &options.expansion)?;
     let mut copy = nameless_file(spool).map_err(|error| Error::from(error).path(spool))?;
     let mut hash = Xxh3::new();
     let mut len_bytes = 0;
@@ -59,7 +61,11 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
                 let message = "a compressed source is broken, ends early or needs too much memory";
-                return Err(Error::new(ErrorKind::BadSource, message).path(path).source(error));
+                let error = match BadReason::within(&error) {
+                    Some(reason) => Error::new(ErrorKind::BadSource, reason.to_string()),
+                    None => Error::new(ErrorKind::BadSource, message).source(error),
+                };
+                return Err(error.path(path));
             }
         };
         hash.update(&buffer[..read]);
@@ -74,7 +80,7 @@ pub fn open_or_spool(path: &Path, spool: Option<&Path>) -> Result<(Arc<File>, Co
 ///
 /// # Errors
 /// It does not open.
-pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
+pub fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let raw: Box<dyn Read + Send> = match path == Path::new("-") {
         true => {
@@ -87,14 +93,18 @@ pub fn open_stream(path: &Path) -> Result<Box<dyn Read + Send>> {
             Box::new(file)
         }
     };
-    decompressed(raw, path)
+    decompressed(raw, path, expansion)
 }
 
 /// Reads a stream, decompressed; `path` is to be shown.
 ///
 /// # Errors
 /// It cannot be read, or it is in a compression that is not supported.
-pub fn decompressed(mut raw: Box<dyn Read + Send>, path: &Path) -> Result<Box<dyn Read + Send>> {
+pub fn decompressed(
+    mut raw: Box<dyn Read + Send>,
+    path: &Path,
+    expansion: &Expansion,
+) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let mut head = Vec::new();
     raw.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(name)?;
@@ -104,8 +114,8 @@ pub fn decompressed(mut raw: Box<dyn Read + Send>, path: &Path) -> Result<Box<dy
     }
     let whole = io::Cursor::new(head).chain(raw);
     match compression {
-        Some(compression) => compression.undo(whole).map_err(name),
-        None => Ok(Box::new(whole)),
+        Some(compression) => compression.undo(whole, expansion).map_err(name),
+        None => Ok(Box::new(Compressed(whole, expansion.clone()))),
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::SourceOptions;
+use super::expansion::Expansion;
 use super::file_counts::{FileCount, FileCounts, NESTED, REPLACED, Role};
 use super::found::FoundFile;
 use super::index::{
@@ -59,6 +60,8 @@ pub struct StreamSource {
     here: HashSet<u128>,
     bad: Vec<BadEntry>,
     spare: Spare,
+    /// Files that are longer are left to be read in pieces.
+    most_at_once: u64,
 }
 
 impl StreamSource {
@@ -77,7 +80,7 @@ impl StreamSource {
             FoundFile { path, name }
         };
         let files = paths.into_iter().map(file).collect();
-        StreamSource::of_inputs(Inputs::new(files, Vec::new()), kind, fields)
+        StreamSource::of_inputs(Inputs::new(files, Vec::new(), Expansion::default()), kind, fields)
     }
 
     /// As [`new`](Self::new), for any inputs.
@@ -114,6 +117,7 @@ impl StreamSource {
             here: HashSet::new(),
             bad: Vec::new(),
             spare: Spare::default(),
+            most_at_once: u64::MAX,
         })
     }
 
@@ -121,6 +125,11 @@ impl StreamSource {
     pub(in crate::import) fn decided(self, options: &SourceOptions, is_open: bool) -> StreamSource {
         let &SourceOptions { prefix, nested, folders: FolderOptions { hidden, .. }, .. } = options;
         StreamSource { hidden, prefix, nested, pairs: is_open.then(Pairs::default), ..self }
+    }
+
+    /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.
+    pub fn at_once(self, most: u64) -> StreamSource {
+        StreamSource { most_at_once: most, ..self }
     }
 
     /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
@@ -157,7 +166,7 @@ impl StreamSource {
                 return Err(BadReason::InStream("is a link, which a stream does not lead back to"));
             }
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
+            MemberKind::Refused(reason) => return Err(reason.clone()),
         }
         if member.len_bytes > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(member.len_bytes));
@@ -170,6 +179,9 @@ impl StreamSource {
                     ));
                 }
                 self.counted.add(NESTED, Role::Sample, member.len_bytes, &name);
+            }
+            if member.len_bytes > self.most_at_once {
+                return Ok(Some(StreamSample::unread(name, member.len_bytes)));
             }
             let fields = vec![Some(self.payload(member.len_bytes)?)];
             return Ok(Some(StreamSample::new(name, fields)));
@@ -280,8 +292,10 @@ impl StreamSource {
         let mut filled = 0;
         while (filled as u64) < len_bytes {
             if filled == payload.len() {
-                let left = len_bytes - filled as u64;
-                payload.resize(filled + left.min(PIECE_BYTES) as usize, 0);
+                let more = (len_bytes - filled as u64).min(PIECE_BYTES) as usize;
+                let has_room = payload.try_reserve(more);
+                has_room.map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
+                payload.resize(filled + more, 0);
             }
             filled += members.read_payload(&mut payload[filled..]).map_err(BadReason::from)?;
         }
@@ -313,6 +327,11 @@ impl SampleStream for StreamSource {
         &self.bad
     }
 
+    fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
+        let Some((_, members)) = &mut self.members else { return Ok(0) };
+        Ok(members.read_payload(into)?)
+    }
+
     fn reject(&mut self, name: &[u8], reason: BadReason) {
         self.push_bad(name, reason);
     }
@@ -338,7 +357,8 @@ impl SampleStream for StreamSource {
                     self.here.clear();
                 }
                 self.shard = file.name;
-                self.members = Some((file.path, Members::from(ReadInput::new(stream), at)));
+                let members = Members::from(ReadInput::new(stream), at);
+                self.members = Some((file.path, members.within(self.inputs.expansion())));
             }
             let (path, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {

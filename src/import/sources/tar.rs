@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::content::{is_note, is_side_file, named_kind};
+use super::expansion::{Expands, Expansion};
 use super::file_counts::{HIDDEN, NESTED, Role};
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
 use super::indexing::Indexing;
@@ -34,6 +35,7 @@ pub struct Rows {
     hidden: bool,
     /// Whether archives within archives are taken apart.
     nested: bool,
+    expansion: Expansion,
     /// Looks for what a plain archive does not have, if its kind was not given.
     pairs: Option<Pairs>,
     /// Key of the last row's group.
@@ -82,6 +84,11 @@ impl Rows {
         Rows { grouped, hidden, ..Rows::default() }
     }
 
+    /// The same, with as many holes and links as `expansion` allows.
+    pub fn within(self, expansion: &Expansion) -> Rows {
+        Rows { expansion: expansion.clone(), ..self }
+    }
+
     /// The same, taking apart archives within archives.
     pub fn nested(self) -> Rows {
         Rows { nested: true, ..self }
@@ -122,7 +129,7 @@ impl Rows {
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let input = FrontToBack::within(file.clone(), archive.bytes.clone());
-        let mut members = Members::from(input, archive.bytes.start);
+        let mut members = Members::from(input, archive.bytes.start).within(&self.expansion);
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
@@ -255,7 +262,7 @@ impl Rows {
             MemberKind::HardLink(target) => Some((clean_name(target)?, index.len())),
             MemberKind::SymLink(target) => Some((beside(&name, target)?, u64::MAX)),
             MemberKind::Special(kind) => return Err(BadReason::Special(kind)),
-            MemberKind::Refused(what) => return Err(BadReason::Syntax(what)),
+            MemberKind::Refused(reason) => return Err(reason.clone()),
             MemberKind::Folder => unreachable!("returned above"),
         };
         if member.len_bytes > MAX_SAMPLE_BYTES {
@@ -329,7 +336,8 @@ impl Rows {
             self.links.iter().map(|link| (link.row, target(link, &named, index))).collect();
         let mut dead = Vec::new();
         for link in &self.links {
-            match follow(link, &targets) {
+            let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
+            match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
                 Ok(row) => index.copy_plain_payload(row, link.row),
                 Err(reason) => {
                     index.bad.push(index.bad_row(link.row, reason));

@@ -9,6 +9,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::expansion::{Expands, Expansion};
 use super::index::{BadReason, MAX_NAME_BYTES};
 use super::sparse::{self, MapBuilder, Mapped, PaxSparse, Run, SparseMap, TextMap, decimal};
 
@@ -40,8 +41,7 @@ pub struct Members<I> {
     payload_left: u64,
     /// The current member, if it is sparse, and the offset in it of the next byte to read.
     expanding: Option<(Arc<SparseMap>, u64)>,
-    /// Bytes of the holes of all members so far.
-    hole_bytes: u64,
+    expansion: Expansion,
 }
 
 /// One member of an archive.
@@ -87,7 +87,7 @@ pub enum MemberKind {
     /// A type that cannot be imported.
     Special(&'static str),
     /// It has a payload that is not a file's content, for this reason.
-    Refused(&'static str),
+    Refused(BadReason),
 }
 
 /// Archives after the first one of a file, as `cat a.tar b.tar` produces.
@@ -142,8 +142,13 @@ impl<I: Input> Members<I> {
             left: 0,
             payload_left: 0,
             expanding: None,
-            hole_bytes: 0,
+            expansion: Expansion::default(),
         }
+    }
+
+    /// The same, with as many holes as `expansion` allows.
+    pub fn within(self, expansion: &Expansion) -> Members<I> {
+        Members { expansion: expansion.clone(), ..self }
     }
 
     /// The members from byte `position` of an archive on, where one begins and where `input` is.
@@ -306,13 +311,9 @@ impl<I: Input> Members<I> {
         let (kind, has_payload) = match header.kind {
             b'S' => (MemberKind::File, true),
             // All tools agree on the location of the next header.
-            b'M' => (MemberKind::Refused("began in another volume"), true),
-            b'D' => {
-                (MemberKind::Refused("is a folder's dump, which some tools take for a file"), true)
-            }
-            b'V' => {
-                (MemberKind::Refused("is a volume's label, which some tools take for a file"), true)
-            }
+            b'M' => (refused("began in another volume"), true),
+            b'D' => (refused("is a folder's dump, which some tools take for a file"), true),
+            b'V' => (refused("is a volume's label, which some tools take for a file"), true),
             b'1' => (MemberKind::HardLink(link), false),
             b'2' => (MemberKind::SymLink(link), false),
             b'3' => (MemberKind::Special("character device"), false),
@@ -334,11 +335,11 @@ impl<I: Input> Members<I> {
         if matches!(old_map, Some(Err(sparse::ENDS))) {
             // The member is named; that the archive ends here is told by what follows.
             self.enter(0)?;
-            let (kind, len_bytes) = (MemberKind::Refused(sparse::ENDS), 0);
+            let (kind, len_bytes) = (refused(sparse::ENDS), 0);
             return Ok(Member { name, kind, len_bytes, offset, sparse: None });
         }
         self.enter(len_bytes)?;
-        if self.input.len_bytes().is_some_and(|len| offset + len_bytes > len) {
+        if self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len) {
             return Err(truncated("inside a member"));
         }
         let map = match (old_map, pax_sparse) {
@@ -367,17 +368,15 @@ impl<I: Input> Members<I> {
             Err(why) => Err(why),
         };
         let offset = self.position;
-        let most_holes = sparse::most_holes(offset).saturating_sub(self.hole_bytes);
         let (kind, len_bytes, sparse) = match mapped {
-            Err(why) => (MemberKind::Refused(why), self.payload_left, None),
+            Err(why) => (refused(why), self.payload_left, None),
             Ok(Mapped::TooLarge(len)) => (MemberKind::File, len, None),
-            Ok(Mapped::Map(map)) if map.hole_bytes() > most_holes => {
-                (MemberKind::Refused(sparse::TOO_MANY_HOLES), self.payload_left, None)
-            }
-            Ok(Mapped::Map(map)) => (MemberKind::File, map.len_bytes().into(), Some(Arc::new(map))),
+            Ok(Mapped::Map(map)) => match self.expansion.make(Expands::Holes, map.hole_bytes()) {
+                Err(reason) => (MemberKind::Refused(reason), self.payload_left, None),
+                Ok(()) => (MemberKind::File, map.len_bytes().into(), Some(Arc::new(map))),
+            },
         };
         if let Some(map) = &sparse {
-            self.hole_bytes += map.hole_bytes();
             self.expanding = Some((Arc::clone(map), 0));
         }
         Ok(Member { name, kind, len_bytes, offset, sparse })
@@ -673,6 +672,10 @@ pub fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
         1..=MAX_NAME_BYTES => Ok(clean),
         _ => Err(BadReason::Name("is longer than 4,096 bytes")),
     }
+}
+
+fn refused(why: &'static str) -> MemberKind {
+    MemberKind::Refused(BadReason::Syntax(why))
 }
 
 fn syntax(what: &'static str) -> TarError {

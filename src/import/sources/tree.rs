@@ -66,7 +66,7 @@ impl Tree {
             let sort = if is_known { sort } else { Sort::Another };
             let count = counts.entry(sort).or_insert_with(|| Count::new(sort, name));
             count.total.files += 1;
-            count.total.bytes += len_bytes;
+            count.total.bytes = count.total.bytes.saturating_add(len_bytes);
             if !looks || len_bytes == 0 && !count.named_as_shards {
                 continue;
             }

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::directory::Directory;
 use crate::format::builder::encode_fields;
 use crate::format::columns::{ColumnSpec, check_columns};
+use crate::format::superblock::used_bytes;
 use crate::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::columns_of;
@@ -330,14 +331,12 @@ impl<'a> Placer<'a> {
         let record = window.record(at);
         let len = record.len() as u32; // it was counted as one
         self.sample_bytes += u64::from(len);
-        let put = |space: &mut [u8]| space.copy_from_slice(record);
-        self.chunks.push(&window.meta(at), NewRecord { len, put: &put })
+        self.chunks.push(&window.meta(at), NewRecord { len, give: &mut |take| take(record) })
     }
 
     fn commit(mut self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
         self.chunks.set_classes(classes);
         let Streamed { commit, chunks, .. } = self.chunks.commit()?;
-        let used = commit.superblocks.iter().map(|superblock| superblock.used_len_bytes);
         Ok(WriteReport {
             uuid: commit.directory.uuid(),
             generation: commit.directory.generation(),
@@ -345,7 +344,7 @@ impl<'a> Placer<'a> {
             sample_bytes: self.sample_bytes,
             live_samples: commit.directory.num_live(),
             chunks,
-            image_bytes: used.sum(),
+            image_bytes: used_bytes(&commit.superblocks),
         })
     }
 }

@@ -53,6 +53,7 @@ pub(super) fn io_error(error: &Error, name: &Path) -> IoError {
         ErrorKind::BadSource | ErrorKind::NotFound => IoError::Changed(name.display().to_string()),
         ErrorKind::Refused => IoError::Os(libc::EACCES),
         ErrorKind::TimedOut => IoError::Os(libc::ETIMEDOUT),
+        ErrorKind::OutOfMemory => IoError::Os(libc::ENOMEM),
         _ => IoError::Disconnected(error.report()),
     }
 }

@@ -41,7 +41,7 @@ impl Filesystem {
         passthrough: Option<Passthrough>,
     ) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
-        let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+        let len_bytes = dlfs::format::superblock::used_bytes(superblocks);
         let own = std::fs::metadata("/proc/self");
         let (owner, group) = own.map_or((0, 0), |own| {
             use std::os::unix::fs::MetadataExt;

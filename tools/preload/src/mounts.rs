@@ -160,7 +160,7 @@ impl Mount {
         let addresses = &self.setting.addresses;
         let dataset = Dataset::open(addresses, &options, &mut ())?;
         let superblocks = dataset.image().superblocks();
-        let len_bytes = superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+        let len_bytes = dlfs::format::superblock::used_bytes(superblocks);
         let files = Files::new(dataset, &mut ())?;
         let folder = match &addresses[..] {
             [Address::Path(path)] if path.is_dir() => Some(path.clone()),

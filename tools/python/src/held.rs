@@ -547,7 +547,9 @@ impl Held {
         if let Some(gathered) = self.gathered.get() {
             return Ok(gathered);
         }
-        let mut bytes = Vec::with_capacity((0..self.len()).map(|i| self.record(i).len()).sum());
+        let len = (0..self.len()).map(|i| self.record(i).len()).sum::<usize>();
+        let mut bytes = dlfs::buf::zeroed_vec(len as u64)?;
+        bytes.clear();
         for index in 0..self.len() {
             bytes.extend_from_slice(self.shown(index)?.unwrap_or_default());
         }

@@ -40,6 +40,7 @@ struct How {
     catalog: Option<String>,
     prefix: bool,
     nested: bool,
+    max_expansion: u64,
     classes: Option<PathBuf>,
     accept_older_generation: bool,
 }
@@ -132,6 +133,7 @@ impl How {
             splits: self.split.clone(),
             prefix: self.prefix,
             nested: self.nested,
+            max_expansion: self.max_expansion,
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })

@@ -5,8 +5,8 @@
 //! `typed.rs` makes arrays of fields with types, `ranges.rs` reads parts of samples, `edit.rs` deletes
 //! samples, `writer.rs` and `import.rs` write them. `index.rs`, `names.rs` and `options.rs` parse
 //! arguments from Python, `peers.rs` those that name the other nodes of a job;
-//! `error.rs` creates exceptions; `log.rs` passes warnings to `logging`. The Python half is in
-//! `python/dlfs`. Read `dataset.rs` first.
+//! `error.rs` creates exceptions, `panics.rs` those of panics; `log.rs` passes warnings to `logging`.
+//! The Python half is in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod budget;
@@ -24,6 +24,7 @@ mod mixture;
 mod names;
 mod numpy;
 mod options;
+mod panics;
 mod parts;
 mod peers;
 mod ranges;
@@ -71,6 +72,7 @@ mod _dlfs {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::panics::raise_internal(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("__commit__", dlfs::COMMIT)?;
         module.add("NO_LABEL", super::batch::NO_LABEL)

@@ -70,7 +70,7 @@ impl SampleFile {
     fn bytes_at(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<Vec<u8>> {
         let len = length.min(self.file.len_bytes().saturating_sub(offset));
         detached(py, |watch| {
-            let mut bytes = vec![0; len as usize];
+            let mut bytes = dlfs::buf::zeroed_vec(len)?;
             let got = self.file.read_at(offset, &mut bytes, watch)?;
             bytes.truncate(got);
             Ok(bytes)

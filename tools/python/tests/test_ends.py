@@ -3,6 +3,7 @@
 The wheel under test is built with debug assertions, and has the engine of `src/qpair/broken.rs`.
 """
 
+import shutil
 import threading
 
 import pytest
@@ -88,3 +89,15 @@ def test_an_internal_error_is_a_runtime_error_and_ends_every_thread_that_waits(b
         for thread in threads:
             thread.join(60)
         assert ends == ["raised"] * 4
+
+
+@pytest.mark.parametrize("call", [lambda image: dlfs.delete(image, [0]), dlfs.purge])
+def test_a_call_that_panics_raises_an_ordinary_exception_that_says_what_and_where(breaks, image, tmp_path, call):
+    copy = tmp_path / "copy.dlfs"
+    shutil.copy(image, copy)
+    breaks("panics:0:")  # in the thread that calls
+    with pytest.raises(Exception) as error:
+        call(copy)
+    assert type(error.value) is dlfs.Internal
+    assert PANIC in str(error.value) and "broken.rs:" in str(error.value)
+    assert "report it" in str(error.value)

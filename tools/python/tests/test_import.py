@@ -85,6 +85,21 @@ def test_links_hidden_files_and_names_of_two_folders_are_taken_as_is_said(tmp_pa
     assert dlfs.open(image)["val/cat/1.jpg"] == b"val"
 
 
+def test_a_small_archive_becomes_no_larger_image_than_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(8 << 20))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "x", "x")
+        for number in range(40):
+            link = tarfile.TarInfo(f"link{number}")
+            link.type, link.linkname = tarfile.LNKTYPE, "x"
+            archive.addfile(link)
+    with pytest.raises(dlfs.Error, match="more than 10 times") as error:
+        dlfs.import_(tmp_path / "a.tar", tmp_path / "image", max_expansion=10)
+    assert "--max-expansion" in str(error.value)
+    with pytest.raises(TypeError, match="max_expansion"):
+        dlfs.import_([b"x"], tmp_path / "image", max_expansion=10)
+
+
 def test_an_interrupt_ends_the_wait_for_a_store_that_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ use zerocopy::IntoBytes;
 use crate::buf::IoBuf;
 use crate::directory::{Directory, DirectoryBuilder};
 use crate::format::chunk::{ChunkId, HEAD_BYTES};
+use crate::format::superblock::used_bytes;
 use crate::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Space};
 use crate::import::commit;
 use crate::import::lease::Lease;
@@ -190,7 +191,7 @@ impl WritePlan {
         let commit = commit::prepare(media, directory, &mut space)?;
         leases.iter().try_for_each(Lease::check)?;
         commit::write(media, &leases[0], &commit)?;
-        let used = commit.superblocks.iter().map(|superblock| superblock.used_len_bytes).sum();
+        let used = used_bytes(&commit.superblocks);
         let space = in_use(media, &commit.directory, commit.snapshot_range);
         Ok((report(&commit.directory, used), space))
     }

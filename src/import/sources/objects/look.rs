@@ -17,6 +17,7 @@ use crate::import::sources::SourceOptions;
 use crate::import::sources::braces::braces;
 use crate::import::sources::compression::Compression;
 use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
+use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::{FileCounts, Role};
 use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
 use crate::import::sources::indexing::Indexing;
@@ -322,7 +323,10 @@ fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
     let whole = Cursor::new(head).chain(reader);
     Ok(match compression {
         None => tar::pair_at_beginning(ReadInput::new(whole)),
-        Some(compression) => tar::pair_at_beginning(ReadInput::new(compression.undo(whole)?)),
+        Some(compression) => {
+            let plain = compression.undo(whole, &Expansion::default())?;
+            tar::pair_at_beginning(ReadInput::new(plain))
+        }
     })
 }
 

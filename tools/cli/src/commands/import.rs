@@ -14,6 +14,7 @@ use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::dataset::class_names;
 use dlfs::format::Pack;
 use dlfs::format::columns::ColumnType;
+use dlfs::import::sources::expansion::DEFAULT_MAX_EXPANSION;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{
     ColumnsFrom, FieldColumn, FieldSpec, ImportOptions, ImportReport, OnError, Onto,
@@ -21,6 +22,7 @@ use dlfs::import::{
 };
 use dlfs::places::{Cancel, Place, PlaceOptions};
 use dlfs::qpair::ConnectOptions;
+use dlfs::units::total;
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
@@ -144,6 +146,10 @@ pub(crate) struct WhatArgs {
     /// that of ImageNet
     #[arg(long)]
     nested: bool,
+    /// The most bytes to make of each that is read, by decompression, of holes of sparse files, by links to a file that
+    /// was taken already, or of rows that share values; each of these may make 256 MiB in any case
+    #[arg(long, value_name = "TIMES", default_value_t = DEFAULT_MAX_EXPANSION)]
+    max_expansion: u64,
     /// Of lists that a store serves: what they may name beside their own store, such as s3://BUCKET or https://HOST
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = Place::parse)]
     list_hosts: Vec<Place>,
@@ -317,6 +323,7 @@ impl WhatArgs {
             folders: self.connection.folders(),
             prefix: self.prefix,
             nested: self.nested,
+            max_expansion: self.max_expansion,
             places: PlaceOptions { list_hosts: self.list_hosts.clone(), ..PlaceOptions::default() },
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
@@ -367,7 +374,7 @@ impl Progress for ImportProgress {
 
     fn advance(&mut self, samples: u64, bytes: u64) {
         self.samples += samples;
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
         if let Some(meter) = &mut self.meter {
             meter.update(self.samples, self.bytes);
         }
@@ -631,7 +638,7 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
     }
     if !others.is_empty() {
         let files = others.iter().map(|taken| taken.files).sum();
-        let bytes = others.iter().map(|taken| taken.bytes).sum();
+        let bytes = total(others.iter().map(|taken| taken.bytes));
         out.line(format!(
             "  taken      {} ({}) of {} more extensions, each as a sample",
             text::counted(files, "file"),

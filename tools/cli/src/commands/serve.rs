@@ -14,7 +14,7 @@ use dlfs::keys::read_hosts;
 use dlfs::nvme::{Address, Nqn, TcpAddress};
 use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::target::{ServedNamespace, TargetStats};
-use dlfs::units::Nsid;
+use dlfs::units::{Nsid, total};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
 use crate::exit::{Failure, Outcome};
@@ -317,7 +317,7 @@ fn announce(
         out.json(&Listening { address: &address, listen, nqn, namespaces, writable })?;
         return out.flush();
     }
-    let len = devices.iter().map(|device| device.namespace().len_bytes()).sum();
+    let len = total(devices.iter().map(|device| device.namespace().len_bytes()));
     let engine = devices.first().map_or_else(String::new, |device| device.namespace().engine);
     out.line(format!(
         "serving {} ({}, {}, {engine}) on {listen}",

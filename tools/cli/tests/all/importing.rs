@@ -305,6 +305,18 @@ fn archives_within_an_archive_are_said_and_taken_apart_by_the_option_that_is_nam
 }
 
 #[test]
+fn a_small_archive_becomes_no_larger_image_than_the_option_says() {
+    let dir = TestDir::with_source();
+    let (folder, tar, image) = (dir.arg("holes"), dir.arg("a.tar"), dir.arg("train.dlfs"));
+    fs::create_dir(&folder).unwrap();
+    fs::File::create(format!("{folder}/a")).unwrap().set_len(270 << 20).unwrap();
+    tar_of(&["--sparse", "--format=gnu", "-cf", &tar, "-C", &folder, "a"]);
+    let refused = run(&["import", &tar, &image]).code(1);
+    refused.complains_of(&["more than 100 times", "--max-expansion allows more"]);
+    run(&["import", &tar, &image, "--max-expansion", "100000"]).code(0);
+}
+
+#[test]
 fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
     let dir = TestDir::with_source();
     let (tar, image) = (dir.arg("a.tar"), dir.arg("train.dlfs"));

@@ -39,6 +39,7 @@ def import_(
     resume: bool = False,
     prefix: bool = False,
     nested: bool = False,
+    max_expansion: int = 100,
     classes: Address | None = None,
     split: str | Iterable[str] | None = None,
     catalog: str | None = None,
@@ -68,6 +69,9 @@ def import_(
               as a stream, so many bytes at a time as dlfs.Writer says
     from_, on_error, resume, prefix, nested
               of files: as for the command dlfs import; name and label are columns of their rows, if they have any
+    max_expansion
+              of files: the most bytes to make of each that is read, by decompression, of holes of sparse files, by
+              links to a file that was taken already, or of rows that share values; each of these may make 256 MiB
     classes   of files: a text file with the name of a class on each line, or another image, whose numbers classes get.
               None: those of the source, by name
     split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files
@@ -94,13 +98,16 @@ def import_(
         types = [f"{field}:{kind}" for field, kind in given.items() if kind]
         table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
         more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
-        more |= {"prefix": prefix, "nested": nested}
+        more |= {"prefix": prefix, "nested": nested, "max_expansion": max_expansion}
         more["classes"] = None if classes is None else os.fspath(classes)
         more["split"] = [split] if isinstance(split, str) else list(split or ())
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
-    if resume or prefix or nested or classes or split or from_ != "auto" or on_error != "stop":
-        raise TypeError("from_, on_error, resume, prefix, nested, classes and split are for sources that are files")
+    of_files = resume or prefix or nested or max_expansion != 100 or classes or split
+    if of_files or from_ != "auto" or on_error != "stop":
+        raise TypeError(
+            "from_, on_error, resume, prefix, nested, max_expansion, classes and split are for sources that are files"
+        )
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
     found = _source_of(source)

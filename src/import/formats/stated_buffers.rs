@@ -1,0 +1,166 @@
+//! What the compressed buffers of Arrow messages state to have when they are decompressed: their decoder allocates it,
+//! whatever it is, so it is compared with what is allowed before the decoder has the message.
+//!
+//! | bytes      | what they are                                                                        |
+//! |------------|--------------------------------------------------------------------------------------|
+//! | 4          | `ff ff ff ff`, which old writers leave out                                             |
+//! | 4          | n, the length of the metadata; 0: the stream ends                                    |
+//! | n          | the metadata: length of the body, and where the buffers are in it                    |
+//! | the length | the body; a compressed buffer begins with 8 bytes for its length when decompressed    |
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use crate::import::sources::BadReason;
+use crate::import::sources::expansion::{Expands, Expansion};
+
+/// Reads messages, and ends with an error where their buffers state too much.
+pub(super) struct StatedBuffers<R> {
+    from: R,
+    expansion: Expansion,
+    next: Next,
+}
+
+/// What comes next.
+enum Next {
+    /// A message, of whose first 8 bytes these are here.
+    Head(Vec<u8>),
+    /// So many bytes of metadata, beside these.
+    Metadata(Vec<u8>, usize),
+    Body(Body),
+    /// What is no message, up to the next place that is read.
+    Other,
+}
+
+/// The body of a message.
+struct Body {
+    at: u64,
+    len: u64,
+    /// Where buffers begin, the first one last.
+    begins: Vec<u64>,
+    /// What is here of the first one's length.
+    stated: Vec<u8>,
+}
+
+impl<R> StatedBuffers<R> {
+    /// Reads `from`, which is at the beginning of a message.
+    pub(super) fn new(from: R, expansion: &Expansion) -> StatedBuffers<R> {
+        StatedBuffers { from, expansion: expansion.clone(), next: Next::Head(Vec::new()) }
+    }
+
+    fn see(&mut self, mut bytes: &[u8]) -> Result<(), BadReason> {
+        while !bytes.is_empty() {
+            let next = match &mut self.next {
+                Next::Other => return Ok(()),
+                Next::Head(head) => {
+                    let has_mark = head.len() >= 4 && head[..4] == MARK;
+                    take(&mut bytes, if has_mark { 8 } else { 4 }, head);
+                    metadata_len(head).map(|len| match usize::try_from(len) {
+                        Ok(len) if len > 0 => Next::Metadata(Vec::new(), len),
+                        _ => Next::Other,
+                    })
+                }
+                Next::Metadata(metadata, len) => {
+                    take(&mut bytes, *len, metadata);
+                    (metadata.len() == *len).then(|| Body::of(metadata)).transpose()?.map(|body| {
+                        match body {
+                            None => Next::Other,
+                            Some(body) if body.len == 0 => Next::Head(Vec::new()),
+                            Some(body) => Next::Body(body),
+                        }
+                    })
+                }
+                Next::Body(body) => {
+                    body.see(&mut bytes, &self.expansion)?;
+                    (body.at == body.len).then(|| Next::Head(Vec::new()))
+                }
+            };
+            if let Some(next) = next {
+                self.next = next;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Moves bytes until `into` has `len`.
+fn take(bytes: &mut &[u8], len: usize, into: &mut Vec<u8>) {
+    let (taken, rest) = bytes.split_at(bytes.len().min(len.saturating_sub(into.len())));
+    into.extend_from_slice(taken);
+    *bytes = rest;
+}
+
+/// The length of the metadata, once its bytes are here.
+fn metadata_len(head: &[u8]) -> Option<i32> {
+    let len = match head.len() {
+        4 if head[..4] != MARK => head.first_chunk()?,
+        8 => head.last_chunk()?,
+        _ => return None,
+    };
+    Some(i32::from_le_bytes(*len))
+}
+
+impl Body {
+    /// The body that `metadata` describes; `None`: it does not describe any.
+    fn of(metadata: &[u8]) -> Result<Option<Body>, BadReason> {
+        let Ok(message) = arrow_ipc::root_as_message(metadata) else { return Ok(None) };
+        let Ok(len) = u64::try_from(message.bodyLength()) else { return Ok(None) };
+        let of_dictionary = message.header_as_dictionary_batch().and_then(|batch| batch.data());
+        let batch = message.header_as_record_batch().or(of_dictionary);
+        let buffers = batch.filter(|batch| batch.compression().is_some());
+        let buffers = buffers.and_then(|batch| batch.buffers()).into_iter().flatten();
+        let begins = buffers.filter(|buffer| buffer.length() >= STATED_BYTES as i64);
+        let begins = begins.map(|buffer| u64::try_from(buffer.offset()));
+        let Ok(mut begins) = begins.collect::<Result<Vec<u64>, _>>() else { return Ok(None) };
+        begins.sort_unstable_by(|a, b| b.cmp(a));
+        // Each has its own bytes, within the body.
+        let mut end = len;
+        let fits = |begin: &u64| {
+            let is_before = begin.checked_add(STATED_BYTES as u64).is_some_and(|own| own <= end);
+            end = *begin;
+            is_before
+        };
+        match begins.iter().all(fits) {
+            false => Err(BadReason::Decoder("the buffers of a message overlap".to_owned())),
+            true => Ok(Some(Body { at: 0, len, begins, stated: Vec::new() })),
+        }
+    }
+
+    /// Passes over bytes of the body, up to what a buffer states, and compares that.
+    fn see(&mut self, bytes: &mut &[u8], expansion: &Expansion) -> Result<(), BadReason> {
+        let to = self.begins.last().copied().filter(|_| self.stated.is_empty());
+        let left = to.unwrap_or(self.len).min(self.len).saturating_sub(self.at);
+        let before = bytes.len();
+        if left > 0 && self.stated.is_empty() {
+            *bytes = &bytes[before.min(usize::try_from(left).unwrap_or(usize::MAX))..];
+        } else {
+            take(bytes, STATED_BYTES, &mut self.stated);
+        }
+        self.at += (before - bytes.len()) as u64;
+        if let Some(stated) = self.stated.first_chunk() {
+            // Less than 0: it is not compressed.
+            let len = u64::try_from(i64::from_le_bytes(*stated)).unwrap_or(0);
+            self.stated.clear();
+            self.begins.pop();
+            expansion.make(Expands::Packed, len)?;
+        }
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for StatedBuffers<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(into)?;
+        self.see(&into[..read]).map_err(io::Error::other)?;
+        Ok(read)
+    }
+}
+
+impl<R: Seek> Seek for StatedBuffers<R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.next = Next::Head(Vec::new());
+        self.from.seek(to)
+    }
+}
+
+const MARK: [u8; 4] = [0xff; 4];
+const STATED_BYTES: usize = 8;

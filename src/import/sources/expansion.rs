@@ -1,0 +1,127 @@
+//! How many bytes an import makes of those that it reads: the one place that decides.
+//!
+//! A few bytes can stand for many: compressed ones, holes of sparse files, links to a file, rows that share a value.
+//! Whatever makes more bytes of fewer counts both here, and stops where they are too many; so a small source does not
+//! fill a disk. All sources of an import share the counts.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::index::BadReason;
+
+/// What was read, and made of it. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Expansion(Arc<ExpansionCounts>);
+
+#[derive(Debug)]
+struct ExpansionCounts {
+    most: u64,
+    read: AtomicU64,
+    /// By [`Expands`].
+    made: [AtomicU64; 4],
+}
+
+/// What makes more bytes of fewer. Each has a limit of its own: another may make more of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expands {
+    /// Compression.
+    Packed,
+    /// Sparse files.
+    Holes,
+    /// Links to what was taken already.
+    Links,
+    /// Rows, which may share their values.
+    Rows,
+}
+
+impl Default for Expansion {
+    fn default() -> Expansion {
+        Expansion::new(DEFAULT_MAX_EXPANSION)
+    }
+}
+
+impl Expansion {
+    /// Allows `most` bytes for each one that is read, and 256 MiB in any case.
+    pub fn new(most: u64) -> Expansion {
+        let (read, made) = (AtomicU64::new(0), Default::default());
+        Expansion(Arc::new(ExpansionCounts { most, read, made }))
+    }
+
+    /// So many bytes were read, or are there to be read.
+    pub fn read(&self, bytes: u64) {
+        add(&self.0.read, bytes);
+    }
+
+    /// So many bytes are made.
+    ///
+    /// # Errors
+    /// `Expands`: they are too many, and do not count.
+    pub fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
+        let ExpansionCounts { most, read, made } = &*self.0;
+        let limit = read.load(Ordering::Relaxed).saturating_mul(*most);
+        let made = &made[how as usize];
+        let all = add(made, bytes);
+        if all <= limit.max(FREE_BYTES) {
+            return Ok(());
+        }
+        made.fetch_sub(bytes.min(all), Ordering::Relaxed);
+        Err(BadReason::Expands(*most))
+    }
+}
+
+/// Adds up to `u64::MAX`; returns the sum.
+fn add(to: &AtomicU64, bytes: u64) -> u64 {
+    let sum = |before: u64| Some(before.saturating_add(bytes));
+    let before = to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+    before.unwrap_or_else(|before| before).saturating_add(bytes)
+}
+
+/// Counts what is read.
+#[derive(Debug)]
+pub struct Compressed<R>(pub R, pub Expansion);
+
+impl<R: Read> Read for Compressed<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        self.1.read(read as u64);
+        Ok(read)
+    }
+}
+
+/// Ends with an error where what is decompressed is too much.
+#[derive(Debug)]
+pub struct Decompressed<R>(pub R, pub Expansion);
+
+impl<R: Read> Read for Decompressed<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        self.1.make(Expands::Packed, read as u64).map_err(io::Error::other)?;
+        Ok(read)
+    }
+}
+
+/// The default of [`ImportOptions::max_expansion`](crate::import::ImportOptions::max_expansion).
+pub const DEFAULT_MAX_EXPANSION: u64 = 100;
+/// What is made of any source, however small.
+const FREE_BYTES: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_may_make_a_multiple_of_what_was_read_or_256_mib() {
+        let expansion = Expansion::new(100);
+        assert_eq!(expansion.make(Expands::Holes, FREE_BYTES), Ok(()));
+        let refused = Err(BadReason::Expands(100));
+        assert_eq!(expansion.make(Expands::Holes, 1), refused);
+        expansion.read(3 << 20);
+        assert_eq!(expansion.make(Expands::Holes, 44 << 20), Ok(()));
+        assert_eq!(expansion.clone().make(Expands::Holes, 1), refused, "clones share it");
+        assert_eq!(expansion.make(Expands::Holes, u64::MAX), refused);
+        assert_eq!(expansion.make(Expands::Links, 300 << 20), Ok(()));
+        expansion.read(u64::MAX);
+        assert_eq!(expansion.make(Expands::Rows, u64::MAX), Ok(()));
+    }
+}
