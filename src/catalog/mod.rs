@@ -533,7 +533,8 @@ fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
 
 fn corrupt(what: String) -> Error {
     let message = format!("the catalogue is damaged: {what}");
-    Error::new(ErrorKind::Corrupt, message).hint("dlfs never removes entries: restore them")
+    Error::new(ErrorKind::Corrupt, message)
+        .hint("dlfs never removes entries: restore them, or remove one that it did not write")
 }
 
 fn append<T: Serialize>(store: &dyn Store, log: &Log, number: u64, entry: &T) -> Result<bool> {

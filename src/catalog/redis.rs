@@ -77,7 +77,7 @@ impl RedisStore {
             format!("the server of the catalogue {} did not answer as it should", self.word);
         let (kind, why) = match failure {
             Failure::Io(error) => match error.kind() {
-                TimedOut | WouldBlock => (ErrorKind::TimedOut, error.to_string()),
+                TimedOut | WouldBlock => (ErrorKind::TimedOut, "it takes too long".to_owned()),
                 InvalidData => (ErrorKind::Corrupt, error.to_string()),
                 _ => (ErrorKind::Disconnected, error.to_string()),
             },
