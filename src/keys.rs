@@ -5,9 +5,9 @@
 //! repeat a part of its text.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -250,8 +250,16 @@ fn reason(message: &str) -> &str {
 /// The text of a file that only its owner may read.
 fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let about = |error: std::io::Error| Error::from(error).path(path);
-    let mut file = File::open(path).map_err(about)?;
+    refuse_other_kinds(path, &std::fs::metadata(path).map_err(about)?)?;
+    // A FIFO that has taken its place waits for nobody.
+    let mut file = File::options();
+    let mut file = file
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(about)?;
     let metadata = file.metadata().map_err(about)?;
+    refuse_other_kinds(path, &metadata)?;
     let mine = rustix::process::geteuid().as_raw();
     if ![0, mine].contains(&metadata.uid()) {
         let message = "the key file belongs to another user";
@@ -269,6 +277,18 @@ fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let mut text = Zeroizing::new(String::with_capacity(metadata.len() as usize + 1));
     file.by_ref().take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(about)?;
     Ok(text)
+}
+
+fn refuse_other_kinds(path: &Path, metadata: &Metadata) -> Result<()> {
+    let kind = match metadata.file_type() {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    let message = format!("a key file is a regular file, and this is {kind}");
+    Err(Error::new(ErrorKind::InvalidArgument, message).path(path).hint(OWN))
 }
 
 const PREFIX: &str = "DHHC-1:";

@@ -2,20 +2,30 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// The permissions of a file that was not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NewMode {
+    /// Only for its owner: it tells what somebody reads, or names samples of a data set with keys.
+    Private = 0o600,
+    /// As the process's umask says: it is made for others, too.
+    ByUmask = 0o666,
+}
+
 /// Makes `bytes` the content of the file at `path`, durably: writes them to a new file beside it, syncs it
 /// and renames it.
 ///
-/// A symbolic link is followed: the file that it names is replaced. Permissions are kept.
+/// A symbolic link is followed: the file that it names is replaced. Its permissions are kept; a new file has `mode`.
 ///
 /// # Errors
 /// `InvalidArgument`: `path` is not a regular file but, for example, a device node. Those of the file
 /// system. The old file is unchanged then.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    replace_file_with(path, |file| file.write_all(bytes))
+pub(crate) fn replace_file(path: &Path, mode: NewMode, bytes: &[u8]) -> Result<()> {
+    replace_file_with(path, mode, |file| file.write_all(bytes))
 }
 
 /// As [`replace_file`], with what `write` writes, which may be more than memory holds.
@@ -24,11 +34,13 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
 /// As [`replace_file`]; those of `write`.
 pub(crate) fn replace_file_with(
     path: &Path,
+    mode: NewMode,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
 ) -> Result<()> {
     let place = resolve(path)?;
     let old = permissions_of(path, &place)?;
-    let (mut file, draft) = create_draft(&place).map_err(|error| cannot_write(path, error))?;
+    let (mut file, draft) =
+        create_draft(&place, mode).map_err(|error| cannot_write(path, error))?;
     let written = write(&mut file)
         .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
         .and_then(|()| file.sync_all())
@@ -47,7 +59,7 @@ pub(crate) fn replace_file_with(
 pub(crate) fn check_replaceable(path: &Path) -> Result<()> {
     let place = resolve(path)?;
     permissions_of(path, &place)?;
-    let made = create_draft(&place).and_then(|(_, draft)| fs::remove_file(draft));
+    let made = create_draft(&place, NewMode::Private).and_then(|(_, draft)| fs::remove_file(draft));
     made.map_err(|error| cannot_write(path, error))
 }
 
@@ -80,12 +92,12 @@ fn resolve(path: &Path) -> Result<PathBuf> {
 }
 
 /// A new file beside `path`.
-fn create_draft(path: &Path) -> std::io::Result<(File, PathBuf)> {
+fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> {
     let mut number = std::process::id();
     loop {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number:08x}"));
-        match OpenOptions::new().write(true).create_new(true).open(&name) {
+        match OpenOptions::new().write(true).create_new(true).mode(mode as u32).open(&name) {
             Ok(file) => return Ok((file, name.into())),
             // Another thread is writing it, or a process with this number died.
             Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
@@ -124,12 +136,13 @@ mod tests {
         fs::set_permissions(at("file"), fs::Permissions::from_mode(0o640)).unwrap();
         symlink("file", at("link")).unwrap();
         symlink(at("made"), at("dangling")).unwrap();
-        replace_file(&at("link"), b"new").unwrap();
-        replace_file(&at("dangling"), b"fresh").unwrap();
+        replace_file(&at("link"), NewMode::Private, b"new").unwrap();
+        replace_file(&at("dangling"), NewMode::Private, b"fresh").unwrap();
         assert!(at("link").is_symlink() && at("dangling").is_symlink());
         assert_eq!(fs::read(at("file")).unwrap(), b"new");
         assert_eq!(fs::read(at("made")).unwrap(), b"fresh");
-        assert_eq!(fs::metadata(at("file")).unwrap().permissions().mode() & 0o777, 0o640);
+        let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("file"), mode("made")), (0o640, 0o600));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no draft is left");
     }
 
@@ -140,10 +153,15 @@ mod tests {
         symlink("/dev/null", &null).unwrap();
         symlink("loop", &loops).unwrap();
         for path in [Path::new("/dev/null"), &null, folder.path()] {
-            let error = replace_file(path, b"state").unwrap_err();
+            let error = replace_file(path, NewMode::Private, b"state").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{}", error.report());
         }
-        assert!(replace_file(&loops, b"state").unwrap_err().report().contains("symbolic links"));
+        assert!(
+            replace_file(&loops, NewMode::Private, b"state")
+                .unwrap_err()
+                .report()
+                .contains("symbolic links")
+        );
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 }

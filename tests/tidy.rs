@@ -21,6 +21,7 @@ use source::{Source, without_comments_and_strings};
 /// samples).
 const LAYERS: &[(&str, &str)] = &[
     ("units", ""),
+    ("beneath", ""),
     ("checksum", ""),
     ("permutation", ""),
     ("nameless_file", ""),
@@ -61,11 +62,11 @@ const LAYERS: &[(&str, &str)] = &[
         "cache",
         "buf directory error exporter format metrics nvme plan process qpair threads tier units",
     ),
-    ("catalog", "directory error format nvme random replace_file threads units"),
+    ("catalog", "beneath directory error format nvme random replace_file threads units"),
     (
         "import",
-        "buf catalog checksum directory error exporter folders format metrics nameless_file nvme permutation places \
-         process qpair random replace_file threads units",
+        "beneath buf catalog checksum directory error exporter folders format metrics nameless_file nvme permutation \
+         places process qpair random replace_file threads units",
     ),
     ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
     (

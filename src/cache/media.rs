@@ -462,7 +462,8 @@ fn room_on_disk(path: &Path) -> Option<Room> {
 /// Opens the tier's file exclusively, and extends it to the quota.
 fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
     let direct = direct_for(path, quota);
-    let options = FileOptions { create_len: Some(quota), direct, ..FileOptions::default() };
+    let options =
+        FileOptions { create_len: Some(quota), private: true, direct, ..FileOptions::default() };
     FileNamespace::open(path, options)
 }
 

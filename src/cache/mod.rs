@@ -352,7 +352,10 @@ impl Cache {
         let Opening { options, identity, .. } = &self.tiers.opening;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         match share::socket_name(options, *identity) {
-            Some(name) if !boot.is_empty() => xxh3_64(&[boot.as_bytes(), &name].concat()).max(1),
+            Some(name) if !boot.is_empty() => {
+                let user = rustix::process::geteuid().as_raw();
+                xxh3_64(format!("{boot}{user}-{name}").as_bytes()).max(1)
+            }
             _ => 0,
         }
     }

@@ -178,9 +178,8 @@ impl Opening {
         match Listener::on(&name) {
             Ok(listener) => Ok(Some(listener)),
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                let socket = String::from_utf8_lossy(&name).into_owned();
                 let text = format!(
-                    "another process has the tiers in memory of this image, at the socket @{socket}"
+                    "another process has the tiers in memory of this image, at the socket {name}"
                 );
                 let hint = "ss -xlp names the process; end it";
                 Err(Error::new(ErrorKind::Busy, text).hint(hint))
@@ -302,7 +301,7 @@ fn is_final(error: &Error) -> bool {
 
 /// The owner's first message to processes that attach, and the name on which it listens.
 struct Sharing {
-    name: Vec<u8>,
+    name: String,
     listener: Option<Listener>,
     hello: Hello,
     files: Vec<OwnedFd>,

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,13 +33,15 @@ impl OwnFiles {
         (!samples.is_empty()).then(|| OwnFiles { folder: folder_of(path), samples })
     }
 
-    /// Makes the folder.
+    /// Makes the folder, for its owner alone.
     pub(super) fn create(&self) -> Result<()> {
-        match fs::create_dir(&self.folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(Error::from(error).path(&self.folder))
+        match fs::DirBuilder::new().mode(0o700).create(&self.folder) {
+            Err(_) if fs::symlink_metadata(&self.folder).is_ok_and(|found| found.is_dir()) => {
+                // That of an earlier version; another user's has the permissions that its owner gave it.
+                let _ = fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700));
+                Ok(())
             }
-            _ => Ok(()),
+            made => made.map_err(|error| Error::from(error).path(&self.folder)),
         }
     }
 

@@ -96,7 +96,12 @@ fn tier(spec: &TierSpec, options: &Probe) -> Result<TierTable> {
 /// Bypasses the page cache if possible: memory is a tier of its own.
 fn create(path: &Path, bytes: u64) -> Result<Arc<dyn Device>> {
     let open = |direct| {
-        let options = FileOptions { create_len: Some(bytes), direct, ..FileOptions::default() };
+        let options = FileOptions {
+            create_len: Some(bytes),
+            private: true,
+            direct,
+            ..FileOptions::default()
+        };
         FileNamespace::open(path, options)
     };
     Ok(Arc::new(open(Direct::On).or_else(|_| open(Direct::Off))?))

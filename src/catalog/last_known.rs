@@ -1,12 +1,17 @@
 //! What a catalogue said last about a name, kept in the user's cache for when it cannot be reached.
 
+use std::fs::{DirBuilder, File};
+use std::io::Read as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Record;
 use super::json::{decode, encode};
+use super::store::MAX_ENTRY_BYTES;
 use crate::nvme::CatalogName;
+use crate::replace_file::{NewMode, replace_file};
 
 /// The place of a name in the user's cache; `None` if there is no home.
 pub(super) struct LastKnown(Option<PathBuf>);
@@ -21,24 +26,27 @@ impl LastKnown {
     }
 
     pub(super) fn read(&self) -> Option<Record> {
-        let bytes = std::fs::read(self.0.as_ref()?).ok()?;
-        decode(&bytes, "what was known last").ok()
+        decode(&self.bytes()?, "what was known last").ok()
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.0.as_ref()?).ok()?.take(MAX_ENTRY_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
     }
 
     /// Keeps `record`, unless it is there already. Failing to do so costs nothing now.
     pub(super) fn keep(&self, record: &Record) {
         let Some(path) = &self.0 else { return };
         let Ok(bytes) = encode(record) else { return };
-        if std::fs::read(path).is_ok_and(|known| known == bytes) {
+        if self.bytes().is_some_and(|known| known == bytes) {
             return;
         }
-        let draft = path.with_extension(std::process::id().to_string());
-        let write = || -> std::io::Result<()> {
-            std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-            std::fs::write(&draft, &bytes)?;
-            std::fs::rename(&draft, path)
-        };
-        if let Err(error) = write() {
+        let folder = path.parent().unwrap_or(path);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        let kept =
+            made.map_err(Into::into).and_then(|()| replace_file(path, NewMode::Private, &bytes));
+        if let Err(error) = kept {
             tracing::debug!("{} is not kept: {error}", path.display());
         }
     }

@@ -8,7 +8,8 @@
 //! All that changes is a log of numbered entries that are created and never written again: versions are one
 //! log, and each alias is another, whose last entry counts. Whoever creates the next number has moved the alias,
 //! and everybody else sees that it exists ([`Store::append`]). So a history is linear without locks, with a
-//! folder as with a server. Nothing is deleted: removing appends an entry that says so.
+//! folder as with a server. Nothing is deleted: removing appends an entry that says so, and an entry that is missing
+//! is damage.
 //!
 //! This is not a cache of the directory: where samples lie is in the image's own snapshot. What DIESEL keeps in
 //! its key-value store beside that, the list of chunks with time, size, samples and deletions, is the
@@ -25,10 +26,12 @@ mod record;
 #[cfg(feature = "catalog")]
 mod redis;
 mod resolve;
+#[cfg(feature = "catalog")]
+mod resp;
 mod store;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -45,6 +48,7 @@ use crate::nvme::{CatalogName, CatalogPlace, CatalogVersion};
 use crate::units::Generation;
 use json::{decode, encode};
 use record::{AliasEntry, VersionEntry};
+use store::MAX_LOG_BYTES;
 
 /// An open catalogue. Each call ends within a deadline, [`DEADLINE`] unless said otherwise, also if the store hangs.
 #[derive(Clone)]
@@ -109,7 +113,7 @@ impl Catalog {
     pub fn names(&self) -> Result<Vec<String>> {
         self.within("listing names", |store| {
             let mut names = Vec::new();
-            for name in store.names()? {
+            for name in words(store.names()?)? {
                 let newest = newest_entry::<VersionEntry>(store, &Log::Versions(name.clone()))?;
                 let has_version = match newest {
                     Some((_, VersionEntry::Added(_))) => true,
@@ -142,7 +146,7 @@ impl Catalog {
         let name = name.to_owned();
         self.within("reading aliases", move |store| {
             let mut aliases = Vec::new();
-            for alias in store.aliases(&name)? {
+            for alias in words(store.aliases(&name)?)? {
                 let log = Log::Alias(name.clone(), alias.clone());
                 if let Some((moves, AliasEntry { to: Some(to), .. })) = newest_entry(store, &log)? {
                     let (version, generation) = (to.version, Generation(to.generation));
@@ -332,7 +336,7 @@ impl Catalog {
     }
 
     /// Runs `work` in a thread of its own, and waits for it until the deadline: a network file system that hangs
-    /// cannot be interrupted.
+    /// cannot be interrupted. After the deadline the thread ends with its current step.
     fn within<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -342,8 +346,10 @@ impl Catalog {
         let (tell, told) = crossbeam_channel::bounded(1);
         let fate = crate::threads::Fate::default();
         let store = Arc::clone(&self.store);
+        let until = Instant::now() + self.deadline;
         let thread = crate::threads::start("dlfs-catalog", &fate, (), move |()| {
-            let _ = tell.send(work(&*store)); // nobody waits any more
+            let limited = store.until(until);
+            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store))); // nobody waits any more
         })?;
         let found = match told.recv_timeout(self.deadline) {
             Ok(found) => found,
@@ -422,9 +428,11 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
             let log = Log::Alias(name.clone(), alias.clone());
             let to = newest_entry::<AliasEntry>(store, &log)?.and_then(|(_, entry)| entry.to);
             let to = to.ok_or_else(|| gone(format!("alias {alias}")))?;
-            match read_entry::<VersionEntry>(store, &Log::Versions(name.clone()), to.version)? {
-                Some(VersionEntry::Added(record)) => Ok((to.version, *record)),
-                _ => Err(gone(format!("version {} (alias {alias})", to.version))),
+            match read_entry(store, &Log::Versions(name.clone()), to.version)? {
+                VersionEntry::Added(record) => Ok((to.version, *record)),
+                VersionEntry::Removed { .. } => {
+                    Err(gone(format!("version {} (alias {alias})", to.version)))
+                }
             }
         }
     }
@@ -481,24 +489,67 @@ fn living(entries: Vec<(u64, VersionEntry)>) -> Vec<(u64, Record)> {
 }
 
 fn entries_of<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Vec<(u64, T)>> {
-    let mut numbers = store.numbers(log)?;
-    numbers.sort_unstable();
-    let entry = |number| Ok(read_entry(store, log, number)?.map(|entry| (number, entry)));
-    numbers.into_iter().filter_map(|number| entry(number).transpose()).collect()
+    let mut left = MAX_LOG_BYTES;
+    let entry = |number| {
+        let bytes = bytes_of(store, log, number)?;
+        left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            corrupt(format!("the entries of {log} have more than {MAX_LOG_BYTES} bytes"))
+        })?;
+        Ok((number, decode(&bytes, &format!("{log} {number}"))?))
+    };
+    (1..=last_of(store, log)?).map(entry).collect()
 }
 
 fn newest_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log) -> Result<Option<(u64, T)>> {
-    let Some(number) = store.numbers(log)?.into_iter().max() else { return Ok(None) };
-    Ok(read_entry(store, log, number)?.map(|entry| (number, entry)))
+    let last = last_of(store, log)?;
+    (last > 0).then(|| Ok((last, read_entry(store, log, last)?))).transpose()
 }
 
-fn read_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log, number: u64) -> Result<Option<T>> {
-    let bytes = store.read(log, number)?;
-    bytes.map(|bytes| decode(&bytes, &format!("{log} {number}"))).transpose()
+/// The number of a log's last entry, 0 if it has none; those from 1 on are there.
+fn last_of(store: &dyn Store, log: &Log) -> Result<u64> {
+    let mut numbers = store.numbers(log)?;
+    numbers.sort_unstable();
+    let last = numbers.last().copied().unwrap_or(0);
+    // While a folder is listed, entries may appear of which only the last is found.
+    let missed = last.abs_diff(numbers.len() as u64);
+    if missed > MAX_MISSED {
+        return Err(corrupt(format!("the last of {} is {log} {last}", numbers.len())));
+    }
+    if missed > 0 {
+        let unlisted = |number: &u64| numbers.binary_search(number).is_err();
+        (1..last).filter(unlisted).try_for_each(|n| bytes_of(store, log, n).map(drop))?;
+    }
+    Ok(last)
+}
+
+fn read_entry<T: DeserializeOwned>(store: &dyn Store, log: &Log, number: u64) -> Result<T> {
+    decode(&bytes_of(store, log, number)?, &format!("{log} {number}"))
+}
+
+/// An entry that must be there.
+fn bytes_of(store: &dyn Store, log: &Log, number: u64) -> Result<Vec<u8>> {
+    store.read(log, number)?.ok_or_else(|| corrupt(format!("{log} {number} is missing")))
+}
+
+fn corrupt(what: String) -> Error {
+    let message = format!("the catalogue is damaged: {what}");
+    Error::new(ErrorKind::Corrupt, message)
+        .hint("dlfs never removes entries: restore them, or remove one that it did not write")
 }
 
 fn append<T: Serialize>(store: &dyn Store, log: &Log, number: u64, entry: &T) -> Result<bool> {
     store.append(log, number, &encode(entry)?)
+}
+
+/// `names`, which the store has and which lead nowhere else.
+fn words(names: Vec<String>) -> Result<Vec<String>> {
+    match names.iter().find(|name| !is_catalog_word(name)) {
+        Some(name) => {
+            let begins: String = name.chars().take(100).collect();
+            Err(corrupt(format!("{begins:?} is no name of a data set or alias")))
+        }
+        None => Ok(names),
+    }
 }
 
 fn check_word(what: &str, word: &str) -> Result<()> {
@@ -514,5 +565,8 @@ fn check_word(what: &str, word: &str) -> Result<()> {
 
 /// How long a call waits for its store.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Entries that may appear while a log is listed.
+const MAX_MISSED: u64 = 1000;
 
 const LIST: &str = "dlfs catalog show lists what there is";

@@ -34,7 +34,7 @@ pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
 
 fn server(word: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
     let scheme = place.split("://").next().unwrap_or_default();
-    if ["redis", "rediss", "valkey", "valkeys"].contains(&scheme) {
+    if ["redis", "valkey"].contains(&scheme) {
         return redis(word, place);
     }
     let message =

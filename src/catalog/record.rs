@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -11,6 +12,7 @@ use crate::nvme::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The UUID of the image.
+    #[serde(deserialize_with = "uuid")]
     pub image: String,
     /// Its generation.
     pub generation: u64,
@@ -50,6 +52,7 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
     /// The UUID of the image.
+    #[serde(deserialize_with = "uuid")]
     pub image: String,
     /// Its generation.
     pub generation: u64,
@@ -59,7 +62,7 @@ impl Record {
     /// The addresses of each site.
     ///
     /// # Errors
-    /// `Corrupt`: one is none, or is a name in a catalogue itself.
+    /// `Corrupt`: one is none, or is a name in a catalogue itself; there is none, or there are too many.
     pub fn addresses(&self) -> Result<Vec<Vec<Address>>> {
         let wrong = |site: &String, why: String| {
             let message =
@@ -67,18 +70,20 @@ impl Record {
             Error::new(ErrorKind::Corrupt, message)
         };
         let parse = |site: &String| {
-            let addresses =
-                Address::parse_list(site).map_err(|error| wrong(site, error.to_string()))?;
+            // The error quotes the site as it is.
+            let addresses = Address::parse_list(site)
+                .map_err(|error| wrong(site, error.to_string().replace(char::is_control, "?")))?;
             match addresses.iter().any(|address| matches!(address, Address::Named(_))) {
                 true => Err(wrong(site, "names do not lead to names".to_owned())),
                 false => Ok(addresses),
             }
         };
-        let sites: Vec<_> = self.sites.iter().map(parse).collect::<Result<_>>()?;
-        match sites.is_empty() {
-            true => Err(Error::new(ErrorKind::Corrupt, "the catalogue's record names no image")),
-            false => Ok(sites),
+        if self.sites.is_empty() || self.sites.len() > MAX_SITES {
+            let message = format!("the catalogue's record names {} images", self.sites.len());
+            return Err(Error::new(ErrorKind::Corrupt, message)
+                .hint(format!("a record has the image at 1 to {MAX_SITES} places")));
         }
+        self.sites.iter().map(parse).collect()
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -105,7 +110,8 @@ pub(super) enum VersionEntry {
 /// An entry of an alias's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AliasEntry {
-    /// `None`: it was removed.
+    /// `None`: it was removed. An entry without it is damaged.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub(super) to: Option<PointsTo>,
 }
 
@@ -127,6 +133,19 @@ impl AliasEntry {
         AliasEntry { to }
     }
 }
+
+/// The UUID of an image, which messages quote.
+fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    let is_plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    match text.len() == 36 && text.bytes().all(is_plain) {
+        true => Ok(text),
+        false => Err(D::Error::custom("the image is no UUID")),
+    }
+}
+
+/// Each is tried in turn when an image is opened.
+const MAX_SITES: usize = 64;
 
 /// The format of entries. A later one has another number in the key `format`, which these lack.
 pub(super) const FORMAT: u32 = 0;

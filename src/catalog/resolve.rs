@@ -75,11 +75,11 @@ fn look_up(name: &CatalogName) -> Result<Record> {
     }
 }
 
-/// Whether the store gave no answer, other than that there is no such thing.
+/// Whether the store gave no answer. An answer that is damaged, or that refuses, is one.
 fn is_unreachable(error: &Error) -> bool {
-    use ErrorKind::{Disconnected, Io, Refused, TimedOut};
+    use ErrorKind::{Disconnected, Io, TimedOut};
     // The folder of the whole catalogue may be missing because its file system is not mounted.
-    matches!(error.kind(), TimedOut | Disconnected | Io | Refused)
+    matches!(error.kind(), TimedOut | Disconnected | Io)
         || error.kind() == ErrorKind::NotFound && error.file().is_some()
 }
 

@@ -1,6 +1,7 @@
 //! What a catalogue is kept in.
 
 use std::fmt;
+use std::time::Instant;
 
 use super::Index;
 use crate::error::Result;
@@ -65,6 +66,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// Those of the store.
     fn write_index(&self, name: &str, index: Option<&Index>) -> Result<()>;
+
+    /// This store for one call, which fails with `TimedOut` from then on; `None`: it cannot be limited.
+    fn until(&self, until: Instant) -> Option<Box<dyn Store>> {
+        let _ = until; // a store that answers at once needs none
+        None
+    }
 }
 
 impl fmt::Display for Log {
@@ -76,7 +83,17 @@ impl fmt::Display for Log {
     }
 }
 
-/// The longest entry or index that is read: what lies in a catalogue is not trusted.
+/// The number of an entry as its store spells it; `None`: this is none.
+pub(super) fn number_of(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == text)
+}
+
+// What lies in a catalogue is not trusted: whatever is read has a limit.
+/// The longest entry.
 pub(super) const MAX_ENTRY_BYTES: u64 = 1 << 20;
+/// Bytes of a whole log.
+pub(super) const MAX_LOG_BYTES: u64 = 256 << 20;
 /// The longest index. A chunk takes about 100 bytes.
-pub(super) const MAX_INDEX_BYTES: u64 = 1 << 32;
+pub(super) const MAX_INDEX_BYTES: u64 = 1 << 30;
+/// Names, aliases, or entries of a log.
+pub(super) const MAX_LISTED: usize = 1 << 20;

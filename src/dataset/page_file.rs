@@ -4,18 +4,18 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::replace_file::{check_replaceable, replace_file};
+use crate::replace_file::{NewMode, check_replaceable, replace_file};
 
 /// Makes `text`, a report or a trace, the content of the file at `path`.
 ///
-/// A regular file is replaced in one step: after an error, such as a full disk, it has its old content, or is not
-/// there if it was not. Anything else, such as a pipe, is written to.
+/// A new file is only for its owner. A regular file is replaced in one step: after an error, such as a full disk, it
+/// has its old content, or is not there if it was not. Anything else, such as a pipe, is written to.
 ///
 /// # Errors
 /// Those of the file system; they name the file.
 pub fn save_page(path: &Path, text: &str) -> Result<()> {
     if !is_other(path) {
-        return replace_file(path, text.as_bytes());
+        return replace_file(path, NewMode::Private, text.as_bytes());
     }
     fs::write(path, text).map_err(|error| {
         let kind = Error::from(std::io::Error::from(error.kind())).kind();

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::replace_file::replace_file;
+use crate::replace_file::{NewMode, replace_file};
 
 /// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
 ///
 /// # Errors
 /// `InvalidArgument`: `path` is not a regular file. Those of the file system. The old file is then unchanged.
 pub fn save_state(path: &Path, state: &State) -> Result<()> {
-    replace_file(path, format!("{}\n", state.to_json()).as_bytes())
+    replace_file(path, NewMode::Private, format!("{}\n", state.to_json()).as_bytes())
 }
 
 /// Reads the state that [`save_state`] wrote; `None` if there is no such file.

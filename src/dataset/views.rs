@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::Watch;
-use crate::replace_file::replace_file;
+use crate::replace_file::{NewMode, replace_file};
 use crate::units::SampleId;
 use crate::view::{
     Filter, NamedView, Split, SplitBy, Text, VIEW_HEADER_BYTES, View, ViewError, ViewFile,
@@ -89,7 +89,7 @@ impl fmt::Display for ViewSource {
 /// Those of the file system.
 pub fn save_views(path: &Path, views: Vec<NamedView>) -> Result<()> {
     let file = ViewFile::new(views).map_err(|error| error_of(error).path(path))?;
-    replace_file(path, &file.to_bytes())
+    replace_file(path, NewMode::ByUmask, &file.to_bytes())
 }
 
 impl Image {

@@ -154,6 +154,7 @@ fn open_file(
         writable: true,
         or_lease: true,
         create_len: may_create.then_some(0),
+        private: false, // an image is for others, too
         calls,
     };
     let is_new = !path.exists();

@@ -10,7 +10,7 @@ use crate::import::media::Media;
 use crate::import::prepare;
 use crate::nvme::Address;
 use crate::qpair::ConnectOptions;
-use crate::replace_file::replace_file;
+use crate::replace_file::{NewMode, replace_file};
 use crate::units::Generation;
 use crate::{Error, Result};
 
@@ -37,7 +37,7 @@ pub fn snapshot_save(
     let (media, superblock) = open(image, connect)?;
     let directory = prepare::read_directory(&media, &superblock)?;
     let bytes = directory.to_snapshot()?;
-    replace_file(file, &bytes)?;
+    replace_file(file, NewMode::ByUmask, &bytes)?;
     Ok(report(&directory, bytes.len()))
 }
 

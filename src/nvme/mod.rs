@@ -30,6 +30,8 @@ pub use nqn::{Nqn, NqnError};
 pub use sgl::Sgl;
 pub use spdk_address::SpdkAddress;
 pub use sqe::Sqe;
+#[cfg(feature = "catalog")]
+pub(crate) use tcp_address::unescape_all;
 pub use tcp_address::{AddressError, TcpAddress};
 
 #[cfg(test)]

@@ -185,7 +185,7 @@ pub(super) fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
 }
 
 /// Replaces every `%XX` in `text`; a percent sign without two digits is an error.
-pub(super) fn unescape_all(text: &str) -> Result<String, AddressError> {
+pub(crate) fn unescape_all(text: &str) -> Result<String, AddressError> {
     let error = |_| AddressError::Escape(text.to_owned());
     String::from_utf8(unescape_all_bytes(text)?).map_err(error)
 }

@@ -315,6 +315,7 @@ impl Open {
             .read(true)
             .write(*is_writable)
             .create(creates)
+            .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
             .open(folder.join(&listed.name))?;
         if creates && file.metadata()?.len() != listed.len_bytes {

@@ -12,7 +12,7 @@
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ pub struct FileOptions {
     pub or_lease: bool,
     /// Create the file if there is none, and make it at least this long. Implies `writable`.
     pub create_len: Option<u64>,
+    /// Only the owner may read or write the file. An older file of this user is changed so, too.
+    pub private: bool,
     /// Which system calls transfer the bytes.
     pub calls: FileCalls,
 }
@@ -278,9 +280,15 @@ fn open_file(
         .read(true)
         .write(writable)
         .create(create)
+        .mode(if options.private { 0o600 } else { 0o666 })
         .custom_flags(flags)
         .open(path)?;
     mark_ours(&file);
+    let found = file.metadata()?;
+    if options.private && found.is_file() && found.mode() & 0o077 != 0 {
+        // Another user's file has the permissions that its owner gave it.
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
+    }
     Ok(file)
 }
 

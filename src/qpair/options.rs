@@ -54,8 +54,8 @@ pub struct ConnectOptions {
     /// How long a queue pair with outstanding I/O may go without progress before its connection is
     /// torn down and its reads are issued again on another.
     pub io_timeout: Duration,
-    /// The least data that must arrive within `io_timeout` while no I/O ends; 0: any byte is progress. For
-    /// connections that only read, and where somebody else has the data, too.
+    /// The least data that must arrive within `io_timeout` while no I/O ends; 0: a whole PDU is progress, or 64 KiB in
+    /// either direction. For connections that only read, and where somebody else has the data, too.
     pub least_progress_bytes: u32,
     /// The limit of opening, with all paths and steps.
     pub connect_timeout: Duration,

@@ -260,7 +260,12 @@ fn in_file(
     let path = folder.join(name);
     let was_used = std::fs::metadata(&path).is_ok_and(|found| found.len() > 0);
     let direct = Direct::for_sparse(most_bytes);
-    let options = FileOptions { create_len: Some(len_bytes), direct, ..FileOptions::default() };
+    let options = FileOptions {
+        create_len: Some(len_bytes),
+        private: true,
+        direct,
+        ..FileOptions::default()
+    };
     let file = FileNamespace::open(&path, options).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
             error.hint("another process is this rank: give each its own rank or folder")

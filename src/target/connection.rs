@@ -2,6 +2,7 @@
 
 mod authentication;
 mod events;
+mod progress;
 mod security;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use crate::tcp::controller::{
 };
 use crate::tcp::{Digests, ProtocolError};
 use authentication::{Authentication, is_authentication};
+use progress::{Arrived, Progress};
 pub(super) use security::Scratch;
 use security::{Carriage, LATE_HANDSHAKE};
 
@@ -76,12 +78,14 @@ pub(super) struct HostConnection {
     traffic: Traffic,
     arrivals: Arrivals,
     opened: Instant,
-    /// When something was last received.
+    /// When a whole PDU, or as much as is progress, was last received.
     last_received: Instant,
     /// The host's progress in reading responses.
     sending: Progress,
     /// The host's progress in sending requested data.
     awaited: Progress,
+    /// The host's progress in sending the PDU that it has begun.
+    arriving: Progress,
     /// Whether the socket's send buffer is full, so that the poller waits until it is writable.
     pub(super) is_blocked: bool,
     /// Whether the poller lists this connection as having bytes to send.
@@ -109,40 +113,6 @@ impl MemoryNeed {
             MemoryNeed::Io(request) => request.len_bytes as usize,
             MemoryNeed::Answer(len) | MemoryNeed::AdminData(len) => *len as usize,
         }
-    }
-}
-
-/// Whether a host makes progress. A byte now and then does not count.
-#[derive(Debug, Clone, Copy)]
-struct Progress {
-    /// Since when the host owes progress without enough of it; `None`: it owes nothing.
-    since: Option<Instant>,
-    bytes: usize,
-}
-
-impl Progress {
-    const NONE: Progress = Progress { since: None, bytes: 0 };
-
-    /// The host now owes progress.
-    fn begin(&mut self, now: Instant) {
-        self.since.get_or_insert(now);
-    }
-
-    /// The host has moved `bytes`.
-    fn advance(&mut self, now: Instant, bytes: usize) {
-        self.bytes += bytes;
-        if self.bytes >= PROGRESS_BYTES && self.since.is_some() {
-            *self = Progress { since: Some(now), bytes: 0 };
-        }
-    }
-
-    /// The host owes nothing more.
-    fn end(&mut self) {
-        *self = Progress::NONE;
-    }
-
-    fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
-        self.since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
     }
 }
 
@@ -215,6 +185,7 @@ impl HostConnection {
             last_received: now,
             sending: Progress::NONE,
             awaited: Progress::NONE,
+            arriving: Progress::NONE,
             is_blocked: false,
             is_dirty: false,
             terminated: None,
@@ -302,8 +273,14 @@ impl HostConnection {
         self.is_paused = pause;
         if pause {
             self.waiting_since.get_or_insert(now);
-        } else if self.waiting.is_empty() {
+            self.arriving.end(); // what the host sends stays in the kernel
+            return;
+        }
+        if self.waiting.is_empty() {
             self.waiting_since = None;
+        }
+        if self.protocol.is_within_pdu() {
+            self.arriving.begin(now);
         }
     }
 
@@ -371,17 +348,13 @@ impl HostConnection {
         {
             return self.receive_first(len, backend, scratch, now);
         }
-        self.last_received = now;
-        let awaited_before = self.protocol.awaited_bytes();
-        if let Some(queue) = &self.queue {
-            queue.seen(now);
-        }
+        let before = self.arrived();
         let in_place = len.min(payload_len);
         if in_place > 0 {
             self.protocol.payload_received(in_place);
         }
         let result = self.handle_all(&scratch.plain[..len - in_place], backend, now);
-        self.note_awaited(awaited_before, now);
+        self.note_arrival(before, len, now);
         result
     }
 
@@ -401,11 +374,31 @@ impl HostConnection {
         }
     }
 
-    /// Records progress of the data that the host was asked for.
-    fn note_awaited(&mut self, before: u64, now: Instant) {
-        self.awaited.advance(now, (self.protocol.awaited_bytes() - before) as usize);
+    fn arrived(&self) -> Arrived {
+        Arrived {
+            awaited_bytes: self.protocol.awaited_bytes(),
+            pdus: self.protocol.received_pdus(),
+        }
+    }
+
+    /// Records progress since `before`, when `len` bytes were received. A host is alive that sends whole PDUs; bytes of
+    /// a PDU that does not end are no sign of life until they are many.
+    fn note_arrival(&mut self, before: Arrived, len: usize, now: Instant) {
+        let Arrived { awaited_bytes, pdus } = self.arrived();
+        self.awaited.advance(now, (awaited_bytes - before.awaited_bytes) as usize);
         if self.protocol.awaited() == 0 {
             self.awaited.end();
+        }
+        let is_alive = pdus > before.pdus || self.arriving.advance(now, len);
+        if is_alive {
+            self.last_received = now;
+            self.queue.iter().for_each(|queue| queue.seen(now));
+        }
+        if pdus > before.pdus {
+            self.arriving.end();
+        }
+        if self.protocol.is_within_pdu() {
+            self.arriving.begin(now);
         }
     }
 
@@ -847,8 +840,10 @@ impl HostConnection {
                 (queue.qid == 0 && is_silent).then_some(NO_KEEP_ALIVE)
             }
         };
-        let stalled = self.is_stalled(now, options.send_timeout).then_some(STALLED);
-        late.or(stalled).map_or(Ok(()), Err)
+        let limit = options.send_timeout;
+        let stalled = self.is_stalled(now, limit).then_some(STALLED);
+        let cut = self.arriving.is_stuck(now, limit).then_some(CUT_PDU);
+        late.or(stalled).or(cut).map_or(Ok(()), Err)
     }
 
     /// The host, for log lines.
@@ -884,8 +879,6 @@ fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
 
 /// How long a host that knows ANA has to read that its namespaces are inaccessible, before it is drained.
 const ANA_LIMIT: Duration = Duration::from_secs(2);
-/// How much a host must read or send within a time limit.
-const PROGRESS_BYTES: usize = 64 << 10;
 /// How long a connection stays open after a protocol error, so that the host can read the reason.
 const LINGER: Duration = Duration::from_secs(1);
 const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");
@@ -894,6 +887,7 @@ const MISCOUNTED: Closed =
 const NO_CONNECT: Closed = Closed::Dropped("no Connect succeeded in time");
 const NO_AUTHENTICATION: Closed = Closed::Dropped("no authentication succeeded in time");
 const NO_KEEP_ALIVE: Closed =
-    Closed::Dropped("nothing was received for twice its keep alive time-out");
+    Closed::Dropped("no whole PDU was received for twice its keep alive time-out");
+const CUT_PDU: Closed = Closed::Dropped("the host did not send the rest of a PDU in time");
 const STALLED: Closed =
     Closed::Dropped("the host did not read its responses, or send data, in time");

@@ -77,8 +77,8 @@ pub struct TargetOptions {
     pub max_keep_alive: Duration,
     /// How long a connection may take until its Connect succeeds.
     pub connect_timeout: Duration,
-    /// How long a host may take to read 64 KiB of responses, or to send 64 KiB of requested data.
-    /// While others wait for memory, the limit is one second.
+    /// How long a host may take to read 64 KiB of responses, or to send 64 KiB of requested data or of a PDU that
+    /// it has begun. While others wait for memory, the limit is one second.
     pub send_timeout: Duration,
     /// How long reads may wait for memory before they end with *Deallocated or Unwritten Logical Block*, for
     /// hosts that can read elsewhere; `None`: until there is memory.

@@ -794,7 +794,7 @@ impl Queue {
         is_reset || controller.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Something was received, so the host is alive.
+    /// A whole PDU was received, or much of one, so the host is alive.
     pub(super) fn seen(&self, now: Instant) {
         self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
     }

@@ -67,6 +67,8 @@ pub struct Connection {
     num_awaited: usize,
     /// Bytes of such data received since the start.
     awaited_bytes: u64,
+    /// Whole PDUs received since the start.
+    received_pdus: u64,
     /// SQ head, counted while SQ flow control is on.
     sqhd: Option<SqHead>,
     terminated: bool,
@@ -175,6 +177,7 @@ impl Connection {
             sent_bytes: 0,
             num_awaited: 0,
             awaited_bytes: 0,
+            received_pdus: 0,
             sqhd: None,
             terminated: false,
         }
@@ -195,7 +198,11 @@ impl Connection {
     /// A protocol error, or the host ended the connection: call [`Connection::terminate`].
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Event>, ProtocolError> {
         loop {
-            let event = match self.deframer.next(input)? {
+            let found = self.deframer.next(input)?;
+            let is_whole =
+                matches!(found, Some(Wire::Header { data_len: 0, .. } | Wire::DataEnd { .. }));
+            self.received_pdus += u64::from(is_whole);
+            let event = match found {
                 None => return Ok(None),
                 Some(Wire::Header { pdu, data_len }) => match pdu {
                     Pdu::IcReq(req) => self.initialise(&req).map(|()| None)?,
@@ -219,6 +226,16 @@ impl Connection {
                 return Ok(event);
             }
         }
+    }
+
+    /// Whole PDUs received since the start.
+    pub fn received_pdus(&self) -> u64 {
+        self.received_pdus
+    }
+
+    /// Whether a part of a PDU has arrived, and not all of it.
+    pub fn is_within_pdu(&self) -> bool {
+        !self.deframer.is_between_pdus()
     }
 
     /// The unfilled rest of the buffer for the data that come next, if a command receives them:

@@ -40,8 +40,8 @@ pub struct HostOptions {
     pub ic_timeout: Duration,
     /// How long commands may be outstanding without any progress.
     pub io_timeout: Duration,
-    /// The least received data that count as progress while no command ends; 0: any byte does, in either
-    /// direction. Only for connections that read.
+    /// The least received data that count as progress while no command ends; 0: whole PDUs do, and 64 KiB of data in
+    /// either direction. Only for connections that read.
     pub least_progress_bytes: u32,
 }
 
@@ -243,7 +243,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
 
     /// Reports that the first `len` bytes of [`Connection::poll_transmit`] were sent.
     pub fn transmitted(&mut self, now: Instant, len: usize) {
-        self.progress.sent(now);
+        self.progress.sent(now, len);
         let Connection { transmit, slots, events, .. } = self;
         transmit.sent(len, |slot, bytes| {
             if slots.sent(slot, bytes) {
@@ -279,19 +279,23 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
                 Ok(Some(event)) => event,
                 Err(error) => return Err(self.fail(error)),
             };
-            let (num_commands, mut len) = (self.slots.len(), 0);
+            let num_commands = self.slots.len();
             let result = match event {
-                deframer::Event::Header { pdu, data_len } => self.handle_header(pdu, data_len),
+                deframer::Event::Header { pdu, data_len } => {
+                    if data_len == 0 {
+                        self.progress.received_pdu(now);
+                    }
+                    self.handle_header(pdu, data_len)
+                }
                 deframer::Event::Data(data) => {
-                    len = data.len();
+                    self.progress.received(now, data.len());
                     self.copy_data(data);
                     Ok(())
                 }
                 deframer::Event::DataEnd { digest_ok } => self.end_data(digest_ok),
             };
-            match self.slots.len() < num_commands {
-                true => self.progress.made(now),
-                false => self.progress.received(now, len),
+            if self.slots.len() < num_commands {
+                self.progress.made(now);
             }
             result.map_err(|error| self.fail(error))?;
         }

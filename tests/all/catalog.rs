@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlfs::catalog::{Catalog, Expect, FolderStore, Index, Log, Record, Store, resolve};
 use dlfs::nvme::{Address, CatalogPlace, CatalogVersion};
@@ -218,6 +218,152 @@ fn damaged_later_and_hostile_entries_are_named_and_half_written_ones_are_not_see
     assert_eq!(resolve(&both).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
+#[test]
+fn files_with_numbers_that_no_entry_has_are_no_entries_and_a_log_with_gaps_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    add_all(&catalog, 1..=3);
+    catalog.tag("train", "stable", &generation(2), Expect::Anything).unwrap();
+    let logs = [folder.path().join("train/versions"), folder.path().join("train/aliases/stable")];
+    for log in &logs {
+        for name in ["007.json", "+5.json", "0.json", "-1.json", "99999999999999999999.json"] {
+            fs::copy(log.join("1.json"), log.join(name)).unwrap();
+        }
+    }
+    assert_eq!(catalog.add("train", &record(1, 4)).unwrap(), 4);
+    assert_eq!(catalog.tag("train", "stable", &generation(3), Expect::Anything).unwrap(), 2);
+    assert_eq!(catalog.find("train", Some(&alias("stable"))).unwrap(), (3, record(1, 3)));
+
+    let adds = || catalog.add("train", &record(1, 5)).map(drop);
+    let tags = || catalog.tag("train", "stable", &generation(1), Expect::Anything).map(drop);
+    let finds = || catalog.find("train", Some(&alias("stable"))).map(drop);
+    let damaged = |what: &str, did: Result<()>| {
+        let error = did.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {error}");
+        assert!(error.report().contains("restore them"), "{what}: {}", error.report());
+    };
+    for number in [u64::MAX, u64::MAX - 1, 1 << 40, 2000, 7] {
+        let [versions, moves] = &logs;
+        let extra = |log: &Path| log.join(format!("{number}.json"));
+        fs::copy(versions.join("1.json"), extra(versions)).unwrap();
+        damaged("add", adds());
+        damaged("find", catalog.find("train", None).map(drop));
+        fs::remove_file(extra(versions)).unwrap();
+        fs::copy(moves.join("1.json"), extra(moves)).unwrap();
+        damaged("tag", tags());
+        damaged("find", finds());
+        fs::remove_file(extra(moves)).unwrap();
+    }
+    // What is missing or says nothing is not what was removed; as the hint says, restoring it is enough.
+    let first = fs::read(logs[1].join("1.json")).unwrap();
+    fs::remove_file(logs[1].join("1.json")).unwrap();
+    damaged("tag", tags());
+    damaged("find", finds());
+    damaged("rm", catalog.remove_alias("train", "stable"));
+    fs::write(logs[1].join("1.json"), first).unwrap();
+    finds().unwrap();
+    fs::write(logs[1].join("2.json"), "{}").unwrap();
+    assert_eq!(finds().unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(catalog.remove_alias("train", "stable").unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn links_and_special_files_in_a_catalogue_are_refused_and_nothing_outside_is_read_or_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, outside) = (folder.path().join("catalog"), folder.path().join("outside"));
+    let index = Index { image: record(1, 1).image, ..Index::default() };
+    let victim = outside.join("victim");
+    let fresh = || {
+        let _ = fs::remove_dir_all(&place); // the first time, there is none
+        let _ = fs::remove_dir_all(&outside); // as well
+        fs::create_dir(&outside).unwrap();
+        fs::write(&victim, "precious").unwrap();
+        let catalog = open(&place);
+        catalog.add("train", &record(1, 1)).unwrap();
+        catalog.tag("train", "stable", &generation(1), Expect::Anything).unwrap();
+        catalog
+    };
+    let refused = |what: &str, error: dlfs::Error| {
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {error}");
+        assert!(error.report().contains("catalog"), "{what}: {}", error.report());
+    };
+    let replace_by_link = |path: &str, to: &Path| {
+        let at = place.join(path);
+        let _ = fs::remove_file(&at).or_else(|_| fs::remove_dir_all(&at)); // there may be none
+        std::os::unix::fs::symlink(to, at).unwrap();
+    };
+    let untouched = |what: &str| {
+        assert_eq!(fs::read(&victim).unwrap(), b"precious", "{what}");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1, "{what}");
+    };
+    for path in ["train", "train/versions", "train/versions/1.json"] {
+        let catalog = fresh();
+        replace_by_link(path, if path.ends_with("json") { &victim } else { &outside });
+        refused(path, catalog.find("train", None).unwrap_err());
+        refused(path, catalog.add("train", &record(1, 2)).unwrap_err());
+        refused(path, catalog.names().unwrap_err());
+        untouched(path);
+    }
+    for path in ["train/aliases", "train/aliases/stable", "train/aliases/stable/1.json"] {
+        let catalog = fresh();
+        replace_by_link(path, &outside);
+        let to = generation(1);
+        refused(path, catalog.tag("train", "stable", &to, Expect::Anything).unwrap_err());
+        refused(path, catalog.find("train", Some(&alias("stable"))).unwrap_err());
+        untouched(path);
+    }
+    for to in [&victim, Path::new("/dev/zero"), &outside.join("none")] {
+        let catalog = fresh();
+        replace_by_link("train/index.json", to);
+        refused("index", catalog.index("train").unwrap_err());
+        catalog.set_index("train", &index).unwrap();
+        assert_eq!(catalog.index("train").unwrap().as_ref(), Some(&index), "the link is replaced");
+        assert!(!place.join("train/index.json").is_symlink());
+        untouched("index");
+    }
+    // Opening a FIFO would wait for a writer.
+    let catalog = fresh();
+    let first = place.join("train/versions/1.json");
+    fs::remove_file(&first).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &first,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    refused("FIFO", catalog.find("train", None).unwrap_err());
+    fs::remove_file(&first).unwrap();
+    fs::create_dir(&first).unwrap();
+    refused("folder", catalog.find("train", None).unwrap_err());
+}
+
+#[test]
+fn records_with_absurd_images_are_damaged_and_messages_stay_on_their_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = open(folder.path());
+    catalog.add("train", &record(1, 1)).unwrap();
+    let first = folder.path().join("train/versions/1.json");
+    let name: Address = format!("dlfs://{}/train", folder.path().display()).parse().unwrap();
+    let site = |site: &str| Record { sites: vec![site.to_owned()], ..record(1, 1) };
+    let records = [
+        Record { image: "x\n\u{1b}[31m".to_owned(), ..record(1, 1) },
+        Record { image: String::new(), ..record(1, 1) },
+        Record { sites: Vec::new(), ..record(1, 1) },
+        Record { sites: vec!["/images/1.dlfs".to_owned(); 65], ..record(1, 1) },
+        site("s4://x\n\u{1b}[31m"),
+        site("nvme-tcp://\r"),
+        site("a\0b"),
+    ];
+    for record in records {
+        fs::write(&first, serde_json::to_vec(&record).unwrap()).unwrap();
+        let error = resolve(std::slice::from_ref(&name)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(!error.to_string().contains(char::is_control), "{error:?}");
+    }
+}
+
 /// A folder whose file system hangs when something is read.
 struct Hangs(FolderStore);
 
@@ -257,4 +403,7 @@ fn a_store_that_hangs_is_an_error_by_the_deadline() {
     let catalog = Catalog::of_store(CatalogPlace::Folder(folder.path().to_owned()), store);
     let error = catalog.with_deadline(Duration::from_millis(50)).find("train", None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    // The thread that is left goes no further.
+    let late = FolderStore::new(folder.path()).until(Instant::now()).unwrap();
+    assert_eq!(late.names().unwrap_err().kind(), ErrorKind::TimedOut);
 }

@@ -367,6 +367,44 @@ fn slow_connections_and_silent_hosts_are_closed() {
 }
 
 #[test]
+fn a_capsule_that_comes_in_drops_keeps_neither_its_controller_nor_its_connection_alive() {
+    let mut siege = Siege::begin(|options| options.send_timeout = Duration::from_millis(500));
+    // KATO is 600 ms.
+    let with_kato = || {
+        let mut admin = siege.initialised(NONE);
+        let data = ConnectData::new([7; 16], 0xFFFF, &nqn(), &admin.hostnqn);
+        admin.call(Sqe::connect(0, 0, 31, 600), data.as_bytes());
+        admin.call(Sqe::property_set(0, Property::Cc, 0x0046_0001), &[]);
+        admin
+    };
+    let drip = |host: &mut RawHost, pieces: usize, pause: Duration| {
+        let capsule = host.capsule(&Sqe::keep_alive(5), &[]);
+        for piece in capsule.chunks(capsule.len().div_ceil(pieces)) {
+            host.try_send(piece);
+            std::thread::sleep(pause);
+        }
+    };
+    // A host that is slow, and sends whole capsules in time, lives on.
+    let mut slow = with_kato();
+    for _ in 0..5 {
+        drip(&mut slow, 3, Duration::from_millis(40));
+        assert!(matches!(slow.receive(), Reply::Resp(cqe) if cqe.status().is_success()));
+    }
+    drop(slow);
+    // 72 bytes in 2.2 s.
+    let mut admin = with_kato();
+    drip(&mut admin, 72, Duration::from_millis(30));
+    assert_eq!(admin.receive(), Reply::Closed);
+    // Without a time-out of its controller, on an I/O queue.
+    let (admin, mut io) = siege.io_queue(NONE);
+    drip(&mut io, 72, Duration::from_millis(20));
+    assert_eq!(io.receive(), Reply::Closed);
+    drop(admin);
+    siege.check();
+    siege.end();
+}
+
+#[test]
 fn a_host_that_reads_no_answers_is_closed_and_delays_nobody() {
     let mut siege = Siege::begin(|options| {
         options.buffer_bytes = 4 << 20;

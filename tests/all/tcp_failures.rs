@@ -1,8 +1,9 @@
 //! The NVMe/TCP engine when connections, targets and processes come and go.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
+use crate::import_support::wire::{Pace, Wire};
 use crate::support::alone::ran_alone;
 use crate::support::contract::{Driver, read};
 use crate::support::fork::in_child;
@@ -115,6 +116,30 @@ fn a_target_that_closes_or_fails_at_a_step_of_connecting_is_refused() {
         let error = refusal(&target.address(), &short_timeouts());
         assert!(error.report().contains("enabling the controller"), "{}", error.report());
     }
+}
+
+#[test]
+fn a_target_whose_answers_come_in_drops_is_left_and_asked_again() {
+    let target = HostileTarget::start(bytes(3));
+    let Address::Tcp(address) = target.address() else { unreachable!("it serves TCP") };
+    let wire =
+        Wire::to((&*address.traddr, address.trsvcid).to_socket_addrs().unwrap().next().unwrap());
+    let (traddr, trsvcid) = (wire.address().ip().to_string(), wire.address().port());
+    let through = TcpAddress { traddr, trsvcid, ..address };
+    let device = open(&Address::Tcp(through), &short_timeouts()).unwrap();
+    let mut driver = Driver::new(&*device);
+    let before = wire.carried().len();
+    // 4 KiB take 80 s at this pace, and each byte comes long before the time without progress is over.
+    wire.set_pace(Some(Pace { bytes: 1, every: Duration::from_millis(20) }));
+    let completion = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("another connection", || wire.carried().len() > before);
+            wire.set_pace(None);
+        });
+        one(&mut driver, read(0, 4096))
+    });
+    completion.result.unwrap();
+    assert!(completion.buf[..] == bytes(3)[..4096]);
 }
 
 /// How an error names the step.

@@ -5,9 +5,9 @@ use std::fs;
 use std::io::Write;
 use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -492,9 +492,25 @@ fn a_file_that_is_the_tier_of_another_image_is_refused_by_name() {
 
 /// Listens where the owner of tiers in memory of this image would.
 fn listen_as_owner(uuid: Uuid) -> UnixListener {
+    UnixListener::bind(socket(&name_in_memory(uuid))).unwrap()
+}
+
+fn name_in_memory(uuid: Uuid) -> String {
+    format!("ram-{:016x}", xxhash_rust::xxh3::xxh3_64(format!("{uuid}-g1-").as_bytes()))
+}
+
+/// The path of a socket of this user, whose folder is there from now on.
+fn socket(name: &str) -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let is_private =
+        |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.mode() & 0o077 == 0);
     let user = rustix::process::geteuid().as_raw();
-    let name = format!("dlfs-ram-{user}-{uuid}-g1");
-    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
+    let folder = match runtime.filter(is_private) {
+        Some(runtime) => runtime.join("dlfs"),
+        None => std::env::temp_dir().join(format!("dlfs-{user}")),
+    };
+    let _ = fs::DirBuilder::new().mode(0o700).create(&folder); // it may be there
+    folder.join(name)
 }
 
 #[test]
@@ -525,21 +541,47 @@ fn a_socket_in_use_by_another_process_is_named() {
     let error = origin.open_all(uuid, &["ram:64M"]).unwrap_err();
     let report = error.report();
     assert_eq!(error.kind(), ErrorKind::Busy, "{report}");
-    assert!(report.contains("@dlfs-ram-") && report.contains(&uuid.to_string()), "{report}");
+    assert!(report.contains(&name_in_memory(uuid)), "{report}");
     assert!(report.contains("it does not answer") && report.contains("ss -xlp"), "{report}");
     // A tier in a file has a lock: the first process uses it, and says that nobody shares it.
     let file = tempfile::NamedTempFile::new().unwrap();
     let found = file.as_file().metadata().unwrap();
-    let user = rustix::process::geteuid().as_raw();
-    let name = format!("dlfs-tier-{user}-{:x}-{:x}", found.dev(), found.ino());
-    let silent = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let name = format!("tier-{:x}-{:x}", found.dev(), found.ino());
+    let silent = UnixListener::bind(socket(&name)).unwrap();
     let tier = format!("file:{}:64M", file.path().display());
     let (owner, warnings) = warnings_of(|| origin.open_all(uuid, &[&tier]).unwrap());
-    assert!(warnings.iter().any(|text| text.contains(&format!("@{name}"))), "{warnings:?}");
+    assert!(warnings.iter().any(|text| text.contains(&name)), "{warnings:?}");
     drop(silent);
     let attached = origin.open_all(uuid, &[&tier]).unwrap();
     assert_eq!(attached.owner(), Some(std::process::id()), "it listens once the name is free");
     wait_for("the owner to count it", || owner.stats().attached == Some(1));
+}
+
+#[test]
+fn sockets_lie_in_a_folder_of_the_user_and_nobody_else_can_take_their_names() {
+    let origin = origin(14);
+    let uuid = unique_uuid();
+    // What any user could do while the name was an abstract one.
+    let user = rustix::process::geteuid().as_raw();
+    let name = SocketAddr::from_abstract_name(format!("dlfs-ram-{user}-{uuid}-g1")).unwrap();
+    let _squatter = UnixListener::bind_addr(&name).unwrap();
+    let path = socket(&name_in_memory(uuid));
+    // What an owner leaves that was killed.
+    drop(UnixListener::bind(&path).unwrap());
+    let (owner, warnings) = warnings_of(|| origin.open_all(uuid, &["ram:64M"]).unwrap());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let attached = origin.open_all(uuid, &["ram:64M"]).unwrap();
+    assert_eq!(attached.owner(), Some(std::process::id()));
+    let folder = fs::symlink_metadata(path.parent().unwrap()).unwrap();
+    assert_eq!((folder.mode() & 0o777, folder.uid()), (0o700, user));
+    // A socket that somebody else of this user has made there since is not the owner's to remove.
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop((attached, owner));
+    assert!(path.exists());
+    fs::remove_file(&path).unwrap();
+    drop(origin.open_all(uuid, &["ram:64M"]).unwrap());
+    assert!(!path.exists(), "its own is removed");
 }
 
 /// Four processes read without a pause through one tier, while the one that owns it is killed again and

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::is_same_user;
+use super::{is_same_user, place};
 use crate::cache::Identity;
 use crate::cache::options::MAX_TIERS;
 use crate::error::{Error, ErrorKind, Result};
@@ -94,20 +94,25 @@ impl Hello {
     }
 }
 
-/// Connects to the owner that listens on `name`; `None` if there is none.
+/// Connects to the owner that listens on the socket `name`; `None` if there is none.
 ///
 /// # Errors
 /// `Refused`: the owner belongs to another user. `Unsupported`: it runs another version of dlfs.
 /// `TimedOut`, `Internal`: it does not answer within a second, or not as an owner does.
-pub(in crate::cache) fn connect(name: &[u8]) -> Result<Option<Welcome>> {
+pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
+    let welcomes = place::paths_of(name).into_iter().map(|path| connect_at(&path));
+    welcomes.filter_map(Result::transpose).next().transpose()
+}
+
+fn connect_at(path: &Path) -> Result<Option<Welcome>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let socket = socket.map_err(std::io::Error::from)?;
     mark_ours(&socket);
-    let address = SocketAddrUnix::new_abstract_name(name).map_err(std::io::Error::from)?;
+    let address = SocketAddrUnix::new(path).map_err(std::io::Error::from)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}
-        Err(Errno::CONNREFUSED) => return Ok(None),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
         // Its backlog of connections is full.
         Err(Errno::AGAIN) => return Err(failed(ErrorKind::TimedOut, "it accepts nobody")),
         Err(errno) => return Err(std::io::Error::from(errno).into()),

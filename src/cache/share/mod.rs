@@ -11,10 +11,10 @@
 //! owner a turn and copy each byte twice through a socket, and a stopped owner would block all
 //! reads.
 //!
-//! The socket has an abstract name made of the user, and the device and inode of the first tier in a file;
-//! where all tiers are in memory, of the image and its generation, and of the node's name if it has one. So
-//! there is nothing to remove after a kill, and no path can be too long or not writable. Both sides check
-//! that the other one belongs to the same user. Without a file to lock, whoever has the name owns the tiers.
+//! The socket lies in a folder of the user (`place.rs`). Its name is made of the device and inode of the first tier
+//! in a file; where all tiers are in memory, of the image and its generation, and of the node's name if it has one.
+//! What a killed owner leaves is replaced. Both sides check that the other one belongs to the same user. Without a
+//! file to lock, whoever has the name owns the tiers.
 //!
 //! Under the policy *clairvoyant* each process sends the owner what it plans to keep, and the owner keeps by all
 //! plans together (`TierPlan::merge`). Under *first-touch*, each process whose node holds chunks for other nodes tells
@@ -31,6 +31,7 @@ mod frames;
 mod hello;
 mod link;
 mod owner;
+mod place;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ use super::{Identity, folder};
 
 /// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
 /// first tier in a file has none yet.
-pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
+pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<String> {
     match first_path(options, identity) {
         Some(path) => name_of(&path),
         None => name_in_memory(options, identity),
@@ -62,14 +63,14 @@ pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
 }
 
 /// Name of the socket that is also the lock on the tiers, where none of them is in a file.
-pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<Vec<u8>> {
+pub(super) fn name_in_memory(options: &TierOptions, identity: Identity) -> Option<String> {
     if first_path(options, identity).is_some() {
         return None;
     }
-    let user = rustix::process::geteuid().as_raw();
     let Identity { uuid, generation } = identity;
-    let node = options.node.as_ref().map(|node| format!("-{:016x}", xxh3_64(node.as_bytes())));
-    Some(format!("dlfs-ram-{user}-{uuid}-g{generation}{}", node.unwrap_or_default()).into_bytes())
+    let tiers = format!("{uuid}-g{generation}-{}", options.node.as_deref().unwrap_or_default());
+    // A path of a socket has 107 bytes at most.
+    Some(format!("ram-{:016x}", xxh3_64(tiers.as_bytes())))
 }
 
 /// The file or device of the first tier that has one.
@@ -82,15 +83,14 @@ fn first_path(options: &TierOptions, identity: Identity) -> Option<PathBuf> {
 }
 
 /// Name of the socket for the tier at `path`; `None` if that is neither a file nor a block device.
-fn name_of(path: &Path) -> Option<Vec<u8>> {
+fn name_of(path: &Path) -> Option<String> {
     let found = std::fs::metadata(path).ok()?;
-    let user = rustix::process::geteuid().as_raw();
     let place = match found.file_type() {
         kind if kind.is_file() => format!("{:x}-{:x}", found.dev(), found.ino()),
         kind if kind.is_block_device() => format!("{:x}", found.rdev()),
         _ => return None,
     };
-    Some(format!("dlfs-tier-{user}-{place}").into_bytes())
+    Some(format!("tier-{place}"))
 }
 
 /// Whether the owner has opened the tiers that `options` name.

@@ -3,20 +3,24 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::frames::{Frame, HEAD_BYTES, parse};
 use super::hello::{self, Hello};
-use super::is_same_user;
+use super::{is_same_user, place};
 use crate::buf::IoBuf;
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
+use crate::cache::folder::Locked;
 use crate::error::Result;
 use crate::process::{NotInherited, mark_ours};
 use crate::threads::{self, Fate, Thread};
@@ -37,7 +41,7 @@ impl Owner {
     /// The thread cannot be started.
     pub(in crate::cache) fn start(
         shared: Arc<Shared>,
-        name: Vec<u8>,
+        name: String,
         listener: Option<Listener>,
         hello: Hello,
         files: Vec<OwnedFd>,
@@ -63,7 +67,7 @@ impl Owner {
 
 struct Server {
     shared: Arc<Shared>,
-    name: Vec<u8>,
+    name: String,
     hello: Hello,
     files: Vec<OwnedFd>,
     listener: Option<Listener>,
@@ -290,9 +294,11 @@ fn told_pid(stream: &UnixStream) -> i32 {
     pid
 }
 
-/// The socket on which the owner listens. Its name is free again when the owner has ended, whatever its
-/// children do.
+/// The socket on which the owner listens. Nobody listens there when the owner has ended, whatever its children do.
 pub(in crate::cache) struct Listener {
+    path: PathBuf,
+    /// Device and inode of the socket's file.
+    file: Option<(u64, u64)>,
     _own: NotInherited,
     socket: UnixListener,
 }
@@ -300,7 +306,7 @@ pub(in crate::cache) struct Listener {
 impl Listener {
     /// As [`Listener::on`], but waits a moment for a name that its last user, who has just been killed, has
     /// not given back yet. Warns if it stays in use.
-    pub(in crate::cache) fn soon_on(name: &[u8]) -> Option<Listener> {
+    pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
         let until = Instant::now() + NAME_WAIT;
         loop {
             match Listener::on(name) {
@@ -310,7 +316,7 @@ impl Listener {
                 }
                 Err(error) => {
                     tracing::warn!(
-                        socket = format!("@{}", String::from_utf8_lossy(name)),
+                        socket = name,
                         "the socket of these tiers cannot be used for now, so other processes do not share \
                          them: {error}; ss -xlp names the process that has it"
                     );
@@ -320,19 +326,50 @@ impl Listener {
         }
     }
 
-    /// Listens on the abstract `name`.
+    /// Listens on the socket `name`.
     ///
     /// # Errors
-    /// `AddrInUse`: somebody else does. Errors of the operating system.
-    pub(in crate::cache) fn on(name: &[u8]) -> std::io::Result<Listener> {
+    /// `AddrInUse`: somebody else does. Those of [`place::path_of`] and of the operating system.
+    pub(in crate::cache) fn on(name: &str) -> std::io::Result<Listener> {
+        let path = place::path_of(name)?;
+        // Whoever finds a socket on which nobody listens replaces it: one process at a time.
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let _lock = Locked::new(folder).map_err(std::io::Error::other)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         mark_ours(&socket);
-        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        let address = SocketAddrUnix::new(&path)?;
+        let mut bound = rustix::net::bind(&socket, &address);
+        if bound == Err(Errno::ADDRINUSE) && is_left_behind(&address)? {
+            std::fs::remove_file(&path)?;
+            bound = rustix::net::bind(&socket, &address);
+        }
+        bound?;
         rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
-        Ok(Listener { _own: NotInherited::close(socket.as_fd()), socket: socket.into() })
+        let (file, own) = (file_at(&path), NotInherited::close(socket.as_fd()));
+        Ok(Listener { path, file, _own: own, socket: socket.into() })
     }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // While this listens, nobody replaces it; somebody may have removed it.
+        if self.file.is_some() && self.file == file_at(&self.path) {
+            let _ = std::fs::remove_file(&self.path); // a leftover is replaced
+        }
+    }
+}
+
+/// Whether nobody listens on a socket that is there.
+fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(rustix::net::connect(&socket, address) == Err(Errno::CONNREFUSED))
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Name of the thread.

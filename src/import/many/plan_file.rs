@@ -27,7 +27,7 @@ use crate::import::many::pieces::{Piece, put_pieces, take_pieces, write_names, w
 use crate::import::plan::{ChunkLayout, RowOrder, Rows};
 use crate::import::sources::{Index, Source, SourceKind};
 use crate::nvme::Address;
-use crate::replace_file::replace_file_with;
+use crate::replace_file::{NewMode, replace_file_with};
 use crate::units::Slot;
 use crate::{Error, ErrorKind, Result};
 
@@ -71,7 +71,7 @@ impl PlanFile {
     /// # Errors
     /// Those of the file system.
     pub(super) fn write(&mut self, path: &Path, rows: &Rows<'_>) -> Result<()> {
-        replace_file_with(path, |file| {
+        replace_file_with(path, NewMode::Private, |file| {
             let mut at = (MAGIC.len() + 1) as u64;
             file.write_all(&[&MAGIC[..], &[VERSION]].concat())?;
             let (spec, placement) = (self.spec(), self.placement());

@@ -1,18 +1,18 @@
 //! Opens files beneath a folder, and elsewhere only where links lead that may be followed.
 //!
 //! With [`Links::Inside`], as `openat2` with `RESOLVE_BENEATH`, a link is inspected before it is followed, so the
-//! returned descriptor lies in the folder even if someone renames files meanwhile. A path longer than the kernel's
-//! limit is opened in steps.
+//! returned descriptor lies in the folder even if someone renames files meanwhile.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{self, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::index::BadReason;
+use crate::beneath::{MAX_KERNEL_PATH_BYTES, Refusal, components, open_beneath};
 use crate::folders::Links;
 use crate::{Error, Result};
 
@@ -25,14 +25,6 @@ pub struct Root {
     links: Links,
     /// Bytes in front of the names of its files.
     front_len: usize,
-}
-
-/// Why opening something beneath a root failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refusal {
-    /// A component is a link: [`Root::resolve`] may find its target.
-    Link,
-    Os(Errno),
 }
 
 impl Root {
@@ -183,38 +175,7 @@ impl Root {
 
     /// Opens without following any link.
     fn open_strict(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
-        let flags = flags | OFlags::CLOEXEC;
-        let path = if relative.is_empty() { &b"."[..] } else { relative };
-        if path.len() <= MAX_KERNEL_PATH_BYTES {
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            match fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
-                Ok(fd) => return Ok(fd),
-                Err(Errno::LOOP) => return Err(Refusal::Link),
-                // Old kernels lack the call, and some sandboxes forbid it.
-                Err(Errno::NOSYS | Errno::PERM) => {}
-                Err(errno) => return Err(Refusal::Os(errno)),
-            }
-        }
-        self.open_stepwise(path, flags | OFlags::NOFOLLOW)
-    }
-
-    fn open_stepwise(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
-        let mut held: Option<OwnedFd> = None;
-        let mut names = components(relative).peekable();
-        while let Some(name) = names.next() {
-            let at = held.as_ref().map_or(self.fd.as_fd(), AsFd::as_fd);
-            if names.peek().is_some() {
-                held = Some(enter(at, name)?);
-                continue;
-            }
-            return match fs::openat(at, name, flags, Mode::empty()) {
-                Ok(fd) => refuse_a_link(fd, flags),
-                Err(Errno::LOOP) => Err(Refusal::Link),
-                Err(Errno::NOTDIR) if is_link(at, name) => Err(Refusal::Link),
-                Err(errno) => Err(Refusal::Os(errno)),
-            };
-        }
-        fs::openat(&self.fd, c".", flags, Mode::empty()).map_err(Refusal::Os)
+        open_beneath(self.fd.as_fd(), relative, flags, Mode::empty())
     }
 
     /// The target of the link `name` in the folder `real`; `None` if it is not a link.
@@ -244,35 +205,6 @@ impl Root {
         let inside = real.strip_prefix(&self.canonical).map_err(|_| BadReason::LeavesSource)?;
         Ok(inside.as_os_str().as_bytes().to_vec())
     }
-}
-
-fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Refusal> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    match fs::openat(at, name, flags, Mode::empty()) {
-        Err(Errno::NOTDIR | Errno::LOOP) if is_link(at, name) => Err(Refusal::Link),
-        other => other.map_err(Refusal::Os),
-    }
-}
-
-/// Rejects links: `O_PATH | O_NOFOLLOW` opens a link itself, where other flags fail.
-fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Refusal> {
-    if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
-        return Ok(fd);
-    }
-    let stat = fs::fstat(&fd).map_err(Refusal::Os)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Symlink => Err(Refusal::Link),
-        _ => Ok(fd),
-    }
-}
-
-fn is_link(at: BorrowedFd<'_>, name: &[u8]) -> bool {
-    fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
-}
-
-fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
-    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
 fn push(path: &mut Vec<u8>, name: &[u8]) {
@@ -309,9 +241,6 @@ fn unreadable(errno: Errno) -> BadReason {
 
 /// The link limit of Linux for one path.
 const MAX_LINKS: u32 = 40;
-
-/// `PATH_MAX` without its NUL.
-const MAX_KERNEL_PATH_BYTES: usize = 4095;
 
 #[cfg(test)]
 mod tests {
@@ -367,19 +296,5 @@ mod tests {
                 assert_eq!(root.resolve(name.as_bytes()), Err(reason), "{name}");
             }
         }
-    }
-
-    #[test]
-    fn stepwise_opening_agrees_with_the_kernels_own() {
-        let (_dir, root) = tree();
-        symlink("a", root.path().join("link")).unwrap();
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        assert!(root.open_stepwise(b"a/b/file", flags).is_ok());
-        assert!(root.open_stepwise(b"", flags).is_ok());
-        let refusal = |path| root.open_stepwise(path, flags).unwrap_err();
-        assert_eq!(refusal(b"link/b/file"), Refusal::Link);
-        assert_eq!(refusal(b"link"), Refusal::Link);
-        assert_eq!(refusal(b"a/none"), Refusal::Os(Errno::NOENT));
-        assert_eq!(refusal(b"a/b/file/x"), Refusal::Os(Errno::NOTDIR));
     }
 }

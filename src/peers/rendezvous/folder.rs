@@ -1,7 +1,9 @@
 //! A rendezvous in a folder that all nodes share, on any file system with hard links or exclusive creation.
 
-use std::fs;
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -12,7 +14,7 @@ use crate::peers::record::MAX_RECORD_BYTES;
 /// Records as files of a folder: one subfolder a round, one file a rank.
 ///
 /// A file appears whole, and only if no other is there: it is written under a name of its own, then
-/// linked.
+/// linked. Only the user of the job can read it: it may have the job's key.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -26,7 +28,7 @@ impl Folder {
     pub fn new(folder: &Path, round: &str) -> Result<Folder> {
         let name = format!("dlfs-{:016x}", xxhash_rust::xxh3::xxh3_64(round.as_bytes()));
         let path = folder.join(name);
-        match fs::create_dir(&path) {
+        match DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != AlreadyExists => Err(failed(error, &path)),
             _ => Ok(Folder { path }),
         }
@@ -45,7 +47,10 @@ impl Rendezvous for Folder {
             xxhash_rust::xxh3::xxh3_64(record),
             std::process::id()
         ));
-        fs::write(&own, record).map_err(|error| failed(error, &own))?;
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own);
+        let written = file.and_then(|mut file| file.write_all(record));
+        written.map_err(|error| failed(error, &own))?;
         let linked = fs::hard_link(&own, &path);
         // The source is no longer needed, whether or not linking succeeded; a leftover does no harm.
         let _ = fs::remove_file(&own);

@@ -199,11 +199,7 @@ impl HostConnection {
         plain: &mut [u8],
         now: Instant,
     ) -> Result<(), Closed> {
-        self.last_received = now;
-        if let Some(queue) = &self.queue {
-            queue.seen(now);
-        }
-        let awaited_before = self.protocol.awaited_bytes();
+        let (before, mut opened) = (self.arrived(), 0);
         let mut result = Ok(());
         while result.is_ok() && self.terminated.is_none() {
             let Carriage::Tls(secured) = &mut self.carriage else { break };
@@ -222,6 +218,7 @@ impl HostConnection {
                     return Err(BROKE_PROTOCOL);
                 }
             };
+            opened += len;
             let input = if in_place { 0 } else { len };
             if in_place {
                 self.protocol.payload_received(len);
@@ -229,7 +226,7 @@ impl HostConnection {
             result = self.handle_all(&plain[..input], backend, now);
         }
         if self.terminated.is_none() {
-            self.note_awaited(awaited_before, now);
+            self.note_arrival(before, opened, now);
         }
         result
     }

@@ -6,8 +6,8 @@ use crate::units::deadline;
 
 /// The progress of a connection, judged by one of two rules.
 ///
-/// By default any whole header and any byte of data counts, in either direction: whoever has no other place for
-/// the data waits for them, however slowly they arrive.
+/// By default a whole PDU counts, and so do 64 KiB of data that move in either direction. Data that arrive are counted
+/// by their bytes alone: a controller may cut them into PDUs of one byte.
 ///
 /// With a least amount, a command that ends counts, and otherwise so much received data: a controller that sends
 /// a byte now and then is given up as one that sends none. A command that ends counts however short it is, since
@@ -20,31 +20,39 @@ pub(super) struct Progress {
     least_bytes: u32,
     /// When the last progress was made, or the first command submitted.
     since: Instant,
-    /// Data received since then.
-    received_bytes: u32,
+    /// Data that count and moved since then.
+    moved_bytes: u32,
 }
 
 impl Progress {
     pub(super) fn new(now: Instant, limit: Duration, least_bytes: u32) -> Progress {
-        Progress { limit, least_bytes, since: now, received_bytes: 0 }
+        Progress { limit, least_bytes, since: now, moved_bytes: 0 }
     }
 
     /// The first command is submitted, or one has ended.
     pub(super) fn made(&mut self, now: Instant) {
-        (self.since, self.received_bytes) = (now, 0);
+        (self.since, self.moved_bytes) = (now, 0);
     }
 
-    /// Bytes were sent.
-    pub(super) fn sent(&mut self, now: Instant) {
+    /// `len` bytes were sent.
+    pub(super) fn sent(&mut self, now: Instant, len: usize) {
         if self.least_bytes == 0 {
+            self.received(now, len);
+        }
+    }
+
+    /// `len` bytes of data were received.
+    pub(super) fn received(&mut self, now: Instant, len: usize) {
+        self.moved_bytes = self.moved_bytes.saturating_add(len as u32);
+        let least = if self.least_bytes == 0 { PROGRESS_BYTES } else { self.least_bytes };
+        if self.moved_bytes >= least {
             self.made(now);
         }
     }
 
-    /// A header, or `len` bytes of data, were received.
-    pub(super) fn received(&mut self, now: Instant, len: usize) {
-        self.received_bytes = self.received_bytes.saturating_add(len as u32);
-        if self.received_bytes >= self.least_bytes {
+    /// A PDU without data was received.
+    pub(super) fn received_pdu(&mut self, now: Instant) {
+        if self.least_bytes == 0 {
             self.made(now);
         }
     }
@@ -58,7 +66,7 @@ impl Progress {
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let end = self.deadline();
         // Nobody has looked for long, so the data may be only what the receive buffer has room for.
-        let is_unknown = self.received_bytes > 0 && now >= deadline(end, self.limit / 4);
+        let is_unknown = self.moved_bytes > 0 && now >= deadline(end, self.limit / 4);
         if now >= end && is_unknown {
             self.made(now);
             return false;
@@ -66,6 +74,9 @@ impl Progress {
         now >= end
     }
 }
+
+/// As much as a target asks of a host.
+const PROGRESS_BYTES: u32 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -75,18 +86,24 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_trickle_is_progress_only_where_any_byte_is() {
+    fn a_trickle_is_no_progress_and_whole_pdus_or_many_bytes_are() {
         let start = Instant::now();
-        let [mut any, mut least] = [0, 1000].map(|least| Progress::new(start, LIMIT, least));
-        for nth in 1..=9 {
-            for progress in [&mut any, &mut least] {
+        let both = || [0, 1000].map(|least| Progress::new(start, LIMIT, least));
+        for mut progress in both() {
+            for nth in 1..=9 {
                 progress.received(start + 100 * nth * MS, 50);
-                progress.sent(start + 100 * nth * MS);
+                progress.sent(start + 100 * nth * MS, 50);
             }
+            assert!(!progress.is_over(start + 999 * MS) && progress.is_over(start + LIMIT));
         }
-        assert!(!any.is_over(start + LIMIT) && !any.is_over(start + 1899 * MS));
-        assert!(any.is_over(start + 1900 * MS));
-        assert!(!least.is_over(start + 999 * MS) && least.is_over(start + LIMIT));
+        let [mut usual, mut least] = both();
+        for progress in [&mut usual, &mut least] {
+            progress.received_pdu(start + 500 * MS);
+            progress.sent(start + 600 * MS, 32 << 10);
+        }
+        usual.received(start + 700 * MS, 32 << 10);
+        assert_eq!(usual.deadline(), start + 700 * MS + LIMIT);
+        assert_eq!(least.deadline(), start + LIMIT, "only what is received counts");
     }
 
     #[test]

@@ -859,16 +859,18 @@ fn a_stalled_command_times_out_unless_it_has_no_timeout() {
     peer.sent.clear();
     peer.now += 100 * second;
     let cid = peer.read(1024);
+    let other = peer.read(128 << 10);
     assert_eq!(peer.host.poll_timeout(), Some(peer.now + 5 * second));
+    peer.now += 4 * second;
+    peer.give(&peer.c2h(other, 0, &[0; 64 << 10], 0)).unwrap();
+    assert_eq!(peer.host.poll_timeout(), Some(peer.now + 5 * second), "64 KiB are progress");
+    // Neither a few bytes, a header that never ends, nor a few bytes of a PDU of their own are.
     peer.now += 4 * second;
     peer.give(&peer.c2h(cid, 0, &[0; 512], 0)).unwrap();
-    assert_eq!(peer.host.poll_timeout(), Some(peer.now + 5 * second));
-    // Bytes of a header that never ends are not progress.
-    peer.now += 4 * second;
     peer.give(&[7, 0, 24]).unwrap();
     let late = peer.host.handle_timeout(peer.now + second);
     assert!(matches!(late, Err(ProtocolError::TimedOut(_))));
-    assert_eq!(peer.host.abandon().len(), 2);
+    assert_eq!(peer.host.abandon().len(), 3);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -137,8 +137,12 @@ fn a_copy_that_is_whole_is_a_file_with_the_samples_bytes_and_no_other_is_opened(
     data.read_sample(&cache, 2);
     let stats = settle(&cache);
     assert_eq!(stats.tiers[0].held_bytes, 2 * BYTES, "the third has no room: {stats:?}");
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    let modes = [mode(&tier_in(folder.path())), mode(&files_of(folder.path()))];
+    assert_eq!(modes, [0o600, 0o700], "samples are for the user alone");
     for sample in [0, 1] {
         let (path, file) = copy(&cache, sample).expect("all of it is there");
+        assert_eq!(mode(&path), 0o600);
         assert!(path.starts_with(files_of(folder.path())));
         assert!(content(&file) == data.bytes(sample), "sample {sample}");
         assert_eq!(data.read_sample(&cache, sample), 0, "a reader has the same copy");
@@ -160,7 +164,12 @@ fn a_copy_that_is_whole_is_a_file_with_the_samples_bytes_and_no_other_is_opened(
         copy(&cache, 1).is_some_and(|(_, file)| content(&file) == data.bytes(1))
     }));
     drop(cache);
+    // As an earlier version left them.
+    for (path, mode) in [(tier_in(folder.path()), 0o644), (files_of(folder.path()), 0o755)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
     let cache = data.open(folder.path(), 2 * PAGES, None);
+    assert_eq!([mode(&tier_in(folder.path())), mode(&files_of(folder.path()))], modes);
     let stats = settle(&cache);
     assert_eq!(stats.tiers[0].restored, u64::from(2 * UNITS), "{stats:?}");
     assert!((0..2).all(|sample| content(&copy(&cache, sample).unwrap().1) == data.bytes(sample)));

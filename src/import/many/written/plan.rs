@@ -26,7 +26,7 @@ use crate::import::retry::with_retry;
 use crate::import::writer::{self, WriteOrder, WriterOptions};
 use crate::nvme::Address;
 use crate::qpair::{ConnectOptions, Device};
-use crate::replace_file::replace_file;
+use crate::replace_file::{NewMode, replace_file};
 use crate::{Error, ErrorKind, Result};
 
 /// What all writers of one image agree on: where it lies, and what its samples are like. It takes a few thousand
@@ -145,7 +145,7 @@ impl WritePlan {
     /// # Errors
     /// Those of the file system.
     pub fn save(&self, path: &Path) -> Result<()> {
-        replace_file(path, &self.to_bytes())
+        replace_file(path, NewMode::Private, &self.to_bytes())
     }
 
     /// Reads it from a file.

@@ -216,7 +216,7 @@ fn show(name: &DatasetName, json: bool) -> Result<Outcome, Failure> {
 fn show_record(out: &mut Out, record: &Record) -> Result<(), Failure> {
     let mut line = |label: &str, value: String| match value.is_empty() {
         true => Ok(()),
-        false => out.line(format!("  {label:<10} {}", text::safe_text(&value))),
+        false => out.line(format!("  {label:<10} {}", text::safe_name(value.as_bytes()))),
     };
     for site in &record.sites {
         line("image", site.clone())?;
@@ -318,7 +318,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
         let known = catalog.index(&name.name)?.unwrap_or_default();
         let differences = known.differences(&found, since_ns, MOST_DIFFERENCES);
         for difference in &differences {
-            out.line(format!("index and chunks: {}", text::safe_text(difference)))?;
+            out.line(format!("index and chunks: {}", text::safe_name(difference.as_bytes())))?;
         }
         if differences.is_empty() {
             out.line(format!(

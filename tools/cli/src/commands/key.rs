@@ -87,6 +87,10 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
 
 /// Checks a file that holds no key of DH-HMAC-CHAP, for the reason `of_key`.
 fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), Failure> {
+    // What is no regular file may have no end.
+    if !std::fs::metadata(file).is_ok_and(|found| found.is_file()) {
+        return Err(of_key.into());
+    }
     let begins_with = |start: &[u8]| {
         std::fs::read(file).is_ok_and(|text| text.trim_ascii_start().starts_with(start))
     };

@@ -5,12 +5,12 @@
 //! other, a few of each client between two looks at the signals. No client delays another: one that does not take its
 //! answer is not read from, and closed after a while; if there are too many, the one that has been silent for longest
 //! makes way. The answer of a request that takes longer comes later: its client's next request waits for it, and no
-//! other's.
+//! other's. Requests and answers have a limit in bytes, whichever side reads them.
 
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -54,9 +54,11 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-/// The socket of a service. Dropping it removes its file.
+/// The socket of a service. Dropping it removes its file, unless another one has taken its place.
 pub(crate) struct Control {
     path: PathBuf,
+    /// Device and inode of its file.
+    file: Option<(u64, u64)>,
     listener: UnixListener,
     clients: Vec<Client>,
     last_ticket: Ticket,
@@ -108,8 +110,8 @@ impl Control {
         rustix::process::umask(before);
         let listener = bound.map_err(about)?;
         listener.set_nonblocking(true).map_err(about)?;
-        let (path, clients) = (path.to_owned(), Vec::new());
-        Ok(Control { path, listener, clients, last_ticket: Ticket(0) })
+        let (path, file, clients) = (path.to_owned(), file_of(path), Vec::new());
+        Ok(Control { path, file, listener, clients, last_ticket: Ticket(0) })
     }
 
     /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. Where it
@@ -167,7 +169,9 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path); // somebody may have removed it already
+        if self.file.is_some() && self.file == file_of(&self.path) {
+            let _ = fs::remove_file(&self.path); // a leftover does no harm
+        }
     }
 }
 
@@ -264,6 +268,9 @@ impl Client {
 
     fn answer(&mut self, answer: &Answer) -> io::Result<()> {
         self.unsent = serde_json::to_vec(answer)?;
+        if self.unsent.len() >= MAX_ANSWER_BYTES {
+            return self.refuse(format!("the answer has more than {MAX_ANSWER_BYTES} bytes"));
+        }
         self.unsent.push(b'\n');
         self.active = Instant::now();
         self.send()
@@ -303,7 +310,13 @@ impl Answer {
 }
 
 fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+    file_of(path).is_some()
+}
+
+/// Device and inode of a socket's file; `None`: there is none.
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Sends a request to the service at `path` and waits for the answer.
@@ -321,40 +334,66 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
             .hint(hint)
     };
     let mut stream = connect(path).map_err(about)?;
-    stream.set_read_timeout(Some(CALL_LIMIT)).map_err(about)?;
+    let until = Instant::now() + CALL_LIMIT;
     stream.set_write_timeout(Some(CALL_LIMIT)).map_err(about)?;
     let request = Request { id: 1.into(), method: method.to_owned(), params };
     let mut line = serde_json::to_vec(&request).map_err(|error| about(error.into()))?;
     line.push(b'\n');
-    let mut answer = String::new();
-    let asked = stream.write_all(&line).and_then(|()| {
-        let mut reader = io::BufReader::new(stream);
-        io::BufRead::read_line(&mut reader, &mut answer)
-    });
+    let asked = stream.write_all(&line).and_then(|()| read_answer(&mut stream, until));
     let late = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
     };
-    match asked {
+    let answer = match asked {
         Err(error) if late(&error) => {
             let message =
                 format!("the service has not answered {method} within {} s", CALL_LIMIT.as_secs());
             let hint = "it may be stopped, or reach a target that hangs: its log may say more";
             return Err(Error::new(ErrorKind::TimedOut, message).path(path).hint(hint));
         }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            let message = format!("the answer to {method} has more than {MAX_ANSWER_BYTES} bytes");
+            let hint = "see whether a service of dlfs listens there: ss -xlp names it";
+            return Err(Error::new(ErrorKind::Refused, message).path(path).hint(hint));
+        }
         Err(error) => return Err(about(error)),
-        Ok(_) if !answer.ends_with('\n') => {
+        Ok(answer) if !answer.ends_with(b"\n") => {
             let message =
                 format!("the service has closed the connection without answering {method}");
             let hint = "it may have ended: its log may say more";
             return Err(Error::new(ErrorKind::Disconnected, message).path(path).hint(hint));
         }
-        Ok(_) => {}
-    }
-    let answer: Answer = serde_json::from_str(&answer).map_err(|error| about(error.into()))?;
+        Ok(answer) => answer,
+    };
+    let answer: Answer = serde_json::from_slice(&answer).map_err(|error| about(error.into()))?;
     match (answer.result, answer.error) {
         (_, Some(Refused { message, .. })) => Err(Error::new(ErrorKind::Refused, message)),
         (result, None) => Ok(result.unwrap_or_default()),
     }
+}
+
+/// The line that a service answers with; without its end if the service hangs up.
+fn read_answer(stream: &mut UnixStream, until: Instant) -> io::Result<Vec<u8>> {
+    let mut reader = io::BufReader::new(stream);
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        // A service that sends byte by byte must not take longer than one that sends nothing.
+        reader.get_ref().set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let part = match reader.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            part => part?,
+        };
+        let len = part.iter().position(|&byte| byte == b'\n').map_or(part.len(), |at| at + 1);
+        line.extend_from_slice(&part[..len]);
+        reader.consume(len);
+        match () {
+            () if len == 0 => break,
+            () if line.len() > MAX_ANSWER_BYTES => return Err(io::ErrorKind::InvalidData.into()),
+            () if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+            () => {}
+        }
+    }
+    Ok(line)
 }
 
 /// Connects, within a limit: a service that is stopped accepts nobody, and connections queue up.
@@ -382,6 +421,8 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 const MAX_CLIENTS: usize = 16;
 /// The longest request.
 const MAX_LINE_BYTES: usize = 64 << 10;
+/// The longest answer: some 50,000 controllers.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Parts that are received of a client, and lines that are answered, before it is the next one's turn.
 const STEPS: usize = 16;
 /// How long a client may take nothing of an answer.

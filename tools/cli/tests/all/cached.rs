@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStderr, Stdio};
+use std::os::unix::fs::DirBuilderExt;
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{TestDir, dlfs, run, signal, wait};
+use crate::common::{TestDir, dlfs, finish, run, signal, wait};
 
 /// A running `dlfs cached`.
 struct Cached {
@@ -18,7 +19,10 @@ struct Cached {
 
 impl Cached {
     fn start(image: &str, options: &[&str]) -> Cached {
-        let mut command = dlfs();
+        Cached::start_by(dlfs(), image, options)
+    }
+
+    fn start_by(mut command: Command, image: &str, options: &[&str]) -> Cached {
         command.args(["cached", image, "--json"]).args(options);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("dlfs starts");
@@ -72,6 +76,27 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
         assert!(Instant::now() < until, "waited for {what}");
         sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_job_with_a_runtime_folder_finds_the_tiers_of_a_process_without_one() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let tier = ["--tier", "ram:64M"];
+    let by = |runtime: Option<&str>| {
+        let mut command = dlfs();
+        command.env("TMPDIR", dir.path("")).env_remove("XDG_RUNTIME_DIR");
+        runtime.inspect(|path| _ = command.env("XDG_RUNTIME_DIR", path));
+        command
+    };
+    let mut cached = Cached::start_by(by(None), &image, &tier);
+    cached.owning();
+    let runtime = dir.arg("runtime");
+    fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+    let mut job = by(Some(&runtime));
+    job.args(["read", &image, "--json"]).args(tier);
+    assert_eq!(finish(job).code(0).json()["tiers"]["owner"], cached.pid());
+    cached.end();
 }
 
 #[test]

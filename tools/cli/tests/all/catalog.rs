@@ -127,6 +127,40 @@ fn a_catalogue_that_cannot_be_reached_is_replaced_by_what_was_known_last() {
 }
 
 #[test]
+fn a_catalogue_that_is_damaged_is_not_replaced_by_what_was_known_last() {
+    let dir = TestDir::with_image();
+    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    run_in(&dir, "cache", &["catalog", "add", &train, &image]).code(0);
+    run_in(&dir, "cache", &["read", &train]).code(0);
+    let versions = dir.path("catalog/train/versions");
+    fs::write(versions.join("2.json"), "{").unwrap();
+    let read = run_in(&dir, "cache", &["read", &train]).code(3);
+    read.complains_of(&["train: version 2", "no record of dlfs"]);
+    assert!(!read.stderr.contains("cannot be reached"), "{}", read.stderr);
+}
+
+#[test]
+fn what_a_record_says_is_printed_on_its_own_line() {
+    let dir = TestDir::with_image();
+    let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));
+    run_in(&dir, "cache", &["catalog", "add", &train, &image, "--label", "by=me"]).code(0);
+    let show = ["catalog", "show", &train];
+    let lines = run_in(&dir, "cache", &show).code(0).text().lines().count();
+    let first = dir.path("catalog/train/versions/1.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&first).unwrap()).unwrap();
+    for key in ["snapshot", "made_by", "dlfs"] {
+        record[key] = "x\n  uuid       forged\u{1b}[31m".into();
+    }
+    record["sources"] = serde_json::json!(["a\nb"]);
+    record["labels"] = serde_json::json!({ "by\n": "me\r\u{202e}" });
+    fs::write(&first, serde_json::to_vec(&record).unwrap()).unwrap();
+    let shown = run_in(&dir, "cache", &show).code(0).text().to_owned();
+    assert_eq!(shown.lines().count(), lines + 2, "{shown}"); // made by, sources
+    assert!(shown.contains("by\\n=me\\r\\u{202e}"), "{shown}");
+    assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown}");
+}
+
+#[test]
 fn a_word_for_a_catalogue_comes_from_the_environment_or_a_file() {
     let dir = TestDir::with_image();
     let (image, train) = (dir.arg("train.dlfs"), name_in(&dir, "train"));

@@ -1,9 +1,11 @@
 //! Catalogues in a Redis or Valkey server, of those that are installed.
 
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Ran, TestDir, dlfs, finish, free_port, signal, wait};
+use crate::common::{Ran, TestDir, dlfs, dlfs_in_little_memory, finish, free_port, signal, wait};
 
 /// A server on a free port, with a user's password; it ends when this is dropped.
 struct Redis {
@@ -176,4 +178,66 @@ fn may_freeze_or_die(dir: &TestDir, redis: &mut Redis) {
     for ran in [&unknown, &dead, &frozen] {
         assert!(!ran.stderr.contains("s3cret"), "{}", ran.stderr);
     }
+}
+
+#[test]
+fn answers_of_a_server_have_a_limit_and_damage_is_not_replaced_by_what_was_known_last() {
+    let dir = TestDir::with_image();
+    let run_at = |place: &str, arguments: &[&str]| {
+        let mut command = dlfs_in_little_memory();
+        command.env("XDG_CACHE_HOME", dir.path("cache"));
+        command.env("DLFS_CATALOGS", format!("site={place}")).args(arguments);
+        finish(command)
+    };
+    // It would do if the server could not be reached.
+    let folder = dir.arg("catalog");
+    run_at(&folder, &["catalog", "add", "dlfs://site/train", &dir.arg("train.dlfs")]).code(0);
+    run_at(&folder, &["read", "dlfs://site/train"]).code(0);
+    let endless = |start: &'static [u8], more: &'static [u8]| {
+        fake(move |client| {
+            client.write_all(start)?;
+            let many = more.repeat((64 << 10) / more.len());
+            loop {
+                client.write_all(&many)?;
+            }
+        })
+    };
+    let servers = [
+        endless(b"$1000000000000\r\n", b"x"),
+        endless(b"*2000000000\r\n", b"$1\r\nx\r\n"),
+        endless(b"*1000000\r\n", b"$300\r\n"),
+        endless(b"+", b"x"),
+        endless(b"", b">2\r\n+a\r\n+b\r\n"),
+        endless(b"", b"*1\r\n"),
+        fake(|client| client.write_all(b"*1\r\n$9\r\n../\n\x1b[31m\r\n")),
+        fake(|client| client.write_all(b"*-2\r\n")),
+        fake(|client| client.write_all(b"-WRONGTYPE Operation against s3cret\r\n")),
+    ];
+    let refuses = fake(|client| client.write_all(b"-NOPERM for s3cret\x1b\r\n"));
+    let servers = servers.map(|port| (port, 3)).into_iter().chain([(refuses, 1)]);
+    for (number, (port, code)) in servers.enumerate() {
+        for command in [&["catalog", "ls", "dlfs://site"][..], &["read", "dlfs://site/train"]] {
+            let ran = run_at(&format!("redis://127.0.0.1:{port}/0"), command).code(code);
+            let text = &ran.stderr;
+            assert!(text.contains("the catalogue"), "server {number}: {text}");
+            for word in ["cannot be reached", "s3cret", "\x1b"] {
+                assert!(!text.contains(word), "server {number}: {text}");
+            }
+        }
+    }
+    let gone =
+        run_at(&format!("redis://127.0.0.1:{}/0", free_port()), &["read", "dlfs://site/train"]);
+    gone.code(0).complains_of(&["cannot be reached", "generation 1"]);
+}
+
+/// A server that answers the first command of each connection by `answer`. Returns its port.
+fn fake(answer: impl Fn(&mut TcpStream) -> std::io::Result<()> + Send + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let _ = client.read(&mut [0; 4096]).and_then(|_| answer(&mut client)); // it hangs up
+        }
+    });
+    port
 }

@@ -341,3 +341,61 @@ fn a_service_that_is_stopped_or_gone_keeps_nobody_waiting_for_ever() {
     let ran = run(&["ctl", "--socket", &dir.arg("control.sock"), "stats"]);
     ran.code(1).complains_of(&["control.sock", "timed out"]);
 }
+
+#[test]
+fn an_answer_without_an_end_or_in_drops_is_an_error_and_takes_no_memory() {
+    let dir = TestDir::new();
+    let socket = dir.path("control.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let ask = || {
+        let mut command = common::dlfs_in_little_memory();
+        command.args(["ctl", "--socket", &dir.arg("control.sock"), "stats"]);
+        common::finish(command)
+    };
+    let answers: [&[u8]; 3] = [b"x", b"{\"id\":1,\"result\":[", b"["];
+    let ends = std::thread::spawn(move || {
+        for answer in answers {
+            let (mut client, _) = listener.accept().unwrap();
+            let part = answer.repeat(1000);
+            while client.write_all(&part).is_ok() {} // until it hangs up
+        }
+        listener
+    });
+    for _ in answers {
+        ask().code(1).complains_of(&["more than 16777216 bytes", "ss -xlp"]);
+    }
+    let listener = ends.join().unwrap();
+    // Nested deeply, and with characters that move a terminal's cursor.
+    let ends = std::thread::spawn(move || {
+        let deep = [&b"{\"id\":1,\"result\":"[..], &b"[".repeat(1 << 20), b"\n"].concat();
+        let escapes = b"{\"id\":1,\"result\":[{\"a\":\"\\u001b[31m\"}]}\n".to_vec();
+        for answer in [deep, escapes] {
+            let (mut client, _) = listener.accept().unwrap();
+            let _ = client.read(&mut [0; 4096]).and_then(|_| client.write_all(&answer)); // it may hang up
+        }
+    });
+    ask().code(1);
+    assert_eq!(ask().code(0).text(), "a=\\u{1b}[31m\n");
+    ends.join().unwrap();
+}
+
+#[test]
+fn the_end_of_a_service_removes_its_own_socket_and_nothing_that_took_its_place() {
+    let dir = TestDir::with_image();
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], ""));
+    let socket = dir.path("control.sock");
+    drop(Service::start(&dir, 1, |_| {}));
+    assert!(!socket.exists(), "its own");
+    let service = Service::start(&dir, 1, |_| {});
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "precious").unwrap();
+    drop(service);
+    assert_eq!(std::fs::read(&socket).unwrap(), b"precious");
+    std::fs::remove_file(&socket).unwrap();
+    let service = Service::start(&dir, 1, |_| {});
+    std::fs::rename(&socket, dir.path("moved.sock")).unwrap();
+    let other = UnixListener::bind(&socket).unwrap();
+    drop(service);
+    assert!(socket.exists(), "another service's");
+    drop(other);
+}

@@ -36,6 +36,7 @@ mod mixing;
 mod mounting;
 mod operators_day;
 mod peers;
+mod private_files;
 mod reading;
 mod reports;
 mod selecting;

@@ -27,6 +27,14 @@ pub(crate) fn dlfs() -> Command {
     command
 }
 
+/// [`dlfs`] in an address space of 1 GiB: it aborts if it keeps what has no end.
+pub(crate) fn dlfs_in_little_memory() -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 1048576; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_dlfs")]);
+    command.stdin(Stdio::null()).env_remove("NO_COLOR");
+    command
+}
+
 /// Runs `dlfs` with `arguments` to its end.
 pub(crate) fn run<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
     let mut command = dlfs();

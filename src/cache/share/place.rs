@@ -1,0 +1,109 @@
+//! Where the processes of a user meet: sockets in a folder that nobody else can use.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Where this process makes the socket `name`. Its folder is made if it is not there.
+///
+/// # Errors
+/// `PermissionDenied`: another user has taken the folder's name, or can use the folder. Those of the operating system.
+pub(super) fn path_of(name: &str) -> io::Result<PathBuf> {
+    Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
+}
+
+/// Where another process of this user may have made it: its environment may be another one.
+pub(super) fn paths_of(name: &str) -> Vec<PathBuf> {
+    let logged_in = Path::new("/run/user").join(user().to_string());
+    let mut folders: Vec<PathBuf> =
+        runtime().into_iter().chain([logged_in]).map(|folder| folder.join("dlfs")).collect();
+    folders.push(below(&std::env::temp_dir()));
+    folders.dedup();
+    folders.retain(|folder| is_private(folder));
+    folders.into_iter().map(|folder| folder.join(name)).collect()
+}
+
+/// `dlfs` in the folder that the system made for the user's sockets, else one below that for temporary files.
+fn folder(runtime: Option<&Path>, temporary: &Path) -> io::Result<PathBuf> {
+    let path = match runtime.filter(|path| is_private(path)) {
+        Some(runtime) => runtime.join("dlfs"),
+        None => below(temporary),
+    };
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ if is_private(&path) => Ok(path),
+        _ => {
+            let why = format!(
+                "{} is no folder of this user alone: remove it, or set XDG_RUNTIME_DIR to a folder of yours with \
+                 mode 0700",
+                path.display()
+            );
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+        }
+    }
+}
+
+fn runtime() -> Option<PathBuf> {
+    std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+}
+
+fn below(temporary: &Path) -> PathBuf {
+    temporary.join(format!("dlfs-{}", user()))
+}
+
+/// Whether it is a folder that this user has to itself.
+fn is_private(path: &Path) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0)
+}
+
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn sockets_lie_where_nobody_else_can_make_one() {
+        let temporary = tempfile::tempdir().unwrap();
+        let runtime = tempfile::tempdir().unwrap();
+        fs::set_permissions(runtime.path(), Permissions::from_mode(0o700)).unwrap();
+        let own = below(temporary.path());
+        let found = |runtime: Option<&Path>| folder(runtime, temporary.path());
+        assert_eq!(found(Some(runtime.path())).unwrap(), runtime.path().join("dlfs"));
+        assert_eq!(found(None).unwrap(), own);
+        assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, 0o700);
+        // A runtime folder that others can use is somebody else's, or none.
+        fs::set_permissions(runtime.path(), Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(found(Some(runtime.path())).unwrap(), own);
+
+        let refused = |what: &str| {
+            let error = found(None).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{what}");
+            assert!(error.to_string().contains("XDG_RUNTIME_DIR"), "{what}: {error}");
+        };
+        fs::set_permissions(&own, Permissions::from_mode(0o770)).unwrap();
+        refused("open to a group");
+        fs::remove_dir(&own).unwrap();
+        fs::write(&own, "").unwrap();
+        refused("a file");
+        fs::remove_file(&own).unwrap();
+        symlink(runtime.path(), &own).unwrap();
+        refused("a link");
+        fs::remove_file(&own).unwrap();
+        fs::create_dir(&own).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+        if std::os::unix::fs::chown(&own, Some(65534), None).is_ok() {
+            refused("another user's");
+        }
+        // As the hint says.
+        fs::set_permissions(runtime.path(), Permissions::from_mode(0o700)).unwrap();
+        found(Some(runtime.path())).unwrap();
+    }
+}
