@@ -14,7 +14,7 @@ use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
 use super::guard::caught;
 use super::input::Input;
-use super::ipc_lengths::Checked;
+use super::ipc_lengths::{Checked, check_footer};
 use super::rows::{Entry, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::compression::read_some;
@@ -60,7 +60,8 @@ fn file(
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
-    let from = Checked::new(from);
+    let mut from = Checked::new(from);
+    opened(|| Ok(check_footer(&mut from)?), input)?;
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
     let decode = move |from: Entry| {

@@ -137,6 +137,17 @@ impl<R: Seek> Seek for Checked<R> {
     }
 }
 
+/// Whether a file has room for its footer, for which the decoder makes room first.
+pub(super) fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
+    let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    match u64::try_from(i32::from_le_bytes(len)).is_ok_and(|len| len <= room) {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "its footer is longer than it")),
+    }
+}
+
 /// The batch of a message, or that of the values of a dictionary.
 fn batch<'a>(message: &Message<'a>) -> Option<RecordBatch<'a>> {
     let values = || message.header_as_dictionary_batch()?.data();
