@@ -148,13 +148,14 @@ const MAX_AT_ONCE: usize = 64;
 /// `Internal`: `work` panicked.
 pub(crate) fn caught<T>(who: &str, work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let error = internal(format!("{who} panicked: {}", panic_message(&*panic)));
+        let error = internal(format!("{who} panicked: {}", panic_message(&*panic as &dyn Any)));
         tracing::error!("{error}");
         error
     })
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
+/// The message of a panic, from its payload.
+pub(crate) fn panic_message(panic: &dyn Any) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }

@@ -36,9 +36,11 @@ use dlfs::{ErrorKind, Result, keys};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 type Place<T> = (&'static str, T);
+type Opens = fn(&Path) -> Result<()>;
+type Makes = fn() -> Vec<u8>;
 
 /// What opens a file that begins with these bytes, and goes on with zeroes for a tebibyte.
-const FILES: &[(&str, &[u8], fn(&Path) -> Result<()>)] = &[
+const FILES: &[(&str, &[u8], Opens)] = &[
     ("state of a run", b"{", |path| load_state(path).map(drop)),
     ("plan of parts", b"DLFSPLAN\x03", |path| {
         // The length of its head stands before the 16 bytes at its end.
@@ -108,7 +110,7 @@ const SECTIONS: &[Place<u16>] = &[
 ];
 
 /// Members of archives, and records.
-const RECORDS: &[Place<fn() -> Vec<u8>>] = &[
+const RECORDS: &[Place<Makes>] = &[
     ("a.tar", || sized(member("a", b'0', "", b"a"), b"77777777777\0")),
     ("extended.tar", || sized(member("a", b'x', "", b"a"), b"77777777777\0")),
     ("name.tar", || sized(member("a", b'L', "", b"a"), b"77777777777\0")),
@@ -124,6 +126,7 @@ const RECORDS: &[Place<fn() -> Vec<u8>>] = &[
         let len = (1_u64 << 39).to_le_bytes();
         [&len[..], &masked(&len)].concat()
     }),
+    ("footer.arrow", || [&b"ARROW1\0\0"[..], &i32::MAX.to_le_bytes(), b"ARROW1"].concat()),
     #[cfg(feature = "formats")]
     ("stream.arrow", || lz4(false)),
     #[cfg(feature = "formats")]

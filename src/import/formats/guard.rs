@@ -7,6 +7,8 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
+use crate::threads::panic_message;
+
 thread_local! {
     /// Whether this thread runs a decoder.
     static DECODES: Cell<bool> = const { Cell::new(false) };
@@ -43,7 +45,7 @@ fn described(panic: &PanicHookInfo<'_>) -> String {
         let file = &at.file()[krate.map_or(0, |slash| slash + 1)..];
         format!("at {file}:{}", at.line())
     });
-    let message = panic.payload_as_str().unwrap_or("without a message").replace('\n', " ");
+    let message = panic_message(panic.payload()).replace('\n', " ");
     format!("{place}: {message}")
 }
 

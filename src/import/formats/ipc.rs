@@ -4,7 +4,7 @@
 //! messages does too. All writers in use write the marker, so dlfs takes a stream without it for a cut one.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
@@ -62,6 +62,8 @@ fn file(
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
+    let mut from = from;
+    opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
     let (columns, input) = (arrow_cells::columns(&reader.schema()), input.clone());
@@ -115,6 +117,17 @@ pub(super) fn stream(
         Ok(Batches { each: Box::new(each), unwanted: from.rows })
     };
     Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
+}
+
+/// Whether a file has room for its footer, for which the decoder makes room first.
+fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
+    let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    match u64::try_from(i32::from_le_bytes(len)).is_ok_and(|len| len <= room) {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "its footer is longer than it")),
+    }
 }
 
 fn opened<R>(

@@ -142,9 +142,18 @@ impl Body {
             self.stated.clear();
             self.begins.pop();
             expansion.make(Expands::Packed, len)?;
+            has_memory(len)?;
         }
         Ok(())
     }
+}
+
+/// The decoder of LZ4 ends the process where there is no such memory.
+fn has_memory(len: u64) -> Result<(), BadReason> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    Vec::<u8>::new().try_reserve_exact(len).map_err(|_| {
+        BadReason::Decoder(format!("a buffer is to have {len} bytes, and there is no such memory"))
+    })
 }
 
 impl<R: Read> Read for StatedBuffers<R> {

@@ -1,8 +1,8 @@
 //! Passes bytes from peers, media and users to their decoders: the drivers of all fuzzing.
 //!
-//! A [`Target`] decodes one kind of input and asserts its invariants. `src/bin` has one libFuzzer
-//! program per target; `tests/heap/fuzz.rs` of dlfs runs the same targets with seeded damage and replays
-//! their corpora, without a fuzzing engine.
+//! A [`Target`] decodes one kind of input and asserts its invariants. `src/main.rs` is the libFuzzer program of
+//! all; `tests/heap/fuzz.rs` of dlfs runs the same targets with seeded damage and replays their corpora, without a
+//! fuzzing engine.
 //!
 //! A checksum stops accidents, not an adversary. So each input is decoded as it is and, if its
 //! format has checksums, again with all of them corrected; otherwise the code behind the checks
@@ -22,6 +22,7 @@ pub mod media;
 pub mod raw_host;
 pub mod rows;
 pub mod script;
+pub mod servers;
 pub mod session;
 pub mod text;
 pub mod tiers;
@@ -50,6 +51,8 @@ pub struct Target {
 
 /// All of them.
 pub const TARGETS: &[&Target] = &[
+    &rows::ARROW,
+    &rows::PARQUET,
     &rows::ROWS,
     &archives::GZIP,
     &archives::LIST,
@@ -63,6 +66,11 @@ pub const TARGETS: &[&Target] = &[
     &media::RECORD,
     &media::SNAPSHOT,
     &media::SUPERBLOCK,
+    &servers::CATALOG,
+    &servers::CONTROL,
+    &servers::REDIS,
+    #[cfg(feature = "cloud")]
+    &servers::STORE,
     &session::SESSION,
     &text::ADDRESS,
     &text::OPTION,

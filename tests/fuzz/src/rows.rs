@@ -13,6 +13,26 @@ use super::archives::folder;
 pub const ROWS: Target =
     Target { name: "rows", seeds, refit: None, run: read, heap_bytes: 8 << 20, rounds: 600 };
 
+/// An Arrow file or stream.
+pub const ARROW: Target = Target {
+    name: "arrow",
+    seeds: arrows,
+    refit: None,
+    run: arrow,
+    heap_bytes: 64 << 20,
+    rounds: 100,
+};
+
+/// A Parquet file.
+pub const PARQUET: Target = Target {
+    name: "parquet",
+    seeds: parquets,
+    refit: None,
+    run: parquet,
+    heap_bytes: 64 << 20,
+    rounds: 100,
+};
+
 const MDS_INDEX: &str = r#"{"version": 2, "shards": [{"format": "mds", "column_names": ["a", "b", "n"],
     "column_encodings": ["bytes", "ndarray", "int"], "column_sizes": [null, null, 8],
     "raw_data": {"basename": "shard"}, "zip_data": null}]}"#;
@@ -33,6 +53,44 @@ fn seeds() -> Vec<Vec<u8>> {
         kind(3, LITDATA_INDEX.as_bytes()),
         kind(4, LINES.as_bytes()),
     ]
+}
+
+fn arrows() -> Vec<Vec<u8>> {
+    let big_endian = &include_bytes!("../../rows/big-endian.arrow")[..];
+    let files = [
+        include_bytes!("../../rows/differing-0.arrow"),
+        &include_bytes!("../../rows/differing-1.arrow")[..],
+    ];
+    files.into_iter().chain([big_endian]).map(<[u8]>::to_vec).collect()
+}
+
+fn parquets() -> Vec<Vec<u8>> {
+    let files = [
+        include_bytes!("../../rows/checksums.parquet"),
+        &include_bytes!("../../rows/differing-1.parquet")[..],
+    ];
+    files
+        .into_iter()
+        .chain([&include_bytes!("../../rows/pair-0.parquet")[..]])
+        .map(<[u8]>::to_vec)
+        .collect()
+}
+
+fn arrow(input: &[u8]) {
+    alone(SourceKind::Arrow, input);
+}
+
+fn parquet(input: &[u8]) {
+    alone(SourceKind::Parquet, input);
+}
+
+/// Rows of one file.
+fn alone(kind: SourceKind, input: &[u8]) {
+    let dir = folder();
+    let path = dir.path().join("rows");
+    std::fs::write(&path, input).unwrap();
+    // Runs of values, and compressed pages.
+    rows_of(kind, &path, 1 << 20);
 }
 
 fn mds_items() -> Vec<Vec<u8>> {

@@ -1,4 +1,0 @@
-//! Fuzzes chunk headers.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::media::CHUNK.check(input));

@@ -1,4 +1,0 @@
-//! Fuzzes opening, reading and verifying images that lie.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::image::IMAGE.check(input));

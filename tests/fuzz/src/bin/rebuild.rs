@@ -1,4 +1,0 @@
-//! Fuzzes rebuilding images that lie.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::image::REBUILD.check(input));

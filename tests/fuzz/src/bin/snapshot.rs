@@ -1,4 +1,0 @@
-//! Fuzzes directory snapshots.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::media::SNAPSHOT.check(input));

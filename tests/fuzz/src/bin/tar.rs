@@ -1,4 +1,0 @@
-//! Fuzzes tar archives and WebDataset shards.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| dlfs_fuzz::archives::TAR.check(input));
