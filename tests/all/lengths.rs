@@ -139,7 +139,10 @@ const TESTS: &[Place<fn()>] = &[
     ("target: PDUs in the wrong state", target_hostile::every_pdu_type_in_the_wrong_state_ends_only_its_own_connection),
     ("target: data", target_hostile::data_that_nobody_asked_for_end_only_their_own_connection),
     ("target: commands", target_hostile::every_opcode_on_either_queue_is_answered_and_changes_nothing),
-    ("target: messages of authentication", target_authentication::messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served),
+    (
+        "target: messages of authentication",
+        target_authentication::messages_out_of_turn_and_of_wrong_form_are_refused_and_nothing_is_served,
+    ),
     ("host: the first answer", tcp_hostile::every_invalid_ic_resp_is_refused_with_the_reason),
     ("host: Identify", tcp_hostile::every_impossible_identify_page_is_refused_and_odd_ones_are_not),
     ("host: discovery log", tcp_hostile::an_impossible_discovery_log_is_refused_in_bounded_time),

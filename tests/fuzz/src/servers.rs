@@ -15,7 +15,7 @@ use dlfs::places::{Client, Place, PlaceOptions};
 
 use super::Target;
 
-#[allow(dead_code)] // the command uses the other side
+#[allow(dead_code, unreachable_pub)] // the command uses the other side
 #[path = "../../../tools/cli/src/service/control.rs"]
 mod control;
 
