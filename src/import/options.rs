@@ -333,46 +333,61 @@ pub struct BadEntries(pub Vec<BadEntry>);
 
 impl fmt::Display for BadEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, entry) in self.0.iter().enumerate() {
+        for (at, entry) in self.0.iter().take(MOST_SHOWN).enumerate() {
             let separator = if at == 0 { "" } else { "\n    " };
             write!(f, "{separator}{entry}")?;
         }
-        Ok(())
+        match self.0.len().saturating_sub(MOST_SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n    and {more} more"),
+        }
     }
 }
 
 impl std::error::Error for BadEntries {}
 
 impl BadEntries {
-    /// The error that lists all of them.
+    /// The error that lists them.
     pub fn into_error(self) -> Error {
-        let count = self.0.len();
-        let hint = if self.0.iter().any(|bad| bad.reason == BadReason::ComesAgain) {
-            "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a store \
-             here first"
-        } else if self.0.iter().any(|bad| bad.reason == BadReason::OtherHost) {
-            "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may name beside its own"
-        } else if self.0.iter().any(|bad| matches!(bad.reason, BadReason::InStream(_))) {
-            "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here first, or \
-             leave such members out with --on-error skip"
-        } else if self.0.iter().any(|bad| bad.reason == BadReason::TwiceInFolders) {
-            "--prefix puts the folder or list in front of each name"
+        let hint = self.way().unwrap_or("repair them, or leave them out with --on-error skip");
+        let text = format!("{} entries of the source cannot be imported", self.0.len());
+        Error::new(ErrorKind::BadSource, text).hint(hint).source(self)
+    }
+
+    /// A way to import them, where there is one.
+    fn way(&self) -> Option<&'static str> {
+        let any = |is: fn(&BadReason) -> bool| self.0.iter().any(|bad| is(&bad.reason));
+        if any(|reason| *reason == BadReason::ComesAgain) {
+            Some(
+                "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a \
+                 store here first",
+            )
+        } else if any(|reason| *reason == BadReason::OtherHost) {
+            Some(
+                "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may name beside its own",
+            )
+        } else if any(|reason| matches!(reason, BadReason::InStream(_))) {
+            Some(
+                "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here \
+                 first, or leave such members out with --on-error skip",
+            )
+        } else if any(|reason| *reason == BadReason::TwiceInFolders) {
+            Some("--prefix puts the folder or list in front of each name")
         } else {
-            "repair them, or leave them out with --on-error skip"
-        };
-        Error::new(
-            ErrorKind::BadSource,
-            format!("{count} entries of the source cannot be imported"),
-        )
-        .hint(hint)
-        .source(self)
+            None
+        }
     }
 }
+
+/// More bad entries than anybody reads.
+const MOST_SHOWN: usize = 1000;
 
 /// The error for a source without any importable sample, whose files were treated so.
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
     if !bad.is_empty() {
-        return BadEntries(bad).into_error();
+        let bad = BadEntries(bad);
+        let hint = bad.way().unwrap_or("repair them: without them there is no sample");
+        return bad.into_error().hint(hint);
     }
     FileCounts::of(counts).of_no_sample(kind)
 }

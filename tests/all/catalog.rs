@@ -191,7 +191,7 @@ fn a_folder_with_other_files_is_not_made_a_catalogue() {
 }
 
 #[test]
-fn damaged_later_and_hostile_entries_are_named_and_half_written_ones_are_not_seen() {
+pub(crate) fn damaged_later_and_hostile_entries_are_named_and_half_written_ones_are_not_seen() {
     let folder = tempfile::tempdir().unwrap();
     let catalog = open(folder.path());
     catalog.add("train", &record(1, 1)).unwrap();
@@ -340,7 +340,7 @@ fn links_and_special_files_in_a_catalogue_are_refused_and_nothing_outside_is_rea
 }
 
 #[test]
-fn records_with_absurd_images_are_damaged_and_messages_stay_on_their_lines() {
+pub(crate) fn records_with_absurd_images_are_damaged_and_messages_stay_on_their_lines() {
     let folder = tempfile::tempdir().unwrap();
     let catalog = open(folder.path());
     catalog.add("train", &record(1, 1)).unwrap();

@@ -172,7 +172,7 @@ fn an_image_from_elsewhere_has_no_mark_of_origins() {
 }
 
 #[test]
-fn damaged_origins_stop_their_listing_and_nothing_else() {
+pub(crate) fn damaged_origins_stop_their_listing_and_nothing_else() {
     let store = ObjectStore::good();
     store.put("0.tar", tar(&["a", "b", "c"]));
     let devices = memory();

@@ -15,11 +15,11 @@ use crate::import_support::options;
 use crate::support::alone::again;
 use crate::support::archives::{fix_checksum, masked, member};
 use crate::{
-    format_damage, import_damage, import_rows, import_sparse, lying_images, target_authentication,
-    target_hostile, tcp_hostile,
+    catalog, format_damage, import_damage, import_rows, import_sparse, lying_images, metrics,
+    sample_ranges, target_authentication, target_hostile, tcp_hostile,
 };
 #[cfg(feature = "cloud")]
-use crate::{places_plain, places_redirects};
+use crate::{import_origins, places_plain, places_redirects};
 use dlfs::cache::Environment;
 use dlfs::catalog::Catalog;
 use dlfs::dataset::{Image, OpenOptions, ViewSource, class_names, load_state};
@@ -131,6 +131,10 @@ const RECORDS: &[Place<Makes>] = &[
     ("stream.arrow", || lz4(false)),
     #[cfg(feature = "formats")]
     ("file.arrow", || lz4(true)),
+    #[cfg(feature = "formats")]
+    ("block.arrow", block),
+    #[cfg(feature = "formats")]
+    ("page.parquet", page),
 ];
 
 /// Tests of hostile peers that run again.
@@ -155,6 +159,21 @@ const TESTS: &[Place<fn()>] = &[
     ("journal", import_damage::a_journal_that_names_ids_which_the_image_does_not_have_is_refused),
     ("archive: maps of sparse members", import_sparse::a_map_that_lies_names_its_member_and_what_follows_is_read),
     ("shards of rows", import_rows::damaged_shards_are_refused_with_their_names),
+    (
+        "catalogue: entries",
+        catalog::damaged_later_and_hostile_entries_are_named_and_half_written_ones_are_not_seen,
+    ),
+    (
+        "catalogue: records",
+        catalog::records_with_absurd_images_are_damaged_and_messages_stay_on_their_lines,
+    ),
+    #[cfg(feature = "cloud")]
+    ("image: origins", import_origins::damaged_origins_stop_their_listing_and_nothing_else),
+    (
+        "image: headers of ranges",
+        sample_ranges::a_header_that_is_damaged_or_of_another_sample_is_not_believed,
+    ),
+    ("port of metrics", metrics::requests_that_are_wrong_slow_or_never_end_delay_nobody),
     #[cfg(feature = "cloud")]
     ("store: answers without an end", places_redirects::answers_and_listings_without_an_end_are_errors),
     #[cfg(feature = "cloud")]
@@ -269,15 +288,59 @@ fn import_shard(path: &Path, kind: &str) -> Result<()> {
     import(&folder, options(Onto::Empty))
 }
 
+#[cfg(feature = "formats")]
+fn batch() -> arrow_array::RecordBatch {
+    let column: arrow_array::ArrayRef =
+        Arc::new(arrow_array::Int64Array::from_iter_values(0..1000));
+    arrow_array::RecordBatch::try_from_iter([("a", column)]).unwrap()
+}
+
+/// An Arrow file whose footer lists a block of a tebibyte.
+#[cfg(feature = "formats")]
+fn block() -> Vec<u8> {
+    let batch = batch();
+    let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    let mut bytes = writer.into_inner().unwrap();
+    let end = bytes.len() - 10;
+    let len = i32::from_le_bytes(bytes[end..end + 4].try_into().unwrap()) as usize;
+    let footer = end - len;
+    let body = {
+        let found = arrow_ipc::root_as_footer(&bytes[footer..end]).unwrap();
+        found.recordBatches().unwrap().get(0).bodyLength().to_le_bytes()
+    };
+    let at = bytes[footer..].windows(8).position(|found| found == body).unwrap() + footer;
+    bytes[at..at + 8].copy_from_slice(&TIB.to_le_bytes());
+    bytes
+}
+
+/// A Parquet file whose first page is to become 2 GiB.
+#[cfg(feature = "formats")]
+fn page() -> Vec<u8> {
+    use parquet::basic::Compression;
+    use parquet::file::properties::WriterProperties;
+
+    let (mut bytes, batch) = (Vec::new(), batch());
+    let plain = WriterProperties::builder().set_dictionary_enabled(false);
+    let set = plain.set_compression(Compression::LZ4_RAW).build();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(&mut bytes, batch.schema(), Some(set)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    // Its header begins behind the 4 magic bytes: the type, and the length when it is decompressed.
+    assert_eq!((bytes[4], bytes[6]), (0x15, 0x15));
+    let len = 1 + bytes[7..].iter().position(|byte| *byte < 0x80).unwrap();
+    bytes.splice(7..7 + len, [0xfe, 0xff, 0xff, 0xff, 0x0f]);
+    bytes
+}
+
 /// An Arrow file or stream in LZ4 whose buffer is to become a tebibyte.
 #[cfg(feature = "formats")]
 fn lz4(is_file: bool) -> Vec<u8> {
-    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
     use arrow_ipc::CompressionType;
     use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 
-    let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
-    let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
+    let batch = batch();
     let (schema, options) = (batch.schema(), IpcWriteOptions::default());
     let options = options.try_with_compression(Some(CompressionType::LZ4_FRAME)).unwrap();
     let mut bytes = if is_file {

@@ -214,7 +214,7 @@ fn the_page_says_what_target_readers_and_files_say_and_keeps_what_has_ended() {
 }
 
 #[test]
-fn requests_that_are_wrong_slow_or_never_end_delay_nobody() {
+pub(crate) fn requests_that_are_wrong_slow_or_never_end_delay_nobody() {
     let exporter = Exporter::serve("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = exporter.local_addr();
     // More than it serves at a time, each silent or in the middle of a request.

@@ -292,7 +292,7 @@ fn a_sample_without_checksums_of_pieces_is_read_whole_once_however_many_threads_
 }
 
 #[test]
-fn a_header_that_is_damaged_or_of_another_sample_is_not_believed() {
+pub(crate) fn a_header_that_is_damaged_or_of_another_sample_is_not_believed() {
     let samples = [sample("a", None, 3 << 20), sample("b", None, 3 << 20)];
     let mut media = images::Image::new(1, Pack::Tight);
     media.add(&samples, 0, 0, &[]);

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
+use arrow_ipc::Block;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
@@ -119,14 +120,28 @@ pub(super) fn stream(
     Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
 }
 
-/// Whether a file has room for its footer, for which the decoder makes room first.
+/// Whether a file has room for its footer, and for the blocks that this lists: the decoder makes room for them first.
 fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
     let mut len = [0; 4];
     from.read_exact(&mut len)?;
-    match u64::try_from(i32::from_le_bytes(len)).is_ok_and(|len| len <= room) {
+    let len = u64::try_from(i32::from_le_bytes(len)).ok().filter(|len| *len <= room);
+    let begin = room - len.ok_or_else(|| bad("its footer is longer than it"))?;
+    from.seek(SeekFrom::Start(begin))?;
+    let mut footer = Vec::new();
+    from.take(room - begin).read_to_end(&mut footer)?;
+    // What is no footer is told by the decoder.
+    let Ok(footer) = arrow_ipc::root_as_footer(&footer) else { return Ok(()) };
+    let mut blocks = footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten();
+    let is_within = |block: &Block| {
+        let parts = [block.offset(), block.metaDataLength().into(), block.bodyLength()];
+        let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
+        parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
+    };
+    match blocks.all(is_within) {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "its footer is longer than it")),
+        false => Err(bad("its footer lists a block that ends behind it")),
     }
 }
 

@@ -49,6 +49,8 @@ mod parquet;
 mod rows;
 #[cfg(feature = "formats")]
 mod stated_buffers;
+#[cfg(feature = "formats")]
+mod stated_pages;
 
 use std::sync::Arc;
 

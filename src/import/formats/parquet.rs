@@ -20,6 +20,7 @@ use super::guard::caught;
 use super::input::Input;
 use super::pages::PageFile;
 use super::rows::{Entry, RowReader};
+use super::stated_pages::StatedPages;
 use crate::import::options::RowOptions;
 use crate::{Error, ErrorKind, Result};
 
@@ -54,6 +55,7 @@ fn rows_of(
         let text = format!("the Parquet file cannot be read: {what}");
         Error::new(ErrorKind::BadSource, text).path(&path)
     };
+    let from = StatedPages(from, input.expansion.clone());
     let (columns, decoder) = caught(|| decoder(from, options)).map_err(&bad)?;
     of_columns(columns.len());
     let decode = move |from: Entry| caught(|| batches(decoder, from.rows)).map_err(bad);

@@ -148,8 +148,8 @@ impl Body {
     }
 }
 
-/// The decoder of LZ4 ends the process where there is no such memory.
-fn has_memory(len: u64) -> Result<(), BadReason> {
+/// Whether there is so much memory: decoders end the process where it is not.
+pub(super) fn has_memory(len: u64) -> Result<(), BadReason> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| {
         BadReason::Decoder(format!("a buffer is to have {len} bytes, and there is no such memory"))

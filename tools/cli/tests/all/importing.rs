@@ -344,9 +344,9 @@ fn a_sparse_member_is_expanded_and_what_follows_it_is_imported() {
 #[test]
 fn a_file_on_which_a_decoder_panics_is_named_on_one_line() {
     let dir = TestDir::new();
-    let rows = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rows/stream.arrow");
+    let rows = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rows/file.arrow");
     let mut bytes = fs::read(rows).unwrap();
-    bytes[3210] = 1;
+    bytes[4970] = 1;
     fs::write(dir.path("bad.arrow"), bytes).unwrap();
     let import = |more: &[&str]| {
         let mut command = dlfs();
@@ -355,10 +355,10 @@ fn a_file_on_which_a_decoder_panics_is_named_on_one_line() {
         common::finish(command)
     };
     let refused = import(&[]).code(1);
-    refused.complains_of(&["bad.arrow/22: its decoder failed at ", "--on-error skip"]);
+    refused.complains_of(&["bad.arrow/11: its decoder failed at ", "--on-error skip"]);
     assert_eq!(refused.stderr.lines().count(), 3, "{}", refused.stderr);
     let json = import(&["--on-error", "skip", "--json"]).quiet().json();
-    assert_eq!((&json["samples"], &json["bad"][0]["name"]), (&22.into(), &"bad.arrow/22".into()));
+    assert_eq!((&json["samples"], &json["bad"][0]["name"]), (&11.into(), &"bad.arrow/11".into()));
 }
 
 #[test]
