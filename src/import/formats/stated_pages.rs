@@ -27,39 +27,52 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
         let (mut from, mut head) = (self.0.get_read(start)?, Vec::new());
         from.by_ref().take(HEAD_BYTES).read_to_end(&mut head)?;
-        if let Some(len) = len_when_decompressed(&head) {
-            let made = self.1.make(Expands::Packed, len).and_then(|()| has_memory(len));
-            made.map_err(|reason| ParquetError::General(reason.to_string()))?;
-        }
+        self.check(lens(&head))?;
         Ok(Cursor::new(head).chain(from))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
-        self.0.get_bytes(start, length)
+        let bytes = self.0.get_bytes(start, length)?;
+        // With its header where an index says how long the page is; what a page holds begins otherwise.
+        let lens = lens(&bytes[..bytes.len().min(HEAD_BYTES as usize)]);
+        self.check(lens.filter(|(_, packed)| *packed <= length as u64))?;
+        Ok(bytes)
     }
 }
 
-/// What the header of a page states; `None`: it is none.
-fn len_when_decompressed(head: &[u8]) -> Option<u64> {
-    let mut head = head.iter();
-    let mut number = || {
-        let is_number = *head.next()? == INTEGER_IN_NEXT_FIELD;
-        let mut number = 0;
-        for nth in 0..5 {
-            let byte = *head.next().filter(|_| is_number)?;
-            number |= u64::from(byte & 0x7f) << (7 * nth);
-            if byte < 0x80 {
-                return (number % 2 == 0).then_some(number / 2);
-            }
-        }
-        None
-    };
-    let [_, decompressed, _] = [number()?, number()?, number()?];
-    Some(decompressed)
+impl<F> StatedPages<F> {
+    fn check(&self, lens: Option<(u64, u64)>) -> ParquetResult<()> {
+        let Some((len, _)) = lens else { return Ok(()) };
+        let made = self.1.make(Expands::Packed, len).and_then(|()| has_memory(len));
+        made.map_err(|reason| ParquetError::General(reason.to_string()))
+    }
 }
 
-/// As long as three fields of 32 bits are.
-const HEAD_BYTES: u64 = 18;
+/// What the header of a page states: its length when it is decompressed, and as it is. `None`: it is none.
+fn lens(head: &[u8]) -> Option<(u64, u64)> {
+    let mut head = head.iter();
+    // As the decoder reads it: numbers may be longer than needed, and the last 32 bits count.
+    let mut number = || {
+        if *head.next()? != INTEGER_IN_NEXT_FIELD {
+            return None;
+        }
+        let (mut number, mut shift) = (0, 0);
+        loop {
+            let byte = *head.next()?;
+            number |= u64::from(byte & 0x7f).wrapping_shl(shift);
+            shift += 7;
+            if byte < 0x80 {
+                let signed = (number >> 1) as i64 ^ -((number & 1) as i64);
+                return u64::try_from(signed as i32).ok();
+            }
+        }
+    };
+    let [_, len, packed] = [number()?, number()?, number()?];
+    Some((len, packed))
+}
+
+/// The most that three such fields have, unless their numbers are longer than 64 bits.
+const HEAD_BYTES: u64 = 33;
 const INTEGER_IN_NEXT_FIELD: u8 = 0x15;
 
 #[cfg(test)]
@@ -68,13 +81,13 @@ mod tests {
 
     #[test]
     fn the_first_numbers_of_a_header_are_found_and_others_are_none() {
-        assert_eq!(len_when_decompressed(&[0x15, 0, 0x15, 0x80, 0x08, 0x15, 2, 0x2c]), Some(512));
+        assert_eq!(lens(&[0x15, 0, 0x15, 0x80, 0x08, 0x15, 2, 0x2c]), Some((512, 1)));
         let most = [0x15, 0, 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x15, 2];
-        assert_eq!(len_when_decompressed(&most), Some(0x7fff_ffff));
+        assert_eq!(lens(&most), Some((0x7fff_ffff, 1)));
         for other in
             [&b"\x15\0\x15\x01\x15\x02"[..], b"\x15\0\x15", b"PAR1", b"\x1c\0\x15\x02\x15\x02"]
         {
-            assert_eq!(len_when_decompressed(other), None, "{other:?}");
+            assert_eq!(lens(other), None, "{other:?}");
         }
     }
 }

@@ -294,8 +294,15 @@ fn a_service_that_drains_still_answers_and_takes_no_change() {
     write(&dir, &one("127.0.0.1:0", &[(1, &address)], ""));
     let mut service = Service::start(&dir, 1, |_| {});
     let mut job = reader(&dir, &service.address(1), "nqn.2026-11.io.dlfs:job");
-    wait_until("the job reads", || service.asked(&["stats"])[0]["reads"].as_u64() > Some(1000));
+    let reads = || service.asked(&["stats"])[0]["reads"].as_u64();
+    wait_until("the job reads", || reads() > Some(1000));
     way.close(true);
+    // A job without a read under way would be gone as soon as the service drains.
+    wait_until("the job waits", || {
+        let before = reads();
+        std::thread::sleep(Duration::from_millis(300));
+        before == reads()
+    });
     signal(&job, "STOP");
     let mut client = Client::of(&service);
     client.say(
