@@ -97,8 +97,8 @@ def import_(
         given = _mapping(fields)
         types = [f"{field}:{kind}" for field, kind in given.items() if kind]
         table = None if columns is None else os.fspath(columns)  # type: ignore[arg-type]
-        more = {"field_types": types, "columns": table, "from": from_, "on_error": on_error, "resume": resume}
-        more |= {"prefix": prefix, "nested": nested, "max_expansion": max_expansion}
+        more: dict[str, object] = {"field_types": types, "columns": table, "from": from_, "on_error": on_error}
+        more |= {"resume": resume, "prefix": prefix, "nested": nested, "max_expansion": max_expansion}
         more["classes"] = None if classes is None else os.fspath(classes)
         more["split"] = [split] if isinstance(split, str) else list(split or ())
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
