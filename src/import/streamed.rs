@@ -384,7 +384,7 @@ impl<'a> StreamImport<'a> {
         let mut bad = None;
         let mut give = |take: &mut dyn FnMut(&[u8]) -> Result<()>| match sample.unread {
             0 => give_record(sample, &lens, take),
-            _ => give_unread(source, take, &mut bad),
+            len => give_unread(source, len, take, &mut bad),
         };
         let pushed = self.chunks.push(&meta, NewRecord { len, give: &mut give });
         if let Some(reason) = bad {
@@ -449,16 +449,22 @@ fn give_record(
     sample.fields.iter().flatten().try_for_each(|field| take(field))
 }
 
-/// Gives what is unread of the sample that was read last; `bad` says why it cannot be imported, if so.
+/// Gives the `len` bytes that are unread of the sample that was read last; `bad` says why it cannot be imported, if so.
 fn give_unread(
     source: &mut dyn SampleStream,
+    len: u64,
     take: &mut dyn FnMut(&[u8]) -> Result<()>,
     bad: &mut Option<BadReason>,
 ) -> Result<()> {
-    let mut piece = vec![0; PIECE_BYTES];
-    loop {
-        match source.read_on(&mut piece) {
-            Ok(0) => return Ok(()),
+    let (mut piece, mut left) = (vec![0; PIECE_BYTES], len);
+    while left > 0 {
+        let read = source.read_on(&mut piece).and_then(|read| {
+            // The length is laid out already: with fewer bytes the sample would end in what was there before.
+            let rest = left.checked_sub(read as u64).filter(|_| read > 0);
+            left = rest.ok_or(BadReason::Truncated("it has not as many bytes as it states"))?;
+            Ok(read)
+        });
+        match read {
             Ok(read) => take(&piece[..read])?,
             Err(reason) => {
                 let error = Error::new(ErrorKind::BadSource, reason.to_string());
@@ -467,6 +473,7 @@ fn give_unread(
             }
         }
     }
+    Ok(())
 }
 
 /// Samples that are shuffled together where they come as a stream; a longer one is read in pieces, where it can be.

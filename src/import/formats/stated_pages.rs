@@ -33,7 +33,8 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
         let bytes = self.0.get_bytes(start, length)?;
-        // With its header where an index says how long the page is; what a page holds begins otherwise.
+        // With its header where an index says how long the page is. What a page holds may begin so by chance, and then
+        // counts as the small page that it seems to be.
         let lens = lens(&bytes[..bytes.len().min(HEAD_BYTES as usize)]);
         self.check(lens.filter(|(_, packed)| *packed <= length as u64))?;
         Ok(bytes)
