@@ -23,7 +23,8 @@ const USAGE: &str = "cargo bench --bench doors -- [--only PARTS] [--rounds N] [-
 
 Needs `cargo build --release -p dlfs-cli` and the same with `-p dlfs-preload` before, root and /dev/fuse;
 squashfuse and mksquashfs for the sides of that name, Python for the parts `folder` and `records`, with torchvision
-(--python) for its ImageFolder, and for the part `guest` what tools/check --setup installs.
+(--python) for its ImageFolder, mke2fs, a loop device and control groups (blkio or io, memory) for `records`, and
+for the part `guest` what tools/check --setup installs.
 PARTS, separated by commas: small, long, names, folder, records, guest.";
 
 /// Measures one part and prints its rows.
