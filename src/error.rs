@@ -1,6 +1,6 @@
 //! The library's error type: a kind to act on, a context to read, and a source.
 //!
-//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, [`crate::nvme`] statuses). They
+//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, statuses of NVMe). They
 //! become an [`Error`] where the context (target, sample, file) is known.
 
 use std::borrow::Cow;
@@ -240,12 +240,6 @@ impl From<std::io::Error> for Error {
             _ => ErrorKind::Io,
         };
         Error::new(kind, "the operating system refused a call").source(error)
-    }
-}
-
-impl From<crate::nvme::AddressError> for Error {
-    fn from(error: crate::nvme::AddressError) -> Error {
-        Error::new(ErrorKind::InvalidArgument, error.to_string())
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 
 use super::nqn::{Nqn, NqnError};
+use crate::error::{Error, ErrorKind};
 use crate::units::Nsid;
 
 /// A namespace of an NVMe/TCP target.
@@ -128,6 +129,12 @@ pub enum AddressError {
         /// The allowed values.
         expected: &'static str,
     },
+}
+
+impl From<AddressError> for Error {
+    fn from(error: AddressError) -> Error {
+        Error::new(ErrorKind::InvalidArgument, error.to_string())
+    }
 }
 
 pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
