@@ -13,7 +13,7 @@
 //!  2  qpair (engines)   |  plan -> order, tier, posix, view -> directory
 //!  1  tcp    auth  tls    places  |  format        left: how blocks and bytes travel; right: samples, and how they lie
 //!  0  nvme    buf    permutation    checksum    units    process    sync    threads    replace_file    random    error
-//!     metrics    exporter    report    nameless_file    folders    beneath
+//!     metrics    registry    exporter    report    nameless_file    folders    beneath
 //! ```
 //!
 //! A module uses what stands lower and what an arrow names; the left side knows no samples and the
@@ -68,6 +68,7 @@ pub mod process;
 pub mod qpair;
 mod random;
 pub mod reader;
+mod registry;
 mod replace_file;
 pub mod report;
 #[cfg(feature = "spdk")]

@@ -29,7 +29,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("nvme", "error units"),
     ("error", "units"),
     ("auth", "nvme"),
-    ("places", "error exporter metrics nameless_file process random threads"),
+    ("places", "error metrics nameless_file process random registry threads"),
     ("random", "error"),
     ("threads", "error"),
     ("buf", "error sync units"),
@@ -37,7 +37,8 @@ const LAYERS: &[(&str, &str)] = &[
     ("folders", "error"),
     ("metrics", ""),
     ("report", "metrics"),
-    ("exporter", "error metrics process threads"),
+    ("registry", "metrics process"),
+    ("exporter", "error metrics process registry threads"),
     ("sync", ""),
     ("tls", "auth nvme"),
     ("tcp", "buf checksum nvme units"),
@@ -45,7 +46,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("format", "buf checksum error permutation units"),
     (
         "qpair",
-        "auth buf error exporter folders metrics nvme places process random spdk sync tcp threads tls units",
+        "auth buf error folders metrics nvme places process random registry spdk sync tcp threads tls units",
     ),
     ("directory", "buf checksum format units"),
     ("posix", "directory format units"),
@@ -60,28 +61,28 @@ const LAYERS: &[(&str, &str)] = &[
     ),
     (
         "cache",
-        "buf directory error exporter format metrics nvme plan process qpair threads tier units",
+        "buf directory error format metrics nvme plan process qpair registry threads tier units",
     ),
     ("catalog", "beneath directory error format nvme random replace_file threads units"),
     (
         "import",
-        "beneath buf catalog checksum directory error exporter folders format metrics nameless_file nvme permutation \
-         places process qpair random replace_file threads units",
+        "beneath buf catalog checksum directory error folders format metrics nameless_file nvme permutation \
+         places process qpair random registry replace_file threads units",
     ),
-    ("target", "auth buf error exporter metrics nvme process qpair random tcp threads tls units"),
+    ("target", "auth buf error metrics nvme process qpair random registry tcp threads tls units"),
     (
         "peers",
-        "auth buf directory error exporter keys metrics nvme order plan process qpair random target threads tier units",
+        "auth buf directory error keys metrics nvme order plan process qpair random registry target threads tier units",
     ),
     (
         "store",
-        "buf cache checksum directory error exporter format metrics nvme order peers process qpair threads tier units",
+        "buf cache checksum directory error format metrics nvme order peers process qpair registry threads tier units",
     ),
     ("keys", "auth error nvme qpair random target tls units"),
     (
         "dataset",
-        "buf cache catalog directory error exporter format metrics nvme order peers places plan posix prefetch process \
-         qpair reader replace_file report store threads tier units view",
+        "buf cache catalog directory error format metrics nvme order peers places plan posix prefetch process \
+         qpair reader registry replace_file report store threads tier units view",
     ),
 ];
 

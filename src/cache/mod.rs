@@ -71,13 +71,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::directory::Intact;
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::format::Uuid;
 use crate::metrics::{Measured, Snapshot};
 use crate::plan::Source;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
+use crate::registry::Registration;
 use crate::threads::Fate;
 use crate::tier::{
     Candidate, CopyLocation, CopyTable, Holding, Ledger, PAGE_BYTES, PageSet, Policy, Stop, Units,

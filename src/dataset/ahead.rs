@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::format::superblock::used_bytes;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
 use crate::process::{Condvar, Mutex, MutexGuard, memory_bytes};
 use crate::reader::{Batch, OnError, Watch};
+use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::{Epoch, Generation, SampleId};
 

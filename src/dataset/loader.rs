@@ -12,12 +12,12 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::metrics::{Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
+use crate::registry::Registration;
 use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::units::{Epoch, SampleId, deadline};

@@ -69,7 +69,6 @@ use parking_lot::Mutex;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::{Column, Directory, Labels};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::format::FieldTypes;
 use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::nvme::Address;
@@ -77,6 +76,7 @@ use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
 use crate::process::Forked;
 use crate::reader::{Batch, PieceTables, ReadStats, Reader, ReaderOptions};
+use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::SampleId;
 

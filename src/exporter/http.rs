@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::registry::snapshot;
 use super::request::{MAX_HEAD_BYTES, Request, parse};
+use super::snapshot;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::CONTENT_TYPE;
 use crate::process::Forked;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::options::{Progress, Stage};
-use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
+use crate::registry::Registration;
 
 /// Counts what it passes on.
 pub(super) struct Metered<'a> {

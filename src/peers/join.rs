@@ -23,13 +23,13 @@ use super::view::View;
 use crate::auth::Hash;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::keys::{generate_secret, generate_tls_key};
 use crate::nvme::Nqn;
 use crate::order::{ImageId, Locality};
 use crate::process::Forked;
 use crate::qpair::{ConnectOptions, Device, hostnqn};
 use crate::random::draw;
+use crate::registry::Registration;
 use crate::target::{HostKeys, Target, TargetOptions, TargetStats};
 use crate::units::Generation;
 

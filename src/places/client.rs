@@ -24,9 +24,9 @@ use super::watch::{Note, Seen};
 use super::web::Web;
 use super::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::process::Forked;
+use crate::registry::Registration;
 use crate::threads::{Fate, Thread, start};
 
 /// A client of a store. Any number of threads can use it at once; clones share its connections.

@@ -47,13 +47,13 @@ use parking_lot::{Condvar, Mutex};
 use crate::cache::TierSpec;
 use crate::directory::{Directory, Intact};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::metrics::{Measured, Snapshot};
 use crate::order::{OrderSpec, Shares};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{PeerOptions, Peers, Served, Serving};
 use crate::process::Forked;
 use crate::qpair::Device;
+use crate::registry::Registration;
 use crate::threads::{self, Fate, Thread};
 use crate::units::Epoch;
 

@@ -61,11 +61,11 @@ pub use stats::{Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::metrics::{Measured, Snapshot};
 use crate::nvme::{Address, Nqn, TcpAddress};
 use crate::process::Forked;
 use crate::qpair::Device;
+use crate::registry::Registration;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::tls::{self, TlsError};
 use crate::units::Nsid;

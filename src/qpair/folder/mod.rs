@@ -37,11 +37,11 @@ use super::{
 };
 use crate::buf::{Pool, SharedBuf};
 use crate::error::{Error, Result};
-use crate::exporter::Registration;
 use crate::folders::FolderOptions;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::places::{Client, Place};
 use crate::process::Forked;
+use crate::registry::Registration;
 use crate::units::Lba;
 use files::Files;
 use helpers::{Helpers, MAX_THREADS};

@@ -41,9 +41,9 @@ use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionSt
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::auth::{IdentityVersion, TlsPsk};
 use crate::error::{Error, ErrorKind, Result};
-use crate::exporter::Registration;
 use crate::metrics::{self, Measured, Snapshot};
 use crate::nvme::{Address, Nqn, TcpAddress};
+use crate::registry::Registration;
 use crate::tcp::Digests;
 use crate::tls::keyring::{self, KeyringError};
 use crate::tls::{self, TlsError};

@@ -1,14 +1,16 @@
-//! Everything in this process that has metrics.
+//! Everything in this process that has metrics: a target, a data set, a loader, tiers, peers, a store.
+//!
+//! The registry belongs to a process: a forked child begins with an empty one, and sees what it opens itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::metrics::{BUILD, Measured, Snapshot};
+use crate::metrics::{Measured, Snapshot};
 use crate::process::{Forked, process_id};
 
-/// Keeps a source in the list of those whose metrics [`snapshot`] collects, until it is dropped. What the
+/// Keeps a source in the list of those whose metrics [`collect`] collects, until it is dropped. What the
 /// source has counted by then stays part of the process's counters.
 pub(crate) struct Registration {
     id: u64,
@@ -63,16 +65,15 @@ fn registry() -> &'static Mutex<Registry> {
     REGISTRY.get_or_init(Mutex::default)
 }
 
-/// The metrics of this process: of what is open now, and the counters of what has been closed.
+/// The metrics of what is open now, and the counters of what has been closed.
 ///
 /// Waits for a loader whose consumer waits for a batch, for up to 100 ms each.
-pub fn snapshot() -> Snapshot {
+pub(crate) fn collect() -> Snapshot {
     let (mut snapshot, sources) = {
         let registry = registry().lock();
         let sources: Vec<_> = registry.sources.iter().filter_map(|of| of.1.upgrade()).collect();
         (registry.ended.clone(), sources)
     };
-    snapshot.count(&BUILD, &[env!("CARGO_PKG_VERSION"), crate::COMMIT], 1);
     sources.iter().for_each(|source| source.measure(&mut snapshot));
     snapshot
 }
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn counters_outlive_their_source_and_gauges_do_not() {
         let values = || {
-            let snapshot = snapshot();
+            let snapshot = collect();
             (snapshot.sum(&STORE_FOUND), snapshot.sum(&STORE_HELD_BYTES))
         };
         assert_eq!(values(), (0.0, 0.0));
@@ -108,6 +109,5 @@ mod tests {
         assert_eq!(values(), (2.0, 1.0));
         drop(second);
         assert_eq!(values(), (2.0, 0.0));
-        assert_eq!(snapshot().sum(&BUILD), 1.0);
     }
 }
