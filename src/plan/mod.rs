@@ -42,6 +42,7 @@ mod inputs;
 mod joint;
 mod model;
 mod planner;
+mod population;
 mod sources;
 
 pub use access::{Accesses, Lengths, TrainingRun};
