@@ -42,6 +42,21 @@ impl Registration {
     }
 }
 
+/// In a forked child it counts nothing.
+impl<T: Measured> Measured for Forked<T> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        if let Some(source) = self.get() {
+            source.measure(snapshot);
+        }
+    }
+}
+
+impl<T: Measured> Measured for Mutex<T> {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.lock().measure(snapshot);
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         if self.pid != process_id() {

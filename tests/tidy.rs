@@ -49,7 +49,7 @@ const LAYERS: &[(&str, &str)] = &[
         "auth buf error folders metrics nvme places process random registry spdk sync tcp threads tls units",
     ),
     ("directory", "buf checksum format units"),
-    ("posix", "directory format units"),
+    ("posix", "directory error format units"),
     ("view", "checksum directory format permutation units"),
     ("order", "error permutation units"),
     ("tier", "directory format sync units"),

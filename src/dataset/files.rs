@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::fields;
 use crate::format::pieces::PIECED_ABOVE_BYTES;
-use crate::posix::{Attributes, Epochs, File, FileTree, Node, PathError};
+use crate::posix::{Attributes, Epochs, File, FileTree, Node};
 use crate::process::Forked;
 use crate::qpair::folder::FolderNamespace;
 use crate::reader::{Batch, OnError};
@@ -258,18 +258,6 @@ impl std::ops::Deref for FileBytes {
             None => self.batch.bytes(0),
             // It was split when it was read, so it splits again.
             Some(field) => self.batch.field(0, field).ok().flatten().unwrap_or_default(),
-        }
-    }
-}
-
-impl From<PathError> for Error {
-    fn from(error: PathError) -> Error {
-        match error {
-            PathError::Names(error) => error.into(),
-            PathError::NameTooLong => Error::new(ErrorKind::InvalidArgument, error.to_string()),
-            PathError::NotFound | PathError::NotFolder => {
-                Error::new(ErrorKind::NotFound, error.to_string())
-            }
         }
     }
 }

@@ -451,11 +451,9 @@ impl Loader {
     }
 }
 
-impl Measured for Forked<Mutex<Running>> {
+impl Measured for Running {
     fn measure(&self, snapshot: &mut Snapshot) {
-        if let Some(running) = self.get() {
-            running.lock().stats().measure(snapshot);
-        }
+        self.stats().measure(snapshot);
     }
 }
 

@@ -130,13 +130,11 @@ struct Readers {
     pieces: Arc<PieceTables>,
 }
 
-impl Measured for Forked<Readers> {
+impl Measured for Readers {
     fn measure(&self, snapshot: &mut Snapshot) {
-        if let Some(readers) = self.get() {
-            readers.stats.lock().measure("id", snapshot);
-            let latency = readers.latencies.read();
-            snapshot.durations(&metrics::READ_COMMAND_SECONDS, &["id"], &latency);
-        }
+        self.stats.lock().measure("id", snapshot);
+        let latency = self.latencies.read();
+        snapshot.durations(&metrics::READ_COMMAND_SECONDS, &["id"], &latency);
     }
 }
 

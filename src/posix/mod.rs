@@ -44,6 +44,7 @@ pub use epochs::Epochs;
 pub use listing::{FIRST, Found};
 
 use crate::directory::Directory;
+use crate::error::{Error, ErrorKind};
 use crate::format::FormatError;
 use crate::units::SampleId;
 
@@ -96,6 +97,18 @@ pub enum PathError {
     /// The names are damaged, or not loaded.
     #[error(transparent)]
     Names(#[from] FormatError),
+}
+
+impl From<PathError> for Error {
+    fn from(error: PathError) -> Error {
+        match error {
+            PathError::Names(error) => error.into(),
+            PathError::NameTooLong => Error::new(ErrorKind::InvalidArgument, error.to_string()),
+            PathError::NotFound | PathError::NotFolder => {
+                Error::new(ErrorKind::NotFound, error.to_string())
+            }
+        }
+    }
 }
 
 impl FileTree {

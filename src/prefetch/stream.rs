@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::Budget;
 use crate::order::weighted::{Weights, WeightsError};
 use crate::order::{
-    Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Population, Positions,
-    Shard, Sharding, State, Tail,
+    Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Positions, Shard,
+    Sharding, State, Tail,
 };
 use crate::units::{Epoch, SampleId};
 
